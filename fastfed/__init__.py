@@ -1,0 +1,49 @@
+"""fastfed: differentially private federated bandits at compiled speed.
+
+Everything public is here and loads when first used; see the README for the ten lines to start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "simulate": "fastfed.simulation.simulate",
+    "load": "fastfed.simulation.run",
+    "run": "fastfed.simulation.run",
+    "load_experiment": "fastfed.simulation.experiment",
+    "make_system": "fastfed.bandits",
+    "LinUCB": "fastfed.bandits.linucb",
+    "Silo": "fastfed.bandits.silo",
+    "Server": "fastfed.protocols.server",
+    "Report": "fastfed.protocols.messages",
+    "Broadcast": "fastfed.protocols.messages",
+    "TreeRelease": "fastfed.privacy.release",
+    "SeededNoise": "fastfed._random",
+    "SystemNoise": "fastfed._random",
+    "InputError": "fastfed._validate",
+    "Sphere": "fastfed.environments",
+    "Letor": "fastfed.environments",
+    "Classification": "fastfed.environments",
+    "Replay": "fastfed.environments",
+    "Python": "fastfed.environments",
+    "environment_signature": "fastfed.environments",
+}
+_MODULES = ("kernels", "privacy")
+
+__all__ = ["__version__", *_PUBLIC, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"fastfed.{name}")
+    raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,618 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""Python's door to the C kernels: thin, trusting wrappers. Public, validated doors are in
+``fastfed.kernels``; the reasons behind each routine stand in ``src/*.h``."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+import numpy as np
+
+cdef extern from "ff_random.h" nogil:
+    ctypedef struct ff_stream:
+        pass
+    ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
+                             uint32_t index)
+    int64_t ff_normal_capacity_f32(int64_t n)
+    int64_t ff_normal_capacity_f64(int64_t n)
+    void ff_normals_f32(const ff_stream *s, int64_t n, float *out)
+    void ff_normals_f64(const ff_stream *s, int64_t n, double *out)
+    void ff_normals_from_bits(const uint64_t *a, const uint64_t *b, int64_t half, double *out)
+    double ff_uniform(const ff_stream *s, uint32_t block)
+    int64_t ff_below(const ff_stream *s, int64_t n)
+    void ff_permutation(const ff_stream *s, int64_t n, int64_t *out)
+    void ff_philox(const ff_stream *s, uint32_t block, uint32_t *out)
+    double ff_log(double x)
+
+cdef extern from "ff_linalg.h" nogil:
+    int ff_factor(const double *packed, int64_t d, double *w)
+    void ff_solve(const double *w, const double *u, int64_t d, double *scratch, double *theta)
+    double ff_log_det(const double *w, int64_t d)
+    double ff_observe(double *w, double *theta, const double *x, double y, int64_t d,
+                      double *scratch)
+    void ff_accumulate(double *gram, double *bias, const double *x, double y, int64_t d)
+    void ff_sherman_morrison(double *inverse, const double *x, int64_t d, double *scratch)
+    int ff_clip_norm(double *x, int64_t d, double bound)
+
+cdef extern from "ff_scores.h" nogil:
+    ctypedef struct ff_actions:
+        const void *x
+        int64_t is_double
+        int64_t action_stride
+        int64_t feature_stride
+        int64_t actions
+        const double *mean
+        double best
+    int64_t ff_score_scratch(int64_t d, int64_t actions)
+    void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
+                   double gamma, int64_t d, double *scratch, double *scores)
+    int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
+                      double beta, double gamma, int64_t d, double *scratch, double *x)
+    void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
+
+cdef extern from "ff_environment.h" nogil:
+    ctypedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                                int64_t round, void *x, double *mean) noexcept nogil
+    ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                                  int64_t round, ff_actions *out) noexcept nogil
+    ctypedef struct ff_environment:
+        ff_fill fill
+        ff_borrow borrow
+        void *state
+        int64_t dimension
+        int64_t actions
+        int64_t is_double
+        int64_t feature_major
+        int64_t reward_law
+        double reward_std
+    enum:
+        FF_CONTEXT
+        FF_CALLBACK_FAILED
+        FF_NOT_POSITIVE_DEFINITE
+        FF_NO_ACTIONS
+        FF_WITHOUT_REPLACEMENT
+    int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
+    int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
+                          int64_t silo, int64_t round, void *x, double *mean, ff_actions *out)
+    double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
+                        int64_t silo, int64_t round, double mean)
+    ctypedef struct ff_sphere:
+        const double *theta
+        int64_t dimension
+        int64_t actions
+        int64_t basis_actions
+        int64_t shared
+    int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, void *x, double *mean) noexcept
+    ctypedef struct ff_pool:
+        const void *values
+        int64_t is_double
+        int64_t feature_major
+        int64_t dimension
+        const double *means
+        const double *best
+        const int64_t *starts
+        const int64_t *silo_starts
+        const int64_t *order
+        int64_t sampling
+    int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, ff_actions *out) noexcept
+    int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
+                          int64_t round)
+
+cdef extern from "ff_protocol.h" nogil:
+    ctypedef struct ff_noise_std:
+        double bias
+        double off_diagonal
+        double diagonal
+    ctypedef struct ff_radius:
+        double multiplier
+        double scale
+        double base
+    int64_t ff_node_level(int64_t k)
+    void ff_psum(double *sums, const double *leaf, int64_t level, int64_t s)
+    void ff_prefix(const double *nodes, int64_t k, int64_t s, double *out)
+    void ff_add(double *into, const double *other, int64_t s)
+    void ff_add_noise(const double *statistic, const double *normals, const ff_noise_std *std,
+                      int64_t d, double *out)
+    int64_t ff_noise_capacity(int64_t d)
+    void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
+                         double *normals)
+    double ff_refresh(const double *statistic, double lam, int64_t d, double *w, double *theta,
+                      double *scratch)
+    double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
+                        int64_t d)
+
+cdef extern from "ff_play.h" nogil:
+    ctypedef struct ff_curve:
+        int64_t batch_size
+        int64_t lazy
+        int64_t randomizer
+        int64_t analyzer
+        ff_noise_std noise_std
+        ff_radius radius
+        double radius_count
+        double second_bonus
+        const double *regularizer
+        const double *radius_offset
+        const double *radius_lambda
+        int64_t clip
+        double feature_bound
+        double reward_low
+        double reward_high
+        int64_t releases
+        int64_t levels
+        double *w
+        double *theta
+        double *batch
+        double *sums
+        double *nodes
+        double *messages
+        double *total
+        double *regret
+        double *curve
+        int64_t *clipped
+        int64_t *indefinite
+        int32_t *actions
+        double *rewards
+    ctypedef struct ff_pass:
+        const ff_environment *environment
+        uint64_t seed
+        int64_t replicate
+        int64_t silos
+        int64_t dimension
+        int64_t horizon
+        const int64_t *checkpoints
+        int64_t checkpoint_count
+        ff_curve *curves
+        int64_t curve_count
+        int64_t threads
+        double *scratch
+        int64_t scratch_size
+        int64_t *status
+    int64_t ff_play_scratch(int64_t actions, int64_t dimension)
+    int64_t ff_begin(ff_pass *p)
+    int64_t ff_play(ff_pass *p, int64_t first, int64_t last)
+
+cdef extern from *:
+    """
+    #ifdef FF_TARGET_CLONES
+    #define FF_HAS_CLONES 1
+    #else
+    #define FF_HAS_CLONES 0
+    #endif
+    #ifdef _OPENMP
+    #define FF_HAS_OPENMP 1
+    #else
+    #define FF_HAS_OPENMP 0
+    #endif
+    """
+    int FF_HAS_CLONES
+    int FF_HAS_OPENMP
+
+#: How the extension was built, for ``fastfed doctor``.
+HAS_TARGET_CLONES = bool(FF_HAS_CLONES)
+HAS_OPENMP = bool(FF_HAS_OPENMP)
+
+
+# ---- keyed randomness ---------------------------------------------------------------------------
+
+def philox(seed, purpose, replicate, silo, index, block):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef uint32_t[::1] out = np.empty(4, np.uint32)
+    ff_philox(&s, block, &out[0])
+    return np.asarray(out)
+
+
+def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef float[::1] out = np.empty(max(1, ff_normal_capacity_f32(n)), np.float32)
+    ff_normals_f32(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, ff_normal_capacity_f64(n)))
+    ff_normals_f64(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
+    cdef int64_t half = a.shape[0]
+    cdef double[::1] out = np.empty(2 * half)
+    if half:
+        ff_normals_from_bits(&a[0], &b[0], half, &out[0])
+    return np.asarray(out)
+
+
+def uniform(seed, purpose, replicate, silo, index):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_uniform(&s, 0)
+
+
+def below(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_below(&s, n)
+
+
+def permutation(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef int64_t[::1] out = np.empty(max(1, n), np.int64)
+    ff_permutation(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def log(double x):
+    return ff_log(x)
+
+
+# ---- linear algebra -----------------------------------------------------------------------------
+
+def factor(const double[::1] packed, int64_t d):
+    """W, or None when V is not positive definite."""
+    cdef double[:, ::1] w = np.empty((d, d))
+    if ff_factor(&packed[0], d, &w[0, 0]):
+        return None
+    return np.asarray(w)
+
+
+def solve(const double[:, ::1] w, const double[::1] u):
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
+    ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
+    return np.asarray(theta)
+
+
+def log_det(const double[:, ::1] w):
+    return ff_log_det(&w[0, 0], w.shape[0])
+
+
+def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
+    """In place; theta may be None."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] scratch = np.empty(3 * d)
+    cdef double *t = NULL
+    if theta is not None:
+        t = &theta[0]
+    return ff_observe(&w[0, 0], t, &x[0], y, d, &scratch[0])
+
+
+def accumulate(double[::1] statistic, const double[::1] x, double y):
+    """In place: statistic is (bias, packed covariance)."""
+    cdef int64_t d = x.shape[0]
+    ff_accumulate(&statistic[0] + d, &statistic[0], &x[0], y, d)
+
+
+def sherman_morrison(double[:, ::1] inverse, const double[::1] x):
+    cdef int64_t d = x.shape[0]
+    cdef double[::1] scratch = np.empty(d)
+    ff_sherman_morrison(&inverse[0, 0], &x[0], d, &scratch[0])
+
+
+def clip_norm(double[::1] x, double bound):
+    """In place; True when x was above the bound by more than rounding."""
+    return bool(ff_clip_norm(&x[0], x.shape[0], bound))
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+cdef ff_actions view_of(actions) except *:
+    """Actions (K, d) of float32 or float64, any positive strides."""
+    cdef ff_actions view
+    cdef int64_t size = actions.itemsize
+    cdef uintptr_t address = actions.__array_interface__["data"][0]
+    view.x = <const void *>address
+    view.is_double = size == 8
+    view.action_stride = actions.strides[0] // size
+    view.feature_stride = actions.strides[1] // size
+    view.actions = actions.shape[0]
+    view.mean = NULL
+    view.best = 0.0
+    return view
+
+
+def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] out = np.empty(view.actions)
+    ff_scores(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &out[0])
+    return np.asarray(out)
+
+
+def select(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    """(index, features) of the best action."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0])
+    return a, np.asarray(x)
+
+
+# ---- protocol arithmetic ------------------------------------------------------------------------
+
+def node_level(int64_t k):
+    return ff_node_level(k)
+
+
+def psum(double[:, ::1] sums, const double[::1] leaf, int64_t level):
+    """In place: sums[level] becomes the p-sum that ends with this leaf."""
+    ff_psum(&sums[0, 0], &leaf[0], level, leaf.shape[0])
+
+
+def prefix(const double[:, ::1] nodes, int64_t k):
+    cdef double[::1] out = np.empty(nodes.shape[1])
+    ff_prefix(&nodes[0, 0], k, nodes.shape[1], &out[0])
+    return np.asarray(out)
+
+
+def add(double[::1] into, const double[::1] other):
+    ff_add(&into[0], &other[0], into.shape[0])
+
+
+def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d, double bias,
+              double off_diagonal, double diagonal):
+    cdef ff_noise_std std
+    std.bias, std.off_diagonal, std.diagonal = bias, off_diagonal, diagonal
+    cdef double[::1] out = np.empty(statistic.shape[0])
+    ff_add_noise(&statistic[0], &normals[0], &std, d, &out[0])
+    return np.asarray(out)
+
+
+def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):
+    cdef double[::1] out = np.empty(ff_noise_capacity(d))
+    ff_node_normals(seed, replicate, silo, node, d, &out[0])
+    return np.asarray(out)[:d + d * (d + 1) // 2]
+
+
+def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, double[::1] theta):
+    """In place: W and theta of V = lambda I + covariance; the shift V needed, -1 if hopeless."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] scratch = np.empty(d * (d + 1) // 2 + d)
+    return ff_refresh(&statistic[0], regularizer, d, &w[0, 0], &theta[0], &scratch[0])
+
+
+def radius_at(double multiplier, double scale, double base, double offset, double lam,
+              double count, int64_t d):
+    cdef ff_radius radius
+    radius.multiplier, radius.scale, radius.base = multiplier, scale, base
+    return ff_radius_at(&radius, offset, lam, count, d)
+
+
+# ---- environments -------------------------------------------------------------------------------
+
+cdef class Environment:
+    """One replicate of an environment behind the C interface of ff_environment.h."""
+
+    cdef ff_environment c
+    cdef readonly uint64_t seed
+    cdef readonly int64_t replicate
+    cdef object keep  # whatever the C side points at
+
+    cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
+                       int64_t feature_major, reward) except *:
+        self.c.dimension, self.c.actions = dimension, actions
+        self.c.is_double, self.c.feature_major = is_double, feature_major
+        self.c.reward_law, self.c.reward_std = reward
+
+    def error(self):
+        """The exception behind a FF_CALLBACK_FAILED status, if there is one."""
+        return None
+
+    @property
+    def dimension(self):
+        return self.c.dimension
+
+    @property
+    def actions(self):
+        return self.c.actions
+
+    def round(self, int64_t silo, int64_t round):
+        """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
+        cdef int64_t d = self.c.dimension, k = self.c.actions, status
+        cdef object buffer = np.empty(ff_fill_capacity(k, d),
+                                      np.float64 if self.c.is_double else np.float32)
+        cdef uintptr_t address = buffer.__array_interface__["data"][0]
+        cdef double[::1] mean = np.empty(k)
+        cdef ff_actions view
+        cdef void *x = <void *>address
+        with nogil:
+            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, x,
+                                   &mean[0], &view)
+        if status:
+            raise self.error() or status_error(status)
+        k = view.actions
+        out = np.empty((k, d), np.float64 if view.is_double else np.float32)
+        means = np.empty(k)
+        cdef double[::1] m = means
+        cdef double[::1] row = np.empty(d)
+        for a in range(k):
+            ff_features(&view, a, d, &row[0])
+            out[a] = row
+            m[a] = view.mean[a]
+        return out, means
+
+    def reward(self, int64_t silo, int64_t round, double mean):
+        return ff_reward_of(&self.c, self.seed, self.replicate, silo, round, mean)
+
+
+cdef class Sphere(Environment):
+    cdef ff_sphere state
+
+    def __init__(self, seed, replicate, const double[::1] theta, actions, basis_actions, shared,
+                 reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta = &theta[0]
+        self.state.dimension, self.state.actions = theta.shape[0], actions
+        self.state.basis_actions, self.state.shared = basis_actions, shared
+        self.describe(theta.shape[0], actions, 0, 1, reward)
+        self.c.fill, self.c.state = ff_sphere_fill, &self.state
+
+
+cdef class Pool(Environment):
+    cdef ff_pool state
+
+    def __init__(self, seed, replicate, values, dimension, feature_major,
+                 const double[::1] means, const double[::1] best, const int64_t[::1] starts,
+                 const int64_t[::1] silo_starts, sampling, order, reward):
+        cdef uintptr_t address = values.__array_interface__["data"][0]
+        cdef const int64_t[::1] shuffled
+        self.seed, self.replicate = seed, replicate
+        self.keep = (values, means, best, starts, silo_starts, order)
+        self.state.values = <const void *>address
+        self.state.is_double, self.state.feature_major = values.itemsize == 8, feature_major
+        self.state.dimension, self.state.sampling = dimension, sampling
+        self.state.means, self.state.best = &means[0], &best[0]
+        self.state.starts, self.state.silo_starts = &starts[0], &silo_starts[0]
+        self.state.order = NULL
+        if order is not None:
+            shuffled = order
+            self.state.order = &shuffled[0]
+        self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
+                      self.state.is_double, feature_major, reward)
+        self.c.borrow, self.c.state = ff_pool_borrow, &self.state
+
+    def query(self, int64_t silo, int64_t round):
+        return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)
+
+
+cdef class Compiled(Environment):
+    """A user's compiled callback, by address (numba.cfunc): see fastfed.environments.python."""
+
+    def __init__(self, seed, replicate, address, state, dimension, actions, reward):
+        cdef uintptr_t function = address
+        self.seed, self.replicate, self.keep = seed, replicate, state
+        self.describe(dimension, actions, 1, 0, reward)
+        self.c.fill = <ff_fill>function
+        self.c.state = NULL
+        cdef uintptr_t pointer
+        if state is not None:
+            pointer = state.__array_interface__["data"][0]
+            self.c.state = <void *>pointer
+
+
+cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                         int64_t round, void *x, double *mean) noexcept with gil:
+    cdef Called env = <Called>state
+    cdef int64_t k = env.c.actions, d = env.c.dimension
+    cdef int64_t n
+    cdef double[:, ::1] features
+    cdef double[::1] means
+    try:
+        result = env.function(seed, replicate, silo, round)
+        features, means = env.check(result)
+        n = features.shape[0]
+        (<double[:n, :d]>(<double *>x))[...] = features
+        (<double[:n]>mean)[...] = means
+        return n
+    except BaseException as error:
+        env.failure = error
+        return FF_CALLBACK_FAILED
+
+
+cdef class Called(Environment):
+    """A plain Python callable: (seed, replicate, silo, round) -> (features, expected rewards)."""
+
+    cdef object function, check, failure
+
+    def __init__(self, seed, replicate, function, check, dimension, actions, reward):
+        self.seed, self.replicate = seed, replicate
+        self.function, self.check = function, check
+        self.describe(dimension, actions, 1, 0, reward)
+        self.c.fill, self.c.state = <ff_fill>call_python, <void *>self
+
+    def error(self):
+        failure, self.failure = self.failure, None
+        return failure
+
+
+class PlayError(RuntimeError):
+    """The compiled driver stopped."""
+
+
+def status_error(status):
+    return PlayError({
+        FF_CALLBACK_FAILED: "the environment's function reported a failure",
+        FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
+        FF_NO_ACTIONS: "the environment's function returned no actions, or more than declared",
+    }.get(status, f"the environment's function returned status {status}"))
+
+
+# ---- the compiled driver ------------------------------------------------------------------------
+
+cdef double *pointer(array) except? NULL:
+    cdef uintptr_t address = array.__array_interface__["data"][0]
+    return <double *>address
+
+
+cdef class Pass:
+    """One replicate of one or several curves over one environment (see ff_play.h).
+
+    Each curve is a mapping with the plan's numbers and the state arrays, named as in ff_curve.
+    """
+
+    cdef ff_pass c
+    cdef ff_curve curves[64]
+    cdef object keep
+    cdef Environment environment
+
+    def __init__(self, Environment environment, int64_t silos, int64_t horizon,
+                 const int64_t[::1] checkpoints, curves, int64_t threads):
+        cdef int64_t d = environment.c.dimension, i
+        cdef double[:, ::1] scratch
+        cdef int64_t[::1] status = np.zeros(silos, np.int64)
+        cdef ff_curve *c
+        if len(curves) > 64:
+            raise ValueError("a pass plays at most 64 curves")
+        self.environment = environment
+        self.c.environment = &environment.c
+        self.c.seed, self.c.replicate = environment.seed, environment.replicate
+        self.c.silos, self.c.dimension, self.c.horizon = silos, d, horizon
+        self.c.checkpoints, self.c.checkpoint_count = &checkpoints[0], checkpoints.shape[0]
+        self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
+        self.c.threads = threads if FF_HAS_OPENMP else 1
+        # Rows padded so that no two threads share a cache line.
+        self.c.scratch_size = (ff_play_scratch(environment.c.actions, d) + 63) // 64 * 64
+        scratch = np.empty((self.c.threads, self.c.scratch_size))
+        self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
+        self.keep = (checkpoints, scratch, status, curves)
+        for i, curve in enumerate(curves):
+            c = &self.curves[i]
+            memset(c, 0, sizeof(ff_curve))
+            c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
+            c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
+            c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
+            c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
+            c.radius_count, c.second_bonus = curve["radius_count"], curve["second_bonus"]
+            c.regularizer = pointer(curve["regularizer"])
+            c.radius_offset = pointer(curve["radius_offset"])
+            c.radius_lambda = pointer(curve["radius_lambda"])
+            c.clip = curve["clip"]
+            c.feature_bound = curve["feature_bound"]
+            c.reward_low, c.reward_high = curve["reward_range"]
+            c.releases, c.levels = curve["releases"], curve["levels"]
+            c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
+            c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
+            c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
+            c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])
+            c.curve = pointer(curve["curve"])
+            c.clipped = <int64_t *>pointer(curve["clipped"])
+            c.indefinite = <int64_t *>pointer(curve["indefinite"])
+            if curve["actions"] is not None:
+                c.actions = <int32_t *>pointer(curve["actions"])
+                c.rewards = pointer(curve["rewards"])
+
+    def begin(self):
+        self.raise_if(ff_begin(&self.c))
+
+    def play(self, int64_t first, int64_t last):
+        """Rounds first..last, 1-based and inclusive, without the GIL."""
+        cdef int64_t status
+        with nogil:
+            status = ff_play(&self.c, first, last)
+        self.raise_if(status)
+
+    cdef raise_if(self, int64_t status):
+        if status:
+            raise self.environment.error() or status_error(status)

@@ -1,0 +1,122 @@
+#include "ff_environment.h"
+
+#include <math.h>
+
+#include "ff_random.h"
+
+int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
+{
+    return ff_normal_capacity_f32(actions * dimension) + 64;
+}
+
+int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
+                      int64_t round, void *x, double *mean, ff_actions *out)
+{
+    if (env->borrow)
+        return env->borrow(env->state, seed, replicate, silo, round, out);
+    const int64_t k = env->fill(env->state, seed, replicate, silo, round, x, mean);
+    if (k < 0)
+        return k;
+    if (k == 0 || k > env->actions)
+        return FF_NO_ACTIONS;
+    out->x = x;
+    out->is_double = env->is_double;
+    out->action_stride = env->feature_major ? 1 : env->dimension;
+    out->feature_stride = env->feature_major ? env->actions : 1;
+    out->actions = k;
+    out->mean = mean;
+    out->best = mean[0];
+    for (int64_t a = 1; a < k; a++)
+        out->best = mean[a] > out->best ? mean[a] : out->best;
+    return FF_OK;
+}
+
+double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
+                    int64_t round, double mean)
+{
+    if (env->reward_law == FF_REWARD_NONE)
+        return mean;
+    const ff_stream s = ff_stream_open(seed, FF_REWARD, (uint32_t)replicate, (uint32_t)silo,
+                                       (uint32_t)round);
+    if (env->reward_law == FF_REWARD_BERNOULLI)
+        return ff_uniform(&s, 0) < mean ? 1.0 : 0.0;
+    return mean + env->reward_std * ff_normal(&s);
+}
+
+/* ---- sphere ---------------------------------------------------------------------------------- */
+
+/* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo).
+ * Feature-major, so that every step below runs along the actions. */
+FF_CLONES
+int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round, void *restrict buffer, double *restrict mean)
+{
+    const ff_sphere *sphere = (const ff_sphere *)state;
+    const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
+    const double *restrict theta = sphere->theta;
+    float *restrict x = (float *)buffer;
+    const float root_half = 0.70710678f;
+    const ff_stream s = ff_stream_open(seed, FF_CONTEXT, sphere->shared ? 0u : (uint32_t)replicate,
+                                       (uint32_t)silo, (uint32_t)round);
+    if (free > 0)
+        ff_normals_f32(&s, k * free, x);
+    /* Sixty-four actions a strip keeps the norms in registers. */
+    for (int64_t first = 0; first < k; first += 64) {
+        const int64_t n = k - first < 64 ? k - first : 64;
+        float scale[64] = {0};
+        for (int64_t j = 0; j < free; j++)
+            for (int64_t a = 0; a < n; a++)
+                scale[a] += x[j * k + first + a] * x[j * k + first + a];
+        for (int64_t a = 0; a < 64; a++)
+            scale[a] = root_half / sqrtf(scale[a] + 1e-30f);
+        for (int64_t j = 0; j < free; j++)
+            for (int64_t a = 0; a < n; a++)
+                x[j * k + first + a] *= scale[a];
+    }
+    for (int64_t a = 0; a < k; a++)
+        x[free * k + a] = root_half;
+    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
+    for (int64_t a = 0; a < sphere->basis_actions; a++)
+        for (int64_t j = 0; j < d; j++)
+            x[j * k + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
+                                    : (j == free ? 1.0f : 0.0f);
+    for (int64_t a = 0; a < k; a++)
+        mean[a] = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t a = 0; a < k; a++)
+            mean[a] += theta[j] * (double)x[j * k + a];
+    return k;
+}
+
+/* ---- pools ------------------------------------------------------------------------------------ */
+
+int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
+                      int64_t round)
+{
+    const int64_t first = pool->silo_starts[silo], n = pool->silo_starts[silo + 1] - first;
+    if (pool->sampling == FF_IN_ORDER)
+        return first + round - 1;
+    if (pool->sampling == FF_WITHOUT_REPLACEMENT)
+        return pool->order[first + round - 1];
+    const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
+                                       (uint32_t)round);
+    return first + ff_below(&s, n);
+}
+
+int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round, ff_actions *out)
+{
+    const ff_pool *pool = (const ff_pool *)state;
+    const int64_t q = ff_pool_query(pool, seed, replicate, silo, round);
+    const int64_t start = pool->starts[q], k = pool->starts[q + 1] - start;
+    const int64_t offset = start * pool->dimension;
+    out->x = pool->is_double ? (const void *)((const double *)pool->values + offset)
+                             : (const void *)((const float *)pool->values + offset);
+    out->is_double = pool->is_double;
+    out->action_stride = pool->feature_major ? 1 : pool->dimension;
+    out->feature_stride = pool->feature_major ? k : 1;
+    out->actions = k;
+    out->mean = pool->means + start;
+    out->best = pool->best[q];
+    return FF_OK;
+}

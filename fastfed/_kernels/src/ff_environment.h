@@ -1,0 +1,77 @@
+/* The one interface of environments: hand out the actions of (replicate, silo, round).
+ *
+ * `fill` writes K actions and their expected rewards into the caller's buffers; `borrow` points
+ * at rows the environment owns. Built-in environments and a user's compiled callback fill the
+ * same struct. Every answer is a function of (seed, replicate, silo, round) alone. */
+#ifndef FF_ENVIRONMENT_H
+#define FF_ENVIRONMENT_H
+
+#include "ff_base.h"
+#include "ff_scores.h"
+
+/* Writes x (layout as the environment declares) and the K expected rewards; returns K, or a
+ * negative status. Signature of a user's numba.cfunc too (x is double* when is_double). */
+typedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, void *x, double *mean);
+
+/* Fills every field of `out` from memory of its own; returns 0 or a negative status. */
+typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                             int64_t round, ff_actions *out);
+
+/* Reward laws: y given the expected reward of the action played. */
+enum { FF_REWARD_NONE = 0, FF_REWARD_BERNOULLI = 1, FF_REWARD_GAUSSIAN = 2 };
+
+typedef struct {
+    ff_fill fill;      /* exactly one of fill and borrow is set */
+    ff_borrow borrow;
+    void *state;
+    int64_t dimension;
+    int64_t actions;   /* the most actions of any round */
+    int64_t is_double; /* of what fill writes */
+    int64_t feature_major; /* 1: x[j * actions + a], 0: x[a * dimension + j] */
+    int64_t reward_law;
+    double reward_std;
+} ff_environment;
+
+/* Statuses */
+enum { FF_OK = 0, FF_CALLBACK_FAILED = -1, FF_NOT_POSITIVE_DEFINITE = -2, FF_NO_ACTIONS = -3 };
+
+/* Items (floats or doubles) fill may write: K d rounded up for the vector generators. */
+int64_t ff_fill_capacity(int64_t actions, int64_t dimension);
+
+/* The actions of one round, into `out`; x and mean are the caller's buffers for fill. */
+int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
+                      int64_t round, void *x, double *mean, ff_actions *out);
+
+/* The reward of an action of expected reward `mean` in that round. */
+double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
+                    int64_t round, double mean);
+
+/* ---- the sphere (zhou-chowdhury-2024, Section 6; Vaswani et al. 2020) ---- */
+typedef struct {
+    const double *theta; /* (d) */
+    int64_t dimension, actions;
+    int64_t basis_actions; /* how many leading actions are fixed: 0 or d */
+    int64_t shared;        /* 1: the same contexts in every replicate */
+} ff_sphere;
+int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round, void *x, double *mean);
+
+/* ---- pools: finite queries, each a block of rows ---- */
+enum { FF_WITH_REPLACEMENT = 0, FF_WITHOUT_REPLACEMENT = 1, FF_IN_ORDER = 2 };
+typedef struct {
+    const void *values;
+    int64_t is_double, feature_major, dimension;
+    const double *means, *best;
+    const int64_t *starts;      /* query -> first row */
+    const int64_t *silo_starts; /* silo -> first query */
+    const int64_t *order;       /* without replacement: the queries of each silo, shuffled */
+    int64_t sampling;
+} ff_pool;
+int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round, ff_actions *out);
+/* Which query a silo meets in a round. */
+int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
+                      int64_t round);
+
+#endif

@@ -1,0 +1,41 @@
+/* Small dense linear algebra: the leaf functions that decide an argmax. No BLAS, no LAPACK.
+ *
+ * A positive definite V (d x d) is held as its inverse factor W = L^{-1}, V = L L', so that
+ * V^{-1} = W'W, ||x||_{V^-1} = ||W x||, and ln det V = -2 sum ln W_ii. W is row-major, d x d,
+ * zero above the diagonal. Symmetric statistics are packed: the lower triangle row by row,
+ * entry (i, j <= i) at i (i + 1) / 2 + j. */
+#ifndef FF_LINALG_H
+#define FF_LINALG_H
+
+#include "ff_base.h"
+
+FF_INLINE int64_t ff_packed(int64_t d) { return d * (d + 1) / 2; }
+
+/* W from the packed V. Returns 0, or 1 when V is not (numerically) positive definite. */
+int ff_factor(const double *restrict packed, int64_t d, double *restrict w);
+
+/* theta = V^{-1} u = W'(W u); scratch d. */
+void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
+              double *restrict scratch, double *restrict theta);
+
+/* ln det V. */
+double ff_log_det(const double *w, int64_t d);
+
+/* V <- V + x x' and, when theta is given, theta <- V^{-1}(u + x y): one recursive
+ * least-squares step on the factor. scratch 3 d. Returns 1 + ||x||^2_{V^-1} of the old V, the
+ * ratio of the determinants. */
+double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
+                  int64_t d, double *restrict scratch);
+
+/* gram += x x' (packed), bias += x y. */
+void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
+                   double y, int64_t d);
+
+/* inverse <- (V + x x')^{-1} from V^{-1} (d x d, symmetric), Sherman-Morrison; scratch d. */
+void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
+                         double *restrict scratch);
+
+/* Scale x to norm <= bound; returns 1 when it was above by more than rounding. */
+int ff_clip_norm(double *restrict x, int64_t d, double bound);
+
+#endif

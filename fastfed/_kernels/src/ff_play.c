@@ -1,0 +1,214 @@
+#include "ff_play.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#define THREAD omp_get_thread_num()
+#else
+#define THREAD 0
+#endif
+
+/* One thread's scratch, cut into its parts. */
+typedef struct {
+    void *x;
+    double *mean, *score, *feature, *observe, *normals, *packed;
+} scratch_parts;
+
+static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
+{
+    scratch_parts p;
+    p.x = scratch;
+    p.mean = scratch + ff_fill_capacity(actions, d);
+    p.score = p.mean + actions;
+    p.feature = p.score + ff_score_scratch(d, actions);
+    p.observe = p.feature + d;
+    p.normals = p.observe + 3 * d;
+    p.packed = p.normals + ff_noise_capacity(d);
+    return p;
+}
+
+int64_t ff_play_scratch(int64_t actions, int64_t d)
+{
+    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 4 * d +
+           ff_noise_capacity(d) + ff_packed(d) + d + 16;
+}
+
+/* The factor a silo decides with: the shared one when lazy, its own otherwise. */
+FF_INLINE int64_t slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
+
+static void play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
+                       const ff_actions *actions, const scratch_parts *p)
+{
+    const int64_t d = pass->dimension;
+    double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
+    const int64_t k = c->batch_size ? (round - 1) / c->batch_size : 0;
+    const int64_t counted = c->lazy ? k * c->batch_size : round;
+    const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                                     c->radius_count * (double)counted, d);
+    const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    double y = ff_reward_of(pass->environment, pass->seed, pass->replicate, silo, round,
+                            actions->mean[a]);
+    c->regret[silo] += actions->best - actions->mean[a];
+    if (c->actions) {
+        c->actions[silo * pass->horizon + round - 1] = (int32_t)a;
+        c->rewards[silo * pass->horizon + round - 1] = y;
+    }
+    if (c->clip) {
+        c->clipped[2 * silo] += ff_clip_norm(p->feature, d, c->feature_bound);
+        if (y < c->reward_low || y > c->reward_high) {
+            y = y < c->reward_low ? c->reward_low : c->reward_high;
+            c->clipped[2 * silo + 1]++;
+        }
+    }
+    double *batch = c->batch + silo * ff_statistic(d);
+    ff_accumulate(batch + d, batch, p->feature, y, d);
+    if (!c->lazy)
+        ff_observe(w, theta, p->feature, y, d, p->observe);
+}
+
+static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64_t last,
+                         double *scratch)
+{
+    const ff_environment *env = pass->environment;
+    const scratch_parts p = cut(scratch, env->actions, pass->dimension);
+    int64_t next = 0;
+    while (next < pass->checkpoint_count && pass->checkpoints[next] < first)
+        next++;
+    for (int64_t round = first; round <= last; round++) {
+        ff_actions actions;
+        const int64_t status = ff_actions_of(env, pass->seed, pass->replicate, silo, round, p.x,
+                                             p.mean, &actions);
+        if (status != FF_OK)
+            return status;
+        for (int64_t i = 0; i < pass->curve_count; i++)
+            play_round(pass, &pass->curves[i], silo, round, &actions, &p);
+        if (next < pass->checkpoint_count && pass->checkpoints[next] == round) {
+            for (int64_t i = 0; i < pass->curve_count; i++)
+                pass->curves[i].curve[silo * pass->checkpoint_count + next] =
+                    pass->curves[i].regret[silo];
+            next++;
+        }
+    }
+    return FF_OK;
+}
+
+/* What the silo sends after its k-th batch, into its row of messages. */
+static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, double *scratch)
+{
+    const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
+    double *batch = c->batch + silo * s, *message = c->messages + silo * s;
+    if (c->randomizer == FF_SEND_BATCH) {
+        memcpy(message, batch, (size_t)s * sizeof(double));
+    } else {
+        double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
+        ff_psum(sums, batch, level, s);
+        if (c->randomizer == FF_SEND_NODE) {
+            memcpy(message, sum, (size_t)s * sizeof(double));
+        } else {
+            const scratch_parts p = cut(scratch, pass->environment->actions, d);
+            ff_node_normals(pass->seed, pass->replicate, silo, k, d, p.normals);
+            if (c->randomizer == FF_SEND_NOISY_NODE) {
+                ff_add_noise(sum, p.normals, &c->noise_std, d, message);
+            } else {
+                double *nodes = c->nodes + silo * c->levels * s;
+                ff_add_noise(sum, p.normals, &c->noise_std, d, nodes + level * s);
+                ff_prefix(nodes, k, s, message);
+            }
+        }
+    }
+    memset(batch, 0, (size_t)s * sizeof(double));
+}
+
+/* The server's part: total <- what the k-th messages say. Sums run over silos in order. */
+static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch)
+{
+    const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
+    double *sum = c->messages;
+    for (int64_t i = 1; i < pass->silos; i++)
+        ff_add(sum, c->messages + i * s, s);
+    if (c->analyzer == FF_ADD) {
+        ff_add(c->total, sum, s);
+    } else if (c->analyzer == FF_REPLACE) {
+        memcpy(c->total, sum, (size_t)s * sizeof(double));
+    } else {
+        double *node = c->nodes + level * s;
+        if (c->analyzer == FF_NOISY_TREE) {
+            const scratch_parts p = cut(scratch, pass->environment->actions, d);
+            ff_node_normals(pass->seed, pass->replicate, pass->silos, k, d, p.normals);
+            ff_add_noise(sum, p.normals, &c->noise_std, d, node);
+        } else {
+            memcpy(node, sum, (size_t)s * sizeof(double));
+        }
+        ff_prefix(c->nodes, k, s, c->total);
+    }
+}
+
+static int64_t refresh(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch)
+{
+    const int64_t d = pass->dimension;
+    const scratch_parts p = cut(scratch, pass->environment->actions, d);
+    const double shift = ff_refresh(c->total, c->regularizer[k], d, c->w, c->theta, p.packed);
+    if (shift < 0.0)
+        return FF_NOT_POSITIVE_DEFINITE;
+    *c->indefinite += shift > 0.0;
+    for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {
+        memcpy(c->w + i * d * d, c->w, (size_t)(d * d) * sizeof(double));
+        memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));
+    }
+    return FF_OK;
+}
+
+static int64_t synchronise(ff_pass *pass, ff_curve *c, int64_t k)
+{
+    const int64_t silos = pass->silos;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1) schedule(static)
+#endif
+    for (int64_t i = 0; i < silos; i++)
+        report(pass, c, i, k, pass->scratch + THREAD * pass->scratch_size);
+    combine(pass, c, k, pass->scratch);
+    return refresh(pass, c, k, pass->scratch);
+}
+
+int64_t ff_begin(ff_pass *pass)
+{
+    for (int64_t i = 0; i < pass->curve_count; i++) {
+        const int64_t status = refresh(pass, &pass->curves[i], 0, pass->scratch);
+        if (status != FF_OK)
+            return status;
+    }
+    return FF_OK;
+}
+
+int64_t ff_play(ff_pass *pass, int64_t first, int64_t last)
+{
+    const int64_t silos = pass->silos;
+    while (first <= last) {
+        /* Between two synchronisations of any curve the silos do not talk. */
+        int64_t end = last;
+        for (int64_t i = 0; i < pass->curve_count; i++) {
+            const int64_t b = pass->curves[i].batch_size;
+            if (b && (first - 1) / b * b + b < end)
+                end = (first - 1) / b * b + b;
+        }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
+    schedule(dynamic, 1)
+#endif
+        for (int64_t i = 0; i < silos; i++)
+            pass->status[i] = play_silo(pass, i, first, end,
+                                        pass->scratch + THREAD * pass->scratch_size);
+        for (int64_t i = 0; i < silos; i++)
+            if (pass->status[i] != FF_OK)
+                return pass->status[i];
+        for (int64_t i = 0; i < pass->curve_count; i++) {
+            ff_curve *c = &pass->curves[i];
+            if (c->batch_size && end % c->batch_size == 0) {
+                const int64_t status = synchronise(pass, c, end / c->batch_size);
+                if (status != FF_OK)
+                    return status;
+            }
+        }
+        first = end + 1;
+    }
+    return FF_OK;
+}

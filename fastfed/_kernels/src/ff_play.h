@@ -1,0 +1,70 @@
+/* The compiled driver: plays rounds of one replicate of one or several curves, synchronisations
+ * included, without Python. It calls the same leaf functions, in the same order, as the step
+ * driver (simulation/step.py), so the two agree bit for bit. */
+#ifndef FF_PLAY_H
+#define FF_PLAY_H
+
+#include "ff_environment.h"
+#include "ff_linalg.h"
+#include "ff_protocol.h"
+#include "ff_scores.h"
+
+/* What a silo sends at a synchronisation (the randomizer), and what the server makes of it. */
+enum { FF_SEND_BATCH = 0, FF_SEND_NODE = 1, FF_SEND_NOISY_NODE = 2, FF_SEND_NOISY_PREFIX = 3 };
+enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3 };
+
+/* One curve: a plan, and the state it has reached. Arrays belong to the caller. */
+typedef struct {
+    /* plan */
+    int64_t batch_size; /* rounds between synchronisations; 0: never */
+    int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
+    int64_t randomizer, analyzer;
+    ff_noise_std noise_std;
+    ff_radius radius;
+    double radius_count;           /* rows of V a round adds: M, or 1 when a silo is alone */
+    double second_bonus;           /* gamma */
+    const double *regularizer;     /* lambda after k releases, k = 0..releases */
+    const double *radius_offset;   /* after k releases */
+    const double *radius_lambda;   /* after k releases */
+    int64_t clip;
+    double feature_bound, reward_low, reward_high;
+    /* state */
+    int64_t releases, levels;
+    double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
+    double *batch;          /* (M, s): this batch's statistic */
+    double *sums;           /* (M, levels, s): raw p-sums */
+    double *nodes;          /* (M or 1, levels, s): noisy p-sums */
+    double *messages;       /* (M, s) */
+    double *total;          /* (s): what is synchronised */
+    double *regret;         /* (M): so far */
+    double *curve;          /* (M, checkpoints) */
+    int64_t *clipped;       /* (M, 2): features, rewards */
+    int64_t *indefinite;    /* (1): synchronisations whose V had to be shifted */
+    int32_t *actions;       /* (M, T) or NULL */
+    double *rewards;        /* (M, T) or NULL */
+} ff_curve;
+
+typedef struct {
+    const ff_environment *environment;
+    uint64_t seed;
+    int64_t replicate, silos, dimension, horizon;
+    const int64_t *checkpoints; /* ascending rounds */
+    int64_t checkpoint_count;
+    ff_curve *curves;
+    int64_t curve_count;
+    int64_t threads;
+    double *scratch; /* threads x ff_play_scratch() */
+    int64_t scratch_size;
+    int64_t *status; /* (M) */
+} ff_pass;
+
+/* Doubles of scratch one thread needs. */
+int64_t ff_play_scratch(int64_t actions, int64_t dimension);
+
+/* W and theta before the first round. */
+int64_t ff_begin(ff_pass *pass);
+
+/* Play rounds first..last (1-based, inclusive). Returns FF_OK or the first silo's status. */
+int64_t ff_play(ff_pass *pass, int64_t first, int64_t last);
+
+#endif

@@ -1,0 +1,353 @@
+#include "ff_random.h"
+
+#include <math.h>
+
+#define PHILOX_M0 0xD2511F53u
+#define PHILOX_M1 0xCD9E8D57u
+#define PHILOX_W0 0x9E3779B9u
+#define PHILOX_W1 0xBB67AE85u
+
+/* splitmix64's finaliser (Steele, Lea, Flood 2014): spreads nearby seeds over all bits. */
+FF_INLINE uint64_t mix64(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
+                         uint32_t index)
+{
+    uint64_t key = mix64(mix64(seed + 0x9E3779B97F4A7C15ull) + purpose * 0x9E3779B97F4A7C15ull);
+    ff_stream s = {(uint32_t)key, (uint32_t)(key >> 32), replicate, silo, index};
+    return s;
+}
+
+FF_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
+                            uint32_t k1)
+{
+    uint32_t h0 = (uint32_t)(((uint64_t)PHILOX_M0 * *c0) >> 32), l0 = PHILOX_M0 * *c0;
+    uint32_t h1 = (uint32_t)(((uint64_t)PHILOX_M1 * *c2) >> 32), l1 = PHILOX_M1 * *c2;
+    *c0 = h1 ^ *c1 ^ k0;
+    *c1 = l1;
+    *c2 = h0 ^ *c3 ^ k1;
+    *c3 = l0;
+}
+
+FF_INLINE void philox_block(uint32_t k0, uint32_t k1, uint32_t block, uint32_t replicate,
+                            uint32_t silo, uint32_t index, uint32_t *w0, uint32_t *w1,
+                            uint32_t *w2, uint32_t *w3)
+{
+    uint32_t c0 = block, c1 = index, c2 = silo, c3 = replicate;
+    /* Written out: a loop here would keep the caller's loop over blocks from vectorising. */
+#define ROUND(i) philox_round(&c0, &c1, &c2, &c3, k0 + (i)*PHILOX_W0, k1 + (i)*PHILOX_W1)
+    ROUND(0u);
+    ROUND(1u);
+    ROUND(2u);
+    ROUND(3u);
+    ROUND(4u);
+    ROUND(5u);
+    ROUND(6u);
+    ROUND(7u);
+    ROUND(8u);
+    ROUND(9u);
+#undef ROUND
+    *w0 = c0;
+    *w1 = c1;
+    *w2 = c2;
+    *w3 = c3;
+}
+
+void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4])
+{
+    philox_block(s->key0, s->key1, block, s->replicate, s->silo, s->index, &out[0], &out[1],
+                 &out[2], &out[3]);
+}
+
+/* ---- float32: Box-Muller with polynomials of our own ------------------------------------ */
+
+/* ln x for x in (0, 1]: exponent by bits, then ln m = 2 atanh((m - 1)/(m + 1)). */
+FF_INLINE float log_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    /* m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut. */
+    uint32_t shifted = bits - 0x3F3504F3u;
+    int32_t e = (int32_t)shifted >> 23;
+    uint32_t mbits = (shifted & 0x007FFFFFu) + 0x3F3504F3u;
+    float m;
+    memcpy(&m, &mbits, 4);
+    float s = (m - 1.0f) / (m + 1.0f);
+    float z = s * s;
+    float p = z * (z * (z * (1.0f / 7.0f) + 1.0f / 5.0f) + 1.0f / 3.0f) + 1.0f;
+    return (float)e * 0.69314718056f + 2.0f * (s * p);
+}
+
+/* sin and cos of 2 pi w / 2^32: the quadrant from the top bits, Taylor on [-pi/4, pi/4]. */
+FF_INLINE void sincos_f32(uint32_t w, float *sine, float *cosine)
+{
+    uint32_t turned = w + 0x20000000u;
+    uint32_t quadrant = turned >> 30;
+    int32_t rest = (int32_t)(turned & 0x3FFFFFFFu) - 0x20000000;
+    float a = (float)rest * 1.4629180792671596e-09f; /* 2 pi / 2^32 */
+    float z = a * a;
+    float s = a * (z * (z * (z * (-1.0f / 5040.0f) + 1.0f / 120.0f) + -1.0f / 6.0f) + 1.0f);
+    float c = z * (z * (z * (z * (1.0f / 40320.0f) + -1.0f / 720.0f) + 1.0f / 24.0f) + -0.5f) +
+              1.0f;
+    float u = (quadrant & 1u) ? c : s;
+    float v = (quadrant & 1u) ? s : c;
+    *sine = (quadrant & 2u) ? -u : u;
+    *cosine = ((quadrant + 1u) & 2u) ? -v : v;
+}
+
+FF_INLINE void box_muller_f32(uint32_t a, uint32_t b, float *x, float *y)
+{
+    /* (a + 1/2) 2^-32 from the top 24 bits, so that the uniform is never 0 nor above 1. */
+    float u = ((float)(int32_t)(a >> 8) + 0.5f) * 5.9604644775390625e-08f;
+    float r = sqrtf(-2.0f * log_f32(u));
+    float s, c;
+    sincos_f32(b, &s, &c);
+    *x = r * c;
+    *y = r * s;
+}
+
+#define LANES 16
+
+int64_t ff_normal_capacity_f32(int64_t n) { return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
+
+/* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its
+ * own Philox block of the stream: a third of Philox's cost a word, and still a function of the
+ * key. For contexts only; privacy noise takes every word from Philox itself. */
+#if defined(__GNUC__)
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+#endif
+
+typedef struct {
+    uint32_t s[4][LANES];
+} xoshiro;
+
+FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
+{
+    for (int l = 0; l < LANES; l++)
+        philox_block(s->key0, s->key1, (uint32_t)l, s->replicate, s->silo, s->index, &x->s[0][l],
+                     &x->s[1][l], &x->s[2][l], &x->s[3][l]);
+}
+
+#define ROTATE(v, k) (((v) << (k)) | ((v) >> (32 - (k))))
+#define XOSHIRO_STEP(out, s0, s1, s2, s3, t)                                                   \
+    do {                                                                                       \
+        out = ROTATE(s0 + s3, 7) + s0;                                                         \
+        t = s1 << 9;                                                                           \
+        s2 ^= s0;                                                                              \
+        s3 ^= s1;                                                                              \
+        s1 ^= s2;                                                                              \
+        s0 ^= s3;                                                                              \
+        s2 ^= t;                                                                               \
+        s3 = ROTATE(s3, 11);                                                                   \
+    } while (0)
+
+FF_CLONES
+void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
+{
+    const int64_t capacity = ff_normal_capacity_f32(n);
+    xoshiro x;
+    xoshiro_start(s, &x);
+#if defined(__GNUC__)
+    words s0, s1, s2, s3, t, drawn;
+    memcpy(&s0, x.s[0], sizeof s0);
+    memcpy(&s1, x.s[1], sizeof s1);
+    memcpy(&s2, x.s[2], sizeof s2);
+    memcpy(&s3, x.s[3], sizeof s3);
+#endif
+    for (int64_t base = 0; base < capacity; base += 2 * LANES) {
+        uint32_t a[LANES], b[LANES];
+#if defined(__GNUC__)
+        XOSHIRO_STEP(drawn, s0, s1, s2, s3, t);
+        memcpy(a, &drawn, sizeof a);
+        XOSHIRO_STEP(drawn, s0, s1, s2, s3, t);
+        memcpy(b, &drawn, sizeof b);
+#else
+        for (int l = 0; l < LANES; l++) {
+            uint32_t t;
+            XOSHIRO_STEP(a[l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
+            XOSHIRO_STEP(b[l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
+        }
+#endif
+        for (int l = 0; l < LANES; l++)
+            box_muller_f32(a[l], b[l], &out[base + l], &out[base + LANES + l]);
+    }
+}
+
+/* ---- float64: the same shape, 53 bits ----------------------------------------------------- */
+
+FF_INLINE double log_f64(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    uint64_t shifted = bits - 0x3FE6A09E667F3BCDull;
+    int64_t e = (int64_t)shifted >> 52;
+    uint64_t mbits = (shifted & 0x000FFFFFFFFFFFFFull) + 0x3FE6A09E667F3BCDull;
+    double m;
+    memcpy(&m, &mbits, 8);
+    double s = (m - 1.0) / (m + 1.0);
+    double z = s * s;
+    double p = 1.0 / 21.0;
+    p = p * z + 1.0 / 19.0;
+    p = p * z + 1.0 / 17.0;
+    p = p * z + 1.0 / 15.0;
+    p = p * z + 1.0 / 13.0;
+    p = p * z + 1.0 / 11.0;
+    p = p * z + 1.0 / 9.0;
+    p = p * z + 1.0 / 7.0;
+    p = p * z + 1.0 / 5.0;
+    p = p * z + 1.0 / 3.0;
+    p = p * z + 1.0;
+    return (double)(int32_t)e * 0.6931471805599453 + 2.0 * (s * p);
+}
+
+/* sin and cos of 2 pi w / 2^53. */
+FF_INLINE void sincos_f64(uint64_t w, double *sine, double *cosine)
+{
+    uint64_t turned = w + (1ull << 50);
+    uint64_t quadrant = turned >> 51;
+    /* The remainder is below 2^51, so the float conversion by the 2^52 trick is exact. */
+    uint64_t rest = (turned & ((1ull << 51) - 1)) | 0x4330000000000000ull;
+    double shifted;
+    memcpy(&shifted, &rest, 8);
+    double a = (shifted - 4503599627370496.0 - 1125899906842624.0) * 6.975736996017264e-16;
+    double z = a * a;
+    double s = 1.0 / 355687428096000.0;
+    s = s * z + -1.0 / 1307674368000.0;
+    s = s * z + 1.0 / 6227020800.0;
+    s = s * z + -1.0 / 39916800.0;
+    s = s * z + 1.0 / 362880.0;
+    s = s * z + -1.0 / 5040.0;
+    s = s * z + 1.0 / 120.0;
+    s = s * z + -1.0 / 6.0;
+    s = s * z + 1.0;
+    s = s * a;
+    double c = 1.0 / 20922789888000.0;
+    c = c * z + -1.0 / 87178291200.0;
+    c = c * z + 1.0 / 479001600.0;
+    c = c * z + -1.0 / 3628800.0;
+    c = c * z + 1.0 / 40320.0;
+    c = c * z + -1.0 / 720.0;
+    c = c * z + 1.0 / 24.0;
+    c = c * z + -0.5;
+    c = c * z + 1.0;
+    double u = (quadrant & 1u) ? c : s;
+    double v = (quadrant & 1u) ? s : c;
+    *sine = (quadrant & 2u) ? -u : u;
+    *cosine = ((quadrant + 1u) & 2u) ? -v : v;
+}
+
+/* ((a + 1/2) 2^-53) for a 53-bit a: split so that both halves convert exactly. */
+FF_INLINE double unit_f64(uint64_t a)
+{
+    double high = (double)(int32_t)(a >> 26);
+    double low = (double)(int32_t)(a & 0x3FFFFFFu);
+    return (high * 67108864.0 + low + 0.5) * 1.1102230246251565e-16;
+}
+
+FF_INLINE void box_muller_f64(uint64_t a, uint64_t b, double *x, double *y)
+{
+    double r = sqrt(-2.0 * log_f64(unit_f64(a)));
+    double s, c;
+    sincos_f64(b, &s, &c);
+    *x = r * c;
+    *y = r * s;
+}
+
+FF_INLINE uint64_t bits53(uint32_t high, uint32_t low)
+{
+    return (((uint64_t)high << 32) | low) >> 11;
+}
+
+int64_t ff_normal_capacity_f64(int64_t n)
+{
+    int64_t blocks = (n + 1) / 2;
+    return 2 * ((blocks + LANES - 1) / LANES * LANES);
+}
+
+FF_CLONES
+void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
+                          double *restrict out)
+{
+    double *restrict cosines = out, *restrict sines = out + half;
+    for (int64_t l = 0; l < half; l++)
+        box_muller_f64(a[l], b[l], &cosines[l], &sines[l]);
+}
+
+FF_CLONES
+void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
+{
+    const int64_t blocks = ff_normal_capacity_f64(n) / 2;
+    const uint32_t k0 = s->key0, k1 = s->key1;
+    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    double *restrict o0 = out, *restrict o1 = out + blocks;
+    for (int64_t base = 0; base < blocks; base += LANES) {
+        uint64_t a[LANES], b[LANES];
+        for (int l = 0; l < LANES; l++) {
+            uint32_t w0, w1, w2, w3;
+            philox_block(k0, k1, (uint32_t)(base + l), rep, silo, index, &w0, &w1, &w2, &w3);
+            a[l] = bits53(w0, w1);
+            b[l] = bits53(w2, w3);
+        }
+        for (int l = 0; l < LANES; l++)
+            box_muller_f64(a[l], b[l], &o0[base + l], &o1[base + l]);
+    }
+}
+
+/* ---- single draws --------------------------------------------------------------------------- */
+
+double ff_uniform(const ff_stream *s, uint32_t block)
+{
+    uint32_t w[4];
+    ff_philox(s, block, w);
+    return unit_f64(bits53(w[0], w[1]));
+}
+
+double ff_normal(const ff_stream *s)
+{
+    uint32_t w[4];
+    double x, y;
+    ff_philox(s, 0, w);
+    box_muller_f64(bits53(w[0], w[1]), bits53(w[2], w[3]), &x, &y);
+    return x;
+}
+
+double ff_log(double x) { return log_f64(x); }
+
+/* Lemire's multiply-and-reject; `block` runs on while words are rejected. */
+FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
+{
+    uint32_t threshold = (0u - n) % n;
+    for (;;) {
+        uint32_t w[4];
+        ff_philox(s, (*block)++, w);
+        for (int j = 0; j < 4; j++) {
+            uint64_t product = (uint64_t)w[j] * n;
+            if ((uint32_t)product >= threshold)
+                return (int64_t)(product >> 32);
+        }
+    }
+}
+
+int64_t ff_below(const ff_stream *s, int64_t n)
+{
+    uint32_t block = 0;
+    return below(s, (uint32_t)n, &block);
+}
+
+void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out)
+{
+    uint32_t block = 0;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = i;
+    for (int64_t i = n - 1; i > 0; i--) {
+        int64_t j = below(s, (uint32_t)(i + 1), &block);
+        int64_t t = out[i];
+        out[i] = out[j];
+        out[j] = t;
+    }
+}

@@ -1,0 +1,58 @@
+/* Keyed random streams: Philox4x32-10 (Salmon et al. 2011), a function of key and counter. */
+#ifndef FF_RANDOM_H
+#define FF_RANDOM_H
+
+#include "ff_base.h"
+
+/* One stream per (seed, purpose) x (replicate, silo, index); index is a round or a tree node.
+ * The fourth counter word numbers the blocks inside the stream. */
+typedef struct {
+    uint32_t key0, key1;
+    uint32_t replicate, silo, index;
+} ff_stream;
+
+/* Purposes: two streams of different purposes never meet. Mirrored by _random.py. */
+enum {
+    FF_CONTEXT = 1,
+    FF_REWARD = 2,
+    FF_BIAS_NOISE = 3,
+    FF_COV_NOISE = 4,
+    FF_INSTANCE = 5,
+    FF_PERMUTATION = 6
+};
+
+ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
+                         uint32_t index);
+
+/* Words the normal generators write for n values: n rounded up to whole vectors. */
+int64_t ff_normal_capacity_f32(int64_t n);
+int64_t ff_normal_capacity_f64(int64_t n);
+
+/* Standard normals. `out` must hold the capacity above; the first n are the result. */
+void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out);
+void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out);
+
+/* Standard normals from 53-bit integers in [0, 2^53): the transform alone, for noise whose
+ * bits come from the operating system. a and b hold n/2 words each. */
+void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
+                          double *restrict out);
+
+/* Four 32-bit words of block `block`. */
+void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
+
+/* A uniform in (0, 1) with 53 bits; block selects which. */
+double ff_uniform(const ff_stream *s, uint32_t block);
+
+/* A uniform integer in [0, n), n < 2^31, without bias. */
+int64_t ff_below(const ff_stream *s, int64_t n);
+
+/* One standard normal. */
+double ff_normal(const ff_stream *s);
+
+/* ln x for finite x > 0: our own, because libm's last bit depends on the processor. */
+double ff_log(double x);
+
+/* A uniform random permutation of 0..n-1 (Fisher-Yates). */
+void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out);
+
+#endif

@@ -1,0 +1,115 @@
+"""Every input check of the public door: the name, the value, and what was expected.
+
+Kernels trust what they are given, so whatever a user hands over passes through here once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class InputError(ValueError):
+    """Bad input: one clear sentence saying what, where, and what was expected."""
+
+
+def show(value: object, limit: int = 60) -> str:
+    """Value as it should appear in a message: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """`; did you mean "x"?` for the option closest to word, or nothing when none is close."""
+    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def choice(name: str, value: object, options: Sequence[str]) -> str:
+    """Value if it is one of options."""
+    if isinstance(value, str) and value in options:
+        return value
+    listed = ", ".join(f'"{o}"' for o in options)
+    raise InputError(
+        f"{name} must be one of {listed}, got {show(value)}{nearest(str(value), options)}"
+    )
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> float:
+    """Value as a finite float inside the given bounds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InputError(f"{name} must be a number, got {show(value)}")
+    result = float(value)
+    wanted = [
+        (above is None or result > above, f"> {above:g}" if above is not None else ""),
+        (at_least is None or result >= at_least, f">= {at_least:g}" if at_least is not None else ""),
+        (below is None or result < below, f"< {below:g}" if below is not None else ""),
+        (at_most is None or result <= at_most, f"<= {at_most:g}" if at_most is not None else ""),
+    ]
+    if not math.isfinite(result) or not all(ok for ok, _ in wanted):
+        bounds = " and ".join(text for _, text in wanted if text) or "finite"
+        raise InputError(f"{name} must be {bounds}, got {show(value)}")
+    return result
+
+
+def integer(
+    name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
+) -> int:
+    """Value as an int inside the given bounds (2.0 is not an integer, and neither is True)."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InputError(f"{name} must be an integer, got {show(value)}")
+    result = int(value)
+    if (at_least is not None and result < at_least) or (at_most is not None and result > at_most):
+        bounds = " and ".join(
+            text
+            for text in (
+                f">= {at_least}" if at_least is not None else "",
+                f"<= {at_most}" if at_most is not None else "",
+            )
+            if text
+        )
+        raise InputError(f"{name} must be an integer {bounds}, got {result}")
+    return result
+
+
+def array(
+    name: str,
+    value: Any,
+    *,
+    ndim: int | None = None,
+    shape: tuple[int | None, ...] | None = None,
+    dtype: Any = np.float64,
+    finite: bool = True,
+) -> np.ndarray:
+    """Value as a C-contiguous array of dtype; None in shape leaves that axis free."""
+    try:
+        result = np.ascontiguousarray(value, dtype=dtype)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
+    if np.ndim(value) == 0:
+        result = result.reshape(())
+    if ndim is not None and result.ndim != ndim:
+        raise InputError(f"{name} must have {ndim} axes, got shape {result.shape}")
+    if shape is not None:
+        fits = result.ndim == len(shape) and all(
+            want is None or want == have for want, have in zip(shape, result.shape, strict=True)
+        )
+        if not fits:
+            wanted = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
+            raise InputError(f"{name} must have shape {wanted}, got {result.shape}")
+    if finite and result.dtype.kind == "f" and not np.isfinite(result).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
+        raise InputError(f"{name} must be finite, got {result[where]} at index {where}")
+    return result

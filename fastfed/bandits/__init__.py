@@ -1,0 +1,44 @@
+"""Linear-bandit systems: policies, theory, and one file for each algorithm.
+
+A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORITHMS``.
+"""
+
+from __future__ import annotations
+
+from fastfed._validate import InputError, integer, nearest
+from fastfed.bandits import fedlinucb, local_linucb, private_fedlinucb
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import System
+
+ALGORITHMS = {
+    a.id: a
+    for a in (
+        fedlinucb.ALGORITHM,
+        private_fedlinucb.ALGORITHM,
+        local_linucb.ALGORITHM,
+    )
+}
+
+
+def make_system(
+    algorithm: str, *, silos: int, horizon: int, dimension: int, **keys: object
+) -> System:
+    """The plan and certificate of one system, to deploy it step by step with Silo and Server.
+
+    ``silos`` M, ``horizon`` T, ``dimension`` d; ``keys`` are the algorithm's own, as in a spec
+    (epsilon, delta, batch_size, ...). Rewards are clipped to [0, 1] and features to norm 1 by
+    default, so what is observed needs no promise for the privacy to hold.
+
+    >>> system = make_system("private-fedlinucb", silos=3, horizon=1000, dimension=4,
+    ...                      batch_size=25, epsilon=1.0, delta=1e-6)
+    >>> system.certificate.status
+    'proven'
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f'unknown algorithm "{algorithm}"{nearest(algorithm, ALGORITHMS)}')
+    setting = Setting(
+        silos=integer("silos", silos, at_least=1),
+        horizon=integer("horizon", horizon, at_least=1),
+        dimension=integer("dimension", dimension, at_least=1),
+    )
+    return ALGORITHMS[algorithm].make(keys, setting)

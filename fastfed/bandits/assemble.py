@@ -1,0 +1,66 @@
+"""One way from a curve's keys and its noise to a plan: shared by every linear system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import Keys
+from fastfed.bandits.theory import NoiseLaw, Theory, make_theory
+from fastfed.privacy.tree import max_prefix_nodes
+from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.protocol import Protocol
+
+
+def released_only(keys: Keys, batch_size: int) -> bool:
+    """Whether actions depend on synchronised statistics alone.
+
+    With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
+    """
+    return batch_size == 1 or (keys.lazy and batch_size > 0)
+
+
+def assemble(
+    keys: Keys,
+    setting: Setting,
+    protocol: Protocol,
+    batch_size: int,
+    clip: Clip | None,
+    noise: NoiseStd | None = None,
+) -> tuple[Plan, Theory]:
+    """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none."""
+    releases = setting.horizon // batch_size if batch_size else 0
+    noise = noise or NoiseStd()
+    law = NoiseLaw(
+        node=noise,
+        noises=setting.silos if protocol.noise_by == "silos" else 1,
+        prefix_nodes=max_prefix_nodes(releases),
+        releases=releases,
+    )
+    theory = make_theory(
+        # A silo that never synchronises is its own federation of one.
+        setting if batch_size else replace(setting, silos=1),
+        law,
+        radius=keys.radius,
+        radius_multiplier=keys.radius_multiplier,
+        regularizer=keys.regularizer_rule,
+        failure_probability=keys.failure_probability,
+        clip=clip,
+        released_only=released_only(keys, batch_size),
+    )
+    plan = Plan(
+        silos=setting.silos,
+        horizon=setting.horizon,
+        dimension=setting.dimension,
+        batch_size=batch_size,
+        # Alone there is nothing to wait for: a silo uses what it has seen.
+        lazy=keys.lazy and batch_size > 0,
+        protocol=protocol,
+        noise_std=noise,
+        regularizer=np.full(releases + 1, theory.regularizer),
+        radius=theory.radius,
+        clip=clip,
+    )
+    return plan, theory

@@ -1,0 +1,352 @@
+"""Upper bounds on the group regret, to be drawn beside curves: zhou-chowdhury-2024.
+
+The paper states orders: the constant, and for Table 1 and the corollaries logarithmic factors
+too, are hidden. Each function evaluates the expression inside O(.) with natural logarithms and
+multiplies it by `constant`; only the growth in its arguments is proven, not the value.
+
+Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, batch_size B in [1, T],
+epsilon > 0, delta in (0, 1), failure_probability alpha in (0, 1], constant > 0. Bad values raise
+InputError. Rewards in [0, 1], ||theta*|| <= 1 and ||phi|| <= 1 are assumed (Assumption 4.1).
+"""
+
+from __future__ import annotations
+
+import math
+
+from .._validate import integer, number
+from ..privacy.tree import depth
+
+
+def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
+    return (
+        integer("horizon", horizon, at_least=1),
+        integer("silos", silos, at_least=1),
+        integer("dimension", dimension, at_least=1),
+    )
+
+
+def _budget(epsilon: float, delta: float) -> tuple[float, float]:
+    return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
+
+
+def _batch(batch_size: int, horizon: int) -> int:
+    return integer("batch_size", batch_size, at_least=1, at_most=horizon)
+
+
+def _alpha(failure_probability: float) -> float:
+    return number("failure_probability", failure_probability, above=0, at_most=1)
+
+
+def _constant(constant: float) -> float:
+    return number("constant", constant, above=0)
+
+
+# -- Table 1: the privacy cost alone ---------------------------------------------------------------
+
+
+def privacy_cost_central_jdp(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """Table 1, first row (Shariff & Sheffet 2018, one agent playing M T rounds).
+
+    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    epsilon, delta = _budget(epsilon, delta)
+    cost = (
+        math.sqrt(m * t) * math.pow(d, 0.75) * math.pow(-math.log(delta), 0.25) / math.sqrt(epsilon)
+    )
+    return _constant(constant) * cost
+
+
+def privacy_cost_silo_ldp(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """Table 1, second row (silo-level LDP, from Theorem 5.1).
+
+    sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), which is M^(1/4) times the central cost.
+    The order is proven, up to logarithms.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    epsilon, delta = _budget(epsilon, delta)
+    cost = (
+        math.sqrt(t) * math.pow(m * d, 0.75) * math.pow(-math.log(delta), 0.25) / math.sqrt(epsilon)
+    )
+    return _constant(constant) * cost
+
+
+def privacy_cost_sdp(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """Table 1, third row (shuffle DP, from Theorems 5.3 and 5.5): the central cost again.
+
+    sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
+    """
+    return privacy_cost_central_jdp(horizon, silos, dimension, epsilon, delta, constant=constant)
+
+
+# -- Theorems 5.1, 5.3, 5.5 ------------------------------------------------------------------------
+
+
+def non_private_regret(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    failure_probability: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """The first term of Theorems 5.1, 5.3, 5.5 and Lemma C.4, free of the privacy budget.
+
+    d M B ln T + d sqrt(M T) ln(M T / alpha). The order is proven, the constant is not given.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    b = _batch(batch_size, t)
+    alpha = _alpha(failure_probability)
+    regret = d * m * b * math.log(t) + d * math.sqrt(m * t) * math.log(m * t / alpha)
+    return _constant(constant) * regret
+
+
+def theorem_5_1(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    epsilon: float,
+    delta: float,
+    failure_probability: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """Theorem 5.1, group regret under silo-level LDP.
+
+    non_private_regret + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon)
+    ln^(1/4)(T/(B alpha)). The order is proven (the second term up to logarithms), the constant
+    is not given.
+    """
+    base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
+    cost = privacy_cost_silo_ldp(horizon, silos, dimension, epsilon, delta)
+    union = math.pow(math.log(horizon / (batch_size * failure_probability)), 0.25)
+    return _constant(constant) * (base + cost * union)
+
+
+def theorem_5_3(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    epsilon: float,
+    delta: float,
+    failure_probability: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """Theorem 5.3, group regret under shuffle DP by amplification.
+
+    non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon)
+    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1. It is stated only for the tiny budgets of
+    theorem_5_3_largest_budget. The order is proven, the constant is not given.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    base = non_private_regret(t, m, d, batch_size, failure_probability)
+    epsilon, delta = _budget(epsilon, delta)
+    kappa = depth(t // batch_size)
+    cost = (
+        math.pow(d, 0.75)
+        * math.sqrt(m * t)
+        * math.pow(math.log(m * kappa / delta), 0.75)
+        / math.sqrt(epsilon)
+    )
+    union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
+    return _constant(constant) * (base + cost * union)
+
+
+def theorem_5_3_largest_budget(
+    horizon: int, silos: int, batch_size: int, *, c1: float = 1.0, c2: float = 1.0
+) -> tuple[float, float]:
+    """Theorem 5.3, the largest (epsilon, delta) for which it is stated.
+
+    (sqrt(kappa) / (C1 T sqrt(M)), kappa / (C2 T)); C1, C2 > 0 exist but are not given. The second
+    value is a bound and may exceed 1.
+    """
+    t, m, _ = _sizes(horizon, silos, 1)
+    kappa = depth(t // _batch(batch_size, t))
+    c1 = number("c1", c1, above=0)
+    c2 = number("c2", c2, above=0)
+    return math.sqrt(kappa) / (c1 * t * math.sqrt(m)), kappa / (c2 * t)
+
+
+def theorem_5_5(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    epsilon: float,
+    delta: float,
+    failure_probability: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """Theorem 5.5, group regret under shuffle DP by the vector sum.
+
+    non_private_regret + d^(3/4) sqrt(M T) ln^(3/4)(kappa d^2/delta) / sqrt(epsilon)
+    ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1, for epsilon up to
+    theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    base = non_private_regret(t, m, d, batch_size, failure_probability)
+    epsilon, delta = _budget(epsilon, delta)
+    kappa = depth(t // batch_size)
+    cost = (
+        math.pow(d, 0.75)
+        * math.sqrt(m * t)
+        * math.pow(math.log(kappa * d**2 / delta), 0.75)
+        / math.sqrt(epsilon)
+    )
+    union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
+    return _constant(constant) * (base + cost * union)
+
+
+def theorem_5_5_largest_epsilon(horizon: int, batch_size: int, delta: float) -> float:
+    """Theorem 5.5, the largest epsilon for which it is stated: 60 sqrt(2 kappa ln(2/delta))."""
+    t = integer("horizon", horizon, at_least=1)
+    kappa = depth(t // _batch(batch_size, t))
+    delta = number("delta", delta, above=0, at_most=1)
+    return 60.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))
+
+
+# -- Appendix C: bounds in terms of the noise ------------------------------------------------------
+
+
+def lemma_c2_beta(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    failure_probability: float,
+    lambda_min: float,
+    lambda_max: float,
+    nu: float,
+) -> float:
+    """Lemma C.2, the radius beta_T at the end of the horizon, as printed (noise scale R = 1).
+
+    sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
+    ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1).
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    alpha = _alpha(failure_probability)
+    low = number("lambda_min", lambda_min, above=0)
+    high = number("lambda_max", lambda_max, at_least=low)
+    nu = number("nu", nu, at_least=0)
+    growth = d * math.log1p(m * t / (d * low))
+    return math.sqrt(2.0 * math.log(2.0 / alpha) + growth) + math.sqrt(high) + nu
+
+
+def lemma_c2_regret(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    failure_probability: float,
+    lambda_min: float,
+    lambda_max: float,
+    nu: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """Lemma C.2, group regret for any noise with Assumption C.1.
+
+    beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)), beta_T from
+    lemma_c2_beta. The order is proven, the constant is not given.
+    """
+    beta = lemma_c2_beta(horizon, silos, dimension, failure_probability, lambda_min, lambda_max, nu)
+    b = _batch(batch_size, horizon)
+    log_term = math.log1p(silos * horizon / (dimension * lambda_min))
+    good = beta * math.sqrt(dimension * silos * horizon * log_term)
+    bad = silos * b * dimension * log_term
+    return _constant(constant) * (good + bad)
+
+
+def lemma_c4_regret(
+    horizon: int,
+    silos: int,
+    dimension: int,
+    batch_size: int,
+    noise_std: float,
+    failure_probability: float,
+    *,
+    constant: float = 1.0,
+) -> float:
+    """Lemma C.4, group regret in terms of the injected noise.
+
+    non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)), where sigma =
+    noise_std >= 0 is the largest standard deviation of an entry of the noise in a synchronised
+    prefix sum, over all silos (sqrt(M kappa) s for a tree of node noise s at each silo). The order
+    is proven, the constant is not given.
+    """
+    base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
+    sigma = number("noise_std", noise_std, at_least=0)
+    total = silos * horizon
+    union = math.pow(math.log(horizon / (batch_size * failure_probability)), 0.25)
+    cost = math.sqrt(sigma * total * math.log(total)) * math.pow(dimension, 0.75) * union
+    return _constant(constant) * (base + cost)
+
+
+# -- Corollaries: the batch rule -------------------------------------------------------------------
+
+
+def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
+    """Corollaries 5.2 and 5.4: B = sqrt(T/M) to the nearest integer, at least 1."""
+    t, m, _ = _sizes(horizon, silos, 1)
+    return max(1, math.floor(math.sqrt(t / m) + 0.5))
+
+
+def synchronisations_corollary_5_2(horizon: int, silos: int) -> int:
+    """Number of synchronisations T // B at that batch size, sqrt(M T) in the corollaries."""
+    return integer("horizon", horizon, at_least=1) // batch_size_corollary_5_2(horizon, silos)
+
+
+def corollary_5_2(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """Corollary 5.2, group regret under silo-level LDP at B = sqrt(T/M).
+
+    d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to
+    logarithms.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    cost = privacy_cost_silo_ldp(t, m, d, epsilon, delta)
+    return _constant(constant) * (d * math.sqrt(m * t) + cost)
+
+
+def corollary_5_4(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """Corollary 5.4, group regret under shuffle DP by amplification at B = sqrt(T/M).
+
+    d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), with kappa of
+    synchronisations_corollary_5_2. The order is proven, up to logarithms.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    epsilon, delta = _budget(epsilon, delta)
+    kappa = depth(synchronisations_corollary_5_2(t, m))
+    cost = (
+        math.pow(d, 0.75)
+        * math.sqrt(m * t)
+        * math.pow(math.log(m * kappa / delta), 0.75)
+        / math.sqrt(epsilon)
+    )
+    return _constant(constant) * (d * math.sqrt(m * t) + cost)
+
+
+def single_agent_central(
+    horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
+) -> float:
+    """The benchmark of Section 5.1: one agent with a trusted server playing M T rounds.
+
+    d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
+    order is proven, up to logarithms.
+    """
+    t, m, d = _sizes(horizon, silos, dimension)
+    cost = privacy_cost_central_jdp(t, m, d, epsilon, delta)
+    return _constant(constant) * (d * math.sqrt(m * t) + cost)

@@ -1,0 +1,160 @@
+"""From a plan's noise to the certificate of a linear system: which guarantee covers whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.theory import Theory
+from fastfed.privacy.calibration import GaussianTree
+from fastfed.privacy.certificate import (
+    Certificate,
+    Condition,
+    Guarantee,
+    SideCertificate,
+)
+from fastfed.protocols.plan import Clip
+from fastfed.protocols.protocol import Protocol
+
+SIMULATION = (
+    "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it"
+)
+FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What the accounting of one release assumes of the run."""
+
+    released_only: Condition
+    features: Condition
+    rewards: Condition
+    once: Condition
+    schedule: Condition = Condition("synchronisation rounds do not depend on data", True)
+
+    @classmethod
+    def of(cls, setting: Setting, clip: Clip | None, released_only: bool) -> Assumptions:
+        low, high = setting.reward_range or (float("-inf"), float("inf"))
+        bounded = clip is not None or (low >= -1.0 and high <= 1.0)
+        where = "clipped" if clip is not None else "as the environment gives them"
+        return cls(
+            released_only=Condition(
+                "actions depend on released statistics only (lazy play, or B = 1)", released_only
+            ),
+            features=Condition(f"feature norms <= 1 ({where})", True),
+            rewards=Condition(f"rewards bounded by 1 in absolute value ({where})", bounded),
+            once=Condition("no record is served twice", setting.multiplicity == 1),
+        )
+
+    @property
+    def all(self) -> tuple[Condition, ...]:
+        return (self.schedule, self.released_only, self.features, self.rewards, self.once)
+
+    @property
+    def about_data(self) -> tuple[Condition, ...]:
+        """Those that fail because of what is fed in, not of how actions are chosen."""
+        return tuple(c for c in (self.features, self.rewards, self.once) if not c.holds)
+
+
+def certify(
+    mechanism: GaussianTree,
+    protocol: Protocol,
+    setting: Setting,
+    theory: Theory,
+    clip: Clip | None,
+    released_only: bool,
+    source: str,
+) -> Certificate:
+    """The certificate of one private linear system, its noise taken from seeded streams.
+
+    The top is the user-level claim: exact where every assumption holds, else unproven with the
+    weaker statements that do hold under ``also``.
+    """
+    budget = mechanism.budget
+    claimed = Guarantee(budget.epsilon, budget.delta)
+    exact = Guarantee(mechanism.exact(), budget.delta)
+    assumed = Assumptions.of(setting, clip, released_only)
+    proven = all(c.holds for c in assumed.all)
+    met = tuple(mechanism.conditions())
+    noise_std = mechanism.noise_stds
+    shared = {"relation": budget.relation, "noise_std": noise_std, "claimed": claimed}
+
+    also = []
+    if not released_only:
+        also.append(
+            SideCertificate(
+                unit="item",
+                model=f"{protocol.model}; neighbours differ in one realised pair (x, y)",
+                exact=exact,
+                status="proven",
+                conditions=met,
+                caveats=_assumptions(assumed),
+                source=source,
+                **shared,
+            )
+        )
+    elif not proven:
+        also.append(
+            SideCertificate(
+                unit="user",
+                model=f"{protocol.model}; under the assumptions named in the caveats",
+                exact=exact,
+                status="proven",
+                conditions=met,
+                caveats=_assumptions(assumed),
+                source=source,
+                **shared,
+            )
+        )
+    if released_only and protocol.noise_by == "silos":
+        also.append(
+            SideCertificate(
+                unit="user",
+                model="joint differential privacy against users of the same silo (lazy play)",
+                exact=exact,
+                status="proven",
+                conditions=met,
+                caveats=_assumptions(assumed),
+                source="zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
+                **shared,
+            )
+        )
+    return Certificate(
+        unit="user",
+        model=protocol.model,
+        exact=exact if proven else None,
+        status="proven" if proven else "unproven",
+        conditions=(*assumed.all, *met),
+        caveats=_caveats(setting, theory, mechanism, released_only),
+        source=source,
+        also=tuple(also),
+        **shared,
+    )
+
+
+def _assumptions(assumed: Assumptions) -> tuple[str, ...]:
+    return tuple(f"assumes, against this run: {c.text}" for c in assumed.about_data)
+
+
+def _caveats(
+    setting: Setting, theory: Theory, mechanism: GaussianTree, released_only: bool
+) -> tuple[str, ...]:
+    caveats = []
+    budget, users = mechanism.budget, setting.silos * setting.horizon
+    if mechanism.exact() > budget.epsilon:
+        caveats.append("the claimed budget is not met; the exact value is what holds")
+    if not released_only:
+        caveats.append(
+            "raw data of a user choose the next actions of the same silo within a batch, a path "
+            "that the paper's proof does not cover; lazy = true closes it"
+        )
+    if setting.multiplicity > 1:
+        caveats.append(
+            f"one record can be served up to {setting.multiplicity} times, so a user is not one round"
+        )
+    if budget.delta * users >= 1.0:
+        caveats.append(
+            f"delta = {budget.delta:g} is not small against 1 / {users} users: it allows the "
+            "full disclosure of some of them, and certifies almost nothing"
+        )
+    return (*caveats, *theory.caveats, SIMULATION, FLOATS, *setting.notes)

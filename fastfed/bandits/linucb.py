@@ -1,0 +1,127 @@
+"""LinUCB, the policy at every silo: an estimate, a width, and the action of the largest sum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._validate import InputError, array, integer, number
+
+
+def check_actions(actions: object, dimension: int) -> np.ndarray:
+    """Actions (K, d) as float32 or float64, finite, K >= 1."""
+    if isinstance(actions, np.ndarray) and actions.dtype == np.float32:
+        checked = array("actions", actions, shape=(None, dimension), dtype=np.float32)
+    else:
+        checked = array("actions", actions, shape=(None, dimension))
+    if not len(checked):
+        raise InputError("actions must hold at least one action, got shape (0, ...)")
+    return checked
+
+
+class Estimate:
+    """V and theta_hat = V^{-1} u of ridge regression, V held as its inverse Cholesky factor.
+
+    ``w`` (d, d) is lower triangular with V^{-1} = w' w; ``theta`` (d,) is the estimate. No
+    input is checked here: this is what the drivers run.
+    """
+
+    def __init__(self, dimension: int, regularizer: float) -> None:
+        self.dimension = dimension
+        self.w = np.zeros((dimension, dimension))
+        self.theta = np.zeros(dimension)
+        self.refresh(np.zeros(dimension + dimension * (dimension + 1) // 2), regularizer)
+
+    def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
+        """V = lambda I + covariance, u = bias; returns the shift V needed to be definite."""
+        shift = native.refresh(statistic, regularizer, self.w, self.theta)
+        if shift < 0.0:
+            raise native.status_error(-2)
+        return shift
+
+    def select(self, actions: np.ndarray, radius: float, second: float = 0.0) -> tuple[int, np.ndarray]:
+        """(index, features) of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
+        return native.select(actions, self.w, self.theta, radius, second)
+
+    def observe(self, x: np.ndarray, reward: float) -> None:
+        """V <- V + x x', u <- u + x y."""
+        native.observe(self.w, self.theta, x, reward)
+
+
+class LinUCB:
+    """Linear UCB (Abbasi-Yadkori et al. 2011) for one agent, as a part of other tools.
+
+    Parameters: ``dimension`` d; ``regularizer`` lambda > 0; ``failure_probability`` alpha in
+    (0, 1); ``reward_scale`` R, the sub-Gaussian scale of the reward noise (1/2 for rewards in
+    [0, 1]); ``radius_multiplier`` scales the confidence radius (1: the proven one, for
+    ||theta*|| <= 1 and ||x|| <= 1).
+
+    >>> agent = LinUCB(dimension=2)
+    >>> a = agent.select([[1.0, 0.0], [0.0, 1.0]])
+    >>> agent.observe(reward=1.0)
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        regularizer: float = 1.0,
+        failure_probability: float = 0.01,
+        reward_scale: float = 0.5,
+        radius_multiplier: float = 1.0,
+    ) -> None:
+        self.dimension = integer("dimension", dimension, at_least=1)
+        self.regularizer = number("regularizer", regularizer, above=0.0)
+        self.failure_probability = number(
+            "failure_probability", failure_probability, above=0.0, below=1.0
+        )
+        self.reward_scale = number("reward_scale", reward_scale, at_least=0.0)
+        self.radius_multiplier = number("radius_multiplier", radius_multiplier, at_least=0.0)
+        self.round = 0
+        self._estimate = Estimate(self.dimension, self.regularizer)
+        self._chosen: np.ndarray | None = None
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat, (d,)."""
+        return self._estimate.theta.copy()
+
+    @property
+    def confidence_radius(self) -> float:
+        """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form."""
+        return native.radius_at(
+            self.radius_multiplier,
+            self.reward_scale,
+            2.0 * math.log(1.0 / self.failure_probability),
+            math.sqrt(self.regularizer),
+            self.regularizer,
+            float(self.round),
+            self.dimension,
+        )
+
+    def scores(self, actions: object) -> np.ndarray:
+        """Upper confidence bound of each action, (K,)."""
+        checked = check_actions(actions, self.dimension)
+        e = self._estimate
+        return native.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
+
+    def select(self, actions: object) -> int:
+        """Index of the action to play; ``actions`` is (K, d), ties go to the lowest index."""
+        checked = check_actions(actions, self.dimension)
+        index, self._chosen = self._estimate.select(checked, self.confidence_radius)
+        return index
+
+    def observe(self, reward: float, action: object = None) -> None:
+        """Learn a reward: of the action last selected, or of the features ``action`` (d,)."""
+        y = number("reward", reward)
+        if action is not None:
+            x = array("action", action, shape=(self.dimension,))
+        elif self._chosen is not None:
+            x = self._chosen
+        else:
+            raise InputError("observe needs a select before it, or the action's features")
+        self._estimate.observe(x, y)
+        self._chosen = None
+        self.round += 1

@@ -1,0 +1,109 @@
+"""A silo: LinUCB on what it may see, and a randomizer before anything leaves it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource, SystemNoise
+from fastfed._validate import InputError, integer, number
+from fastfed.bandits.linucb import Estimate, check_actions
+from fastfed.protocols.messages import Broadcast, Report
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.randomizer import Randomizer
+
+
+class Silo:
+    """One silo of a federated linear bandit, step by step (zhou-chowdhury-2024, Alg. 1, 8).
+
+    Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
+    send ``report()`` to the server and hand its answer to ``receive``. A bare ``Silo(plan)``
+    draws its privacy noise from the operating system and never draws a node's noise twice;
+    pass ``fastfed.SeededNoise`` only to simulate.
+    """
+
+    def __init__(self, plan: Plan, index: int = 0, noise: NoiseSource | None = None) -> None:
+        self.plan = plan
+        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.round = 0
+        self.release = 0
+        self.clipped_features = self.clipped_rewards = self.indefinite = 0
+        self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
+        self._batch = np.zeros(plan.statistic_size)
+        self._randomizer = Randomizer(plan, self.index, noise if noise is not None else SystemNoise())
+        self._chosen: np.ndarray | None = None
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat, (d,)."""
+        return self._estimate.theta.copy()
+
+    @property
+    def due(self) -> bool:
+        """Whether a report has to be sent before the next round."""
+        return self._reports_due() > self._randomizer.release
+
+    def _reports_due(self) -> int:
+        return self.round // self.plan.batch_size if self.plan.batch_size else 0
+
+    def select(self, actions: object) -> int:
+        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        if self._chosen is not None:
+            raise InputError("select was called twice; observe the reward of the last action first")
+        if self._reports_due() > self.release:
+            raise InputError(
+                f"silo {self.index} must report and receive release {self._reports_due()} "
+                f"before round {self.round + 1}"
+            )
+        if self.round == self.plan.horizon:
+            raise InputError(f"the plan ends after round {self.plan.horizon}")
+        checked = check_actions(actions, self.plan.dimension)
+        rows = self.plan.rows(self.release, self.round + 1)
+        radius = self.plan.radius.at(self.release, rows, self.plan.dimension)
+        chosen, self._chosen = self._estimate.select(checked, radius, self.plan.second_bonus)
+        return chosen
+
+    def observe(self, reward: float) -> None:
+        """Take in the reward of the selected action; features and reward are clipped here."""
+        y = number("reward", reward)
+        if self._chosen is None:
+            raise InputError("observe needs a select before it")
+        x, clip = self._chosen, self.plan.clip
+        if clip is not None:
+            self.clipped_features += native.clip_norm(x, clip.feature)
+            if not clip.low <= y <= clip.high:
+                y = min(max(y, clip.low), clip.high)
+                self.clipped_rewards += 1
+        native.accumulate(self._batch, x, y)
+        if not self.plan.lazy:
+            self._estimate.observe(x, y)
+        self._chosen = None
+        self.round += 1
+
+    def report(self) -> Report:
+        """The batch since the last report, randomized; the batch is then forgotten."""
+        if not self.due:
+            raise InputError(
+                f"silo {self.index} has no report due after round {self.round} "
+                f"(batch_size = {self.plan.batch_size})"
+            )
+        report = self._randomizer.report(self._batch)
+        self._batch = np.zeros(self.plan.statistic_size)
+        return report
+
+    def receive(self, broadcast: Broadcast) -> None:
+        """Take over the synchronised statistics."""
+        if broadcast.release != self._randomizer.release or broadcast.release <= self.release:
+            raise InputError(
+                f"silo {self.index} waits for release {self._randomizer.release}, "
+                f"got release {broadcast.release}"
+            )
+        if broadcast.dimension != self.plan.dimension:
+            raise InputError(
+                f"broadcast must have dimension {self.plan.dimension}, got {broadcast.dimension}"
+            )
+        self.release = broadcast.release
+        shift = self._estimate.refresh(
+            broadcast.values, float(self.plan.regularizer[self.release])
+        )
+        self.indefinite += shift > 0.0

@@ -1,0 +1,108 @@
+"""A system ready to play: a plan for the drivers, and the certificate of what it guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.bandits.bounds import batch_size_corollary_5_2
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
+from fastfed.privacy.certificate import Certificate
+from fastfed.protocols.plan import Clip, Plan
+
+
+@dataclass(frozen=True)
+class System:
+    """One curve of an experiment: what it plays, why it may, what it promises."""
+
+    algorithm: str
+    plan: Plan
+    theory: Theory
+    certificate: Certificate
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What a curve of any linear system may say. An algorithm adds its own keys."""
+
+    batch_size: int | str | None = None
+    lazy: bool = True
+    radius: str = "lemma-c2"
+    radius_multiplier: float = 1.0
+    failure_probability: float = 0.01
+    regularizer: str | float | None = None  # None: the radius' own
+    clip: bool | None = None  # None: true, but for the published code's runs
+
+    def __post_init__(self) -> None:
+        choice("radius", self.radius, RADII)
+        number("radius_multiplier", self.radius_multiplier, above=0.0)
+        number("failure_probability", self.failure_probability, above=0.0, below=1.0)
+        if isinstance(self.regularizer, str):
+            choice("regularizer", self.regularizer, REGULARIZERS)
+        elif self.regularizer is not None:
+            number("regularizer", self.regularizer, above=0.0)
+
+    @property
+    def regularizer_rule(self) -> str | float:
+        if self.regularizer is not None:
+            return self.regularizer
+        return "published-code" if self.radius == "published-code" else "from-noise"
+
+    def rounds_per_batch(self, setting: Setting) -> int:
+        """B: as given, or the rule of Corollary 5.2 for "theorem"."""
+        if self.batch_size is None:
+            raise InputError('batch_size is required: an integer >= 1, or "theorem"')
+        if isinstance(self.batch_size, str):
+            choice("batch_size", self.batch_size, ["theorem"])
+            return batch_size_corollary_5_2(setting.horizon, setting.silos)
+        b = integer("batch_size", self.batch_size, at_least=1)
+        if b > setting.horizon:
+            raise InputError(f"batch_size must be <= horizon ({setting.horizon}), got {b}")
+        return b
+
+    def bounds(self, published: bool) -> Clip | None:
+        """Where features and rewards are clipped, if they are."""
+        clips = self.clip if self.clip is not None else not published
+        return Clip() if clips else None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of the registry: one system of a paper."""
+
+    id: str
+    paper: str
+    summary: str
+    keys: type[Keys]
+    build: Callable[[Any, Setting], System]
+
+    def make(self, keys: dict[str, Any], setting: Setting) -> System:
+        """The system for the keys of one curve; InputError names a bad key."""
+        known = self.keys.__struct_fields__
+        for key in keys:
+            if key not in known:
+                from fastfed._validate import nearest
+
+                raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
+        try:
+            checked = msgspec.convert(keys, self.keys)
+        except msgspec.ValidationError as error:
+            # A check of ours keeps its own sentence; msgspec's type errors name the key.
+            cause = error.__cause__
+            if isinstance(cause, InputError):
+                raise cause from None
+            raise InputError(_type_error(error)) from None
+        return self.build(checked, setting)
+
+
+def _type_error(error: msgspec.ValidationError) -> str:
+    """msgspec's words, with the key in front: `epsilon must be float, got str`."""
+    text = str(error)
+    what, _, where = text.partition(" - at `$.")
+    key = where.rstrip("`")
+    what = what.replace("Expected `", "must be ").replace("`", "")
+    return f"{key} {what}" if key else text

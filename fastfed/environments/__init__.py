@@ -1,0 +1,68 @@
+"""Where rewards come from: one file for each environment, all behind one C interface.
+
+A new environment is one new file with a class of its ``kind``, and one line in ``ENVIRONMENTS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastfed._validate import InputError, nearest, show
+from fastfed.environments.base import Environment, Facts, RewardLaw
+from fastfed.environments.classification import Classification
+from fastfed.environments.letor import Letor
+from fastfed.environments.python import Python, environment_signature
+from fastfed.environments.replay import Replay
+from fastfed.environments.sphere import Sphere
+
+ENVIRONMENTS: dict[str, tuple[type, str]] = {
+    "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
+    "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
+    "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
+    "replay": (Replay, "recorded rounds from NumPy arrays"),
+    "python": (Python, "your own: a numba.cfunc or a plain Python function"),
+}
+
+
+def environment_from_spec(spec: Any) -> Environment:
+    """The environment of a spec's table; InputError names a bad kind or key."""
+    if not isinstance(spec, dict):
+        raise InputError(f"environment must be a table with a kind, got {show(spec)}")
+    if "kind" not in spec:
+        raise InputError(f"environment.kind is required: one of {', '.join(ENVIRONMENTS)}")
+    kind = spec["kind"]
+    if kind not in ENVIRONMENTS:
+        raise InputError(
+            f'unknown environment "{kind}"{nearest(kind, ENVIRONMENTS)} '
+            f"(known: {', '.join(ENVIRONMENTS)})"
+        )
+    cls = ENVIRONMENTS[kind][0]
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    keys = {key: value for key, value in spec.items() if key != "kind"}
+    for key in keys:
+        if key not in fields:
+            raise InputError(f'unknown key "{key}" for environment "{kind}"{nearest(key, fields)}')
+    for name, field in fields.items():
+        missing = dataclasses.MISSING
+        if field.default is missing and field.default_factory is missing and name not in keys:
+            raise InputError(f'environment.{name} is required for kind = "{kind}"')
+    if "reward" in keys:
+        keys["reward"] = RewardLaw.from_spec(keys["reward"])
+    environment: Environment = cls(**keys)
+    return environment
+
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Classification",
+    "Environment",
+    "Facts",
+    "Letor",
+    "Python",
+    "Replay",
+    "RewardLaw",
+    "Sphere",
+    "environment_from_spec",
+    "environment_signature",
+]

@@ -1,0 +1,84 @@
+"""What every environment is: a law of actions and rewards, opened once per replicate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastfed._kernels import native
+from fastfed._validate import InputError, choice, number
+
+#: Reward laws; the same numbers stand in src/ff_environment.h.
+REWARD_LAWS = {"none": 0, "bernoulli": 1, "gaussian": 2}
+
+
+@dataclass(frozen=True)
+class RewardLaw:
+    """y given its mean: ``bernoulli``, ``gaussian`` of ``std``, or the mean itself (``none``)."""
+
+    kind: str = "bernoulli"
+    std: float = 0.0
+
+    @classmethod
+    def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardLaw:
+        """From the spec's ``reward`` table, such as {kind = "gaussian", std = 0.5}."""
+        if spec is None:
+            return cls(default)
+        if not isinstance(spec, dict):
+            raise InputError(f"reward must be a table such as {{ kind = \"bernoulli\" }}, got {spec!r}")
+        unknown = sorted(set(spec) - {"kind", "std"})
+        if unknown:
+            raise InputError(f'unknown key "{unknown[0]}" in reward; it takes kind and std')
+        kind = choice("reward.kind", spec.get("kind", default), list(REWARD_LAWS))
+        if kind == "gaussian":
+            return cls(kind, number("reward.std", spec.get("std", 0.5), above=0.0))
+        if "std" in spec:
+            raise InputError(f'reward.std goes with kind = "gaussian", not with "{kind}"')
+        return cls(kind)
+
+    @property
+    def c(self) -> tuple[int, float]:
+        """As the compiled side reads it."""
+        return REWARD_LAWS[self.kind], self.std
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an environment guarantees; theory and certificates rest on it."""
+
+    silos: int | None  # None: any number
+    dimension: int
+    actions: int  # the most of any round
+    reward: RewardLaw
+    #: Interval that every reward lies in, or None when there is none.
+    reward_range: tuple[float, float] | None = (0.0, 1.0)
+    #: Whether the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
+    linear: bool = True
+    #: How often one record can be served: 1 when every round is a new user.
+    multiplicity: int = 1
+    #: Whether contexts are computed each round, so that curves gain by sharing them.
+    contexts_made: bool = True
+    #: What a reader of the certificate should know about the data.
+    notes: tuple[str, ...] = field(default=())
+
+
+class Environment(Protocol):
+    """An environment: facts, and one compiled instance per replicate."""
+
+    kind: str
+
+    def natural_silos(self) -> int | None:
+        """The number of silos the data themselves say; None when any number will do."""
+        ...
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        """What holds for that many silos and rounds; InputError when it cannot serve them."""
+        ...
+
+    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+        """The compiled environment of one replicate: keyed, the same however it is played."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data that identifies it: equal descriptions play equal rounds."""
+        ...

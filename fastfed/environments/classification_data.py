@@ -1,0 +1,354 @@
+"""Classification data as a contextual bandit: an action per class, reward 1 for the right one.
+
+Records of a CSV file (one silo per hospital, bank or campaign, if a column says so) or the digits
+of scikit-learn become queries that offer one feature vector per class.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .._validate import InputError, integer, nearest, show
+from .pool import Pool, equal_blocks
+
+MAX_CATEGORIES = 50  # distinct texts a column may have and still be one-hot coded
+MAX_CLASSES = 1000
+_MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A CSV file: names (columns,), cells as text, and the line each record ends on."""
+
+    path: str
+    names: list[str]
+    cells: list[list[str]]
+    lines: list[int]
+
+    def column(self, name: str) -> list[str]:
+        at = self.names.index(name)
+        return [row[at] for row in self.cells]
+
+
+def classification_pool(
+    data: str | Path,
+    silos: int | None,
+    dimension: int,
+    label: str | None = None,
+    silo: str | None = None,
+    seed: int = 0,
+    columns: Sequence[str] | None = None,
+) -> Pool:
+    """Pool with one query per record and one action per class.
+
+    Args:
+        data: "digits" (scikit-learn's 1 797 images of 64 pixels, needs scikit-learn) or the path
+            of a CSV file with a header (.csv, .csv.gz; UTF-8).
+        silos: M. Without a silo column the records are split into M equal contiguous blocks; with
+            one, silos may be None or must be the number of its values.
+        dimension: d of the features phi(c, a) the learner sees.
+        label: the column of the classes (CSV only, required there).
+        silo: the column that says whose record it is; silos are its values in order of first
+            appearance. Neither label nor silo enters the features.
+        seed: of the projections below. A public constant, not the seed of an experiment.
+        columns: the feature columns; None takes all but label and silo. Columns without a name
+            (the leftovers of spreadsheets, row numbers) are never features.
+
+    Features: a numeric column is scaled to [0, 1] by its least and largest value, any other is
+    one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one more that
+    marks them. With z the p numbers of a record and a constant 1, divided by the largest norm of
+    any record, action a has phi(c, a) = P_a z, where the P_a (d, p) are public: orthonormal
+    columns (d >= p) or rows (d < p) from the QR factorisation of a Gaussian matrix, so that
+    ||phi|| <= ||z|| <= 1. The mean reward is 1 if a is the record's class and 0 if not.
+
+    Raises InputError for unreadable files, unknown columns, records without label or silo, labels
+    with one class, silos that do not fit, and text columns of more than 50 values.
+    """
+    dimension = integer("dimension", dimension, at_least=1)
+    seed = integer("seed", seed, at_least=0)
+    if silos is not None:
+        silos = integer("silos", silos, at_least=1)
+    if str(data) == "digits":
+        given = {"label": label, "silo": silo, "columns": columns}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f'{name} must be left out with data "digits", got {show(value)}')
+        features, classes = _digits()
+        owner = None
+        notes: tuple[str, ...] = ()
+    else:
+        table = _read(data)
+        features, classes, owner, notes = _from_table(table, label, silo, columns)
+    count = len(features)
+    if owner is None:
+        if silos is None:
+            raise InputError("silos must be given for data without a silo column, got None")
+        if silos > count:
+            raise InputError(f"silos must be at most the {count} records of {data}, got {silos}")
+        silo_starts = equal_blocks(count, silos)
+    else:
+        found = int(owner.max()) + 1
+        if silos not in (None, found):
+            raise InputError(
+                f"silos must be the {found} values of the silo column {show(silo)}, got {silos}"
+            )
+        order = np.argsort(owner, kind="stable")
+        features, classes = features[order], classes[order]
+        silo_starts = np.concatenate([[0], np.cumsum(np.bincount(owner))])
+    actions = int(classes.max()) + 1
+    return Pool.from_rows(
+        _project(features, actions, dimension, seed),
+        (np.arange(actions) == classes[:, None]).astype(np.float64).ravel(),
+        np.arange(count + 1) * actions,
+        silo_starts,
+        notes=(
+            *notes,
+            "rows are divided by the largest norm in the data, which is taken as public",
+            "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
+            "features: no radius is proven",
+        ),
+    )
+
+
+def _project(features: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
+    """float32 (n * actions, dimension): P_a z of each record, the actions of a record together."""
+    z = np.hstack([features, np.ones((len(features), 1))])
+    # A little under 1, so that float32 rounding and summing d squares stays at most 1.
+    z *= (1.0 - (dimension + 4) * 2.0**-24) / np.linalg.norm(z, axis=1).max()
+    rng = np.random.default_rng(seed)
+    rows = np.empty((len(z), actions, dimension), dtype=np.float32)
+    for action in range(actions):
+        normal = rng.standard_normal((dimension, z.shape[1]))
+        tall = dimension >= z.shape[1]
+        q, r = np.linalg.qr(normal if tall else normal.T)
+        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # unique: the diagonal of R positive
+        rows[:, action] = z @ (q.T if tall else q)
+    return rows.reshape(-1, dimension)
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError(
+            'data "digits" needs scikit-learn, which is not installed: pip install fastfed[data]'
+        ) from None
+    loaded = load_digits()
+    return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64)
+
+
+# ---- CSV -------------------------------------------------------------------------------------
+
+
+def _from_table(
+    table: _Table, label: str | None, silo: str | None, columns: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """Features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
+    if label is None:
+        raise InputError(
+            f"label must name the column of the classes in {table.path}: one of "
+            f"{', '.join(filter(None, table.names))}"
+        )
+    _known("label", label, table)
+    if silo is not None:
+        _known("silo", silo, table)
+        if silo == label:
+            raise InputError(f"silo must be another column than label, got {show(silo)} for both")
+    classes = _classes(table, label)
+    owner = None
+    if silo is not None:
+        names = _complete(table, "silo", silo)
+        first = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        owner = np.array([first[name] for name in names])
+    features, notes = _features(table, _chosen(table, label, silo, columns))
+    return features, classes, owner, notes
+
+
+def _chosen(
+    table: _Table, label: str, silo: str | None, columns: Sequence[str] | None
+) -> list[str]:
+    """Names of the feature columns."""
+    if columns is None:
+        chosen = [name for name in table.names if name and name not in (label, silo)]
+        if not chosen:
+            raise InputError(f"{table.path} must have a column beside label and silo, found none")
+        return chosen
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise InputError(f"columns must be a list of column names, got {show(columns)}")
+    for name in columns:
+        _known("columns", name, table)
+        if name in (label, silo):
+            role = "label" if name == label else "silo"
+            raise InputError(f"columns must not list the {role} column, got {show(name)}")
+        if list(columns).count(name) > 1:
+            raise InputError(f"columns must name each column once, got {show(name)} twice")
+    return list(columns)
+
+
+def _features(table: _Table, names: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
+    parts: list[np.ndarray] = []
+    empty: list[str] = []
+    broad: list[str] = []
+    text = missing = False
+    for name in names:
+        cells = table.column(name)
+        absent = np.array([cell in _MISSING for cell in cells])
+        present = [cell for cell in cells if cell not in _MISSING]
+        if not present:
+            empty.append(name)
+            continue
+        if all(_DECIMAL.fullmatch(cell) for cell in present):
+            parts.append(_scaled(table, name, cells, absent))
+        else:
+            values = sorted(set(present))
+            if len(values) > MAX_CATEGORIES:
+                broad.append(name)
+                continue
+            text = True
+            at = {value: i for i, value in enumerate(values)}
+            coded = np.zeros((len(cells), len(values)))
+            rows = np.flatnonzero(~absent)
+            coded[rows, [at[cell] for cell in present]] = 1.0
+            parts.append(coded)
+        if absent.any():
+            missing = True
+            parts.append(absent[:, None].astype(np.float64))
+    if broad:
+        listed = ", ".join(show(name) for name in broad[:10]) + (", ..." if broad[10:] else "")
+        raise InputError(
+            f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
+            f"more in {listed}: leave them out by listing the others in columns"
+        )
+    if not parts:
+        raise InputError(f"{table.path} must have a feature column with values, found none")
+    what = "the least and largest value of each column"
+    what += ", the categories" if text else ""
+    what += " and which columns have missing values" if missing else ""
+    notes = [f"features are scaled and coded from the data: {what} are taken as public"]
+    if empty:
+        notes.append(f"columns without any value are left out: {', '.join(empty)}")
+    return np.hstack(parts), tuple(notes)
+
+
+def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
+    """(n, 1): a numeric column on [0, 1], 0 where it is absent or constant."""
+    values = np.array(
+        [0.0 if gone else float(cell) for cell, gone in zip(cells, absent.tolist(), strict=True)]
+    )
+    infinite = np.flatnonzero(~np.isfinite(values))
+    if len(infinite):
+        row = int(infinite[0])
+        raise InputError(
+            f"{table.path}:{table.lines[row]}: column {show(name)} must be finite, "
+            f"got {show(cells[row])}"
+        )
+    low, high = float(values[~absent].min()), float(values[~absent].max())
+    width = high - low
+    if not math.isfinite(width):
+        raise InputError(f"{table.path}: column {show(name)} spans more than a float64 can hold")
+    scaled = (values - low) / width if width > 0 else np.zeros_like(values)
+    return np.where(absent, 0.0, scaled)[:, None]
+
+
+def _classes(table: _Table, label: str) -> np.ndarray:
+    """int64 (n,): the class of each record; numbers in order of size, other labels by name."""
+    cells = _complete(table, "label", label)
+    numeric = all(_DECIMAL.fullmatch(cell) for cell in cells)
+    keys: list[float] | list[str] = [float(cell) for cell in cells] if numeric else cells
+    values, classes = np.unique(np.array(keys), return_inverse=True)
+    if len(values) < 2:
+        raise InputError(
+            f"{table.path}: label {show(label)} must have at least 2 classes, got only "
+            f"{show(cells[0])}"
+        )
+    if len(values) > MAX_CLASSES or (len(values) == len(cells) > 2):
+        raise InputError(
+            f"{table.path}: label {show(label)} must be a class (at most {MAX_CLASSES} of them, "
+            f"some met twice), got {len(values)} distinct values in {len(cells)} records"
+        )
+    return classes.astype(np.int64)
+
+
+def _complete(table: _Table, role: str, name: str) -> list[str]:
+    """Cells of a column that must not miss any."""
+    cells = table.column(name)
+    for cell, line in zip(cells, table.lines, strict=True):
+        if cell in _MISSING:
+            raise InputError(
+                f"{table.path}:{line}: {role} {show(name)} must be given for every record, "
+                f"got {show(cell)}"
+            )
+    return cells
+
+
+def _known(key: str, name: object, table: _Table) -> None:
+    named = [one for one in table.names if one]
+    if name not in named:
+        hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
+        raise InputError(f"{key} must be a column of {table.path}, got {show(name)}{hint}")
+
+
+def _read(data: str | Path) -> _Table:
+    """Header and records of a CSV file; cells are stripped, blank lines skipped."""
+    path = Path(data)
+    if not path.is_file():
+        hint = nearest(str(data), ["digits"])
+        raise InputError(
+            f'data must be "digits" or a CSV file (.csv, .csv.gz), got {show(str(data))}{hint}'
+        )
+    names: list[str] = []
+    cells: list[list[str]] = []
+    lines: list[int] = []
+    for line, row in _records(path):
+        if not names:
+            names = row
+            twice = [name for name in names if name and names.count(name) > 1]
+            if twice:
+                raise InputError(
+                    f"{path}:{line}: column names must differ, got {show(twice[0])} twice"
+                )
+            continue
+        if len(row) != len(names):
+            raise InputError(
+                f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}"
+            )
+        cells.append(row)
+        lines.append(line)
+    if not cells:
+        raise InputError(f"{path} must hold a header and at least one record, found none")
+    return _Table(str(path), names, cells, lines)
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, stripped cells) of every record that is not blank."""
+    try:
+        with path.open("rb") as raw:
+            packed = path.name.endswith(".gz")
+            stream = io.BytesIO(gzip.decompress(raw.read())) if packed else raw
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+                reader = csv.reader(text, strict=True)
+                for row in reader:
+                    if any(cell.strip() for cell in row):
+                        yield reader.line_num, [cell.strip() for cell in row]
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise InputError(f"{path} must be UTF-8 text, got byte {byte:#04x}") from None
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: must be CSV, got damage: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} must be a whole gzip file, got damage: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,671 @@
+"""LETOR files to arrays: ``relevance qid:N 1:v 2:v ... [# comment]``, one document per line.
+
+A plain line is read by a vectorised parser, a whole block of bytes at a time. A block holding
+anything unusual (exponents, unordered features, an error) goes to an exact line-by-line parser,
+which either reads it or names the file and the line. Both give the same numbers: a decimal of at
+most 15 digits is an integer below 2^53 over a power of ten up to 10^22, and that division is
+correctly rounded.
+
+What was parsed is kept as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
+the user's cache folder of the platform), found again by path, size and time stamp of the sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .._validate import InputError, integer, show
+
+FORMAT = 1  # of the cache; another number and nothing old is found again
+MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
+_BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then stay near the cache
+_SPLITS = ("train", "vali", "test")
+_ENDINGS = (".txt", ".txt.gz")
+
+_WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_WHOLE = 2**31 - 1
+_ZERO = np.uint8(ord("0"))
+_POWERS = np.power(10.0, np.arange(16))  # exact: 10^k is a double up to k = 22
+
+
+@dataclass(frozen=True, eq=False)
+class Letor:
+    """Parsed LETOR rows; queries are contiguous runs of one qid inside one file.
+
+    Attributes:
+        features: float32 (n, features), column j holding feature j + 1; absent features are 0.
+        relevance: int32 (n,).
+        starts: int64 (queries + 1,), the first row of each query, and n.
+        qids: int64 (queries,).
+        sources: the files, in the order of their rows.
+        folder: where the arrays are cached, or None when they are only in memory.
+    """
+
+    features: np.ndarray
+    relevance: np.ndarray
+    starts: np.ndarray
+    qids: np.ndarray
+    sources: tuple[str, ...]
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class CachedEntry:
+    """One parsed file or folder in the cache."""
+
+    path: str
+    sources: tuple[str, ...]
+    rows: int
+    queries: int
+    features: int
+    bytes: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """What tells one version of a source from another without reading it."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of one block: relevance (n,), qid (n,), values float32 (n, largest index)."""
+
+    relevance: np.ndarray
+    qid: np.ndarray
+    values: np.ndarray
+
+
+def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Letor:
+    """Rows of a LETOR file (.txt, .gz) or of a folder of them, from the cache when it has them.
+
+    A folder is read as its train, vali and test files (.txt or .txt.gz), or when it has none of
+    them as all its .txt and .txt.gz files, sorted by name. features, if given, is the largest
+    feature index allowed. Raises InputError naming file and line for what is not LETOR text.
+    """
+    if features is not None:
+        features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
+    sources = source_files(path)
+    stamps = [_stamp(source) for source in sources]
+    folder = _entry_folder(stamps)
+    cached = _load(folder)
+    if cached is not None and (features is None or cached.features.shape[1] <= features):
+        return cached
+    blocks, marks, digests = parse(sources, MAX_FEATURES if features is None else features)
+    for source, stamp in zip(sources, stamps, strict=True):
+        if _stamp(source) != stamp:
+            raise InputError(f"{source} changed while it was being read: start again")
+    relevance, starts, qids = marks
+    arrays = {"relevance": relevance, "starts": starts, "qids": qids}
+    width = max(block.shape[1] for block in blocks)
+    meta = {
+        "format": FORMAT,
+        "path": str(Path(path).resolve()),
+        "sources": [
+            {"name": s.name, "size": s.size, "mtime_ns": s.mtime_ns, "sha256": digest}
+            for s, digest in zip(stamps, digests, strict=True)
+        ],
+        "rows": len(relevance),
+        "features": width,
+        "queries": len(qids),
+    }
+    try:
+        store(
+            folder,
+            meta,
+            arrays,
+            {"features": ((len(relevance), width), (_widen(block, width) for block in blocks))},
+        )
+    except OSError as error:
+        warnings.warn(
+            f"the cache folder {cache_folder()} cannot be written ({error.strerror or error}): "
+            f"{path} is parsed in memory, and again at the next start",
+            stacklevel=2,
+        )
+    else:
+        _drop_older(folder, [s.name for s in stamps])
+        stored = _load(folder)
+        if stored is not None:
+            return stored
+    table = np.zeros((len(relevance), width), dtype=np.float32)
+    filled = 0
+    while blocks:  # freed one by one: the peak is one copy, not two
+        block = blocks.pop(0)
+        table[filled : filled + len(block), : block.shape[1]] = block
+        filled += len(block)
+    return Letor(table, relevance, starts, qids, tuple(str(s) for s in sources), None)
+
+
+def source_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files read_letor would read for path, in order; InputError when there is none."""
+    root = Path(path)
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise InputError(f"{root} must be a LETOR file (.txt, .gz) or a folder of them: not found")
+    found = sorted(
+        p
+        for p in root.iterdir()
+        if p.name.endswith(_ENDINGS) and not p.name.startswith(".") and p.is_file()
+    )
+    if not found:
+        folders = sorted(p.name for p in root.iterdir() if p.is_dir())
+        hint = f"; it holds the folders {', '.join(folders[:5])}: name one" if folders else ""
+        raise InputError(f"{root} must hold .txt or .txt.gz files, found none{hint}")
+    splits = {stem + ending for stem in _SPLITS for ending in _ENDINGS}
+    chosen = [p for p in found if p.name in splits] or found
+    for one in chosen:
+        if one.with_name(one.name + ".gz") in chosen:
+            raise InputError(f"{root} holds both {one.name} and {one.name}.gz: keep one of them")
+    return chosen
+
+
+# ---- parsing ---------------------------------------------------------------------------------
+
+
+def parse(
+    sources: Iterable[Path], limit: int = MAX_FEATURES
+) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray], list[str]]:
+    """Blocks of features, (relevance, query starts, qids), and the SHA-256 of each source.
+
+    limit is the largest feature index allowed.
+    """
+    blocks: list[np.ndarray] = []
+    relevances: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
+    qids: list[np.ndarray] = []
+    digests: list[str] = []
+    count = 0
+    # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
+    # arrays of every block are given back and faulted in again, which halves the speed.
+    np.empty(30 << 20, dtype=np.uint8)
+    for source in sources:
+        digest = hashlib.sha256()
+        in_file: list[np.ndarray] = []
+        for block, line in _blocks(source, digest):
+            rows = parse_block(block, limit)
+            if rows is None:
+                rows = parse_lines(block, str(source), line, limit)
+            if len(rows.qid):
+                blocks.append(rows.values)
+                relevances.append(rows.relevance)
+                in_file.append(rows.qid)
+        if not in_file:
+            raise InputError(f"{source} must hold LETOR rows, found none")
+        qid = np.concatenate(in_file)
+        first = np.flatnonzero(np.concatenate([[True], qid[1:] != qid[:-1]]))
+        starts.append(first + count)
+        qids.append(qid[first])
+        count += len(qid)
+        digests.append(digest.hexdigest())
+    offsets = np.concatenate([*starts, [count]]).astype(np.int64)
+    return blocks, (np.concatenate(relevances), offsets, np.concatenate(qids)), digests
+
+
+def parse_block(block: bytes, limit: int = MAX_FEATURES) -> _Rows | None:
+    """Rows of whole lines, vectorised; None when a line is anything but plain LETOR text.
+
+    Plain means: every line is digits, a blank, ``qid:`` and digits, then pairs ``digits:decimal``
+    with growing indices and at most 15 digits in a value. Comments are dropped first.
+    """
+    if b"#" in block:
+        block = re.sub(rb"#[^\n]*", b"", block)
+    text = np.frombuffer(b"\n" * 16 + block, dtype=np.uint8)
+    digit = text - _ZERO
+    is_digit = digit < 10
+    # Every byte that is no digit is a mark; numbers are the gaps between marks.
+    at = np.flatnonzero(~is_digit)[15:]
+    kind = text.take(at)
+    gap = np.zeros(len(at), dtype=np.int32)  # digits between the mark before and this one
+    np.subtract(at[1:], at[:-1], out=gap[1:], casting="same_kind")
+    gap[1:] -= 1
+    number = _numbers(_four_digits(digit, is_digit.view(np.uint8)), at, gap)
+
+    lines = np.flatnonzero(kind == ord("\n"))  # first the line end before the block
+    head = lines[:-1] + 1  # the first mark of each line: the blank after the relevance
+    if not len(head) or (np.diff(lines) < 6).any() or gap.max() > 15:
+        return None
+    for step, letter in enumerate(b"qid:", start=1):
+        if (kind[head + step] != letter).any() or gap[head + step].any():
+            return None
+        kind[head + step] = ord(" ")
+    relevance, qid = number[head], number[head + 5]
+    if not (gap[head].all() and gap[head + 5].all()) or relevance.max() > _LARGEST_WHOLE:
+        return None
+    gap[head] = gap[head + 5] = 0
+
+    colon, point, minus = kind == ord(":"), kind == ord("."), kind == ord("-")
+    blank = (kind == ord(" ")) | (kind == ord("\n")) | (kind == ord("\r")) | (kind == ord("\t"))
+    filled = gap > 0
+    before, after = slice(None, -1), slice(1, None)
+    # What may follow what, and where digits must or must not stand: nothing escapes, since each
+    # mark is of one of the four kinds and each gap lies between two marks.
+    wrong = ~(blank | colon | point | minus)
+    wrong[after] |= colon[after] & ~(blank[before] & filled[after])
+    wrong[after] |= point[after] & ~(colon[before] | minus[before])
+    wrong[after] |= point[before] & ~(filled[before] | filled[after])
+    wrong[after] |= minus[after] & (filled[after] | ~colon[before])
+    wrong[after] |= blank[after] & (filled[after] == blank[before]) & ~point[before]
+    if wrong.any():
+        return None
+
+    end = np.flatnonzero(blank[after] > blank[before]) + 1  # the blank that ends each value
+    if not len(end):
+        return None
+    value = number.take(end)
+    dotted = np.flatnonzero(point.take(end - 1))
+    last = end.take(dotted)
+    digits = gap.take(last)
+    if len(last) and (digits + gap.take(last - 1)).max() > 15:
+        return None
+    power = _POWERS.take(digits)
+    value[dotted] = (number.take(last - 1) * power + value.take(dotted)) / power
+    if minus.any():
+        minus[after] |= minus[before] & point[after]
+        np.negative(value, out=value, where=minus.take(end - 1))
+    pairs = np.diff(np.searchsorted(end, lines, side="right"))
+    table = _table(number.take(np.flatnonzero(colon)), value, pairs, limit)
+    if table is None:
+        return None
+    return _Rows(relevance.astype(np.int32), qid.astype(np.int64), table)
+
+
+def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> _Rows:
+    """Rows of whole lines, one by one, exactly; InputError says ``name:line`` and what is wrong."""
+    relevance: list[int] = []
+    qids: list[int] = []
+    pairs: list[dict[int, float]] = []
+    for number, text in enumerate(block.split(b"\n"), start=line):
+        words = text.split(b"#", 1)[0].split()
+        if not words:
+            continue
+        where = f"{name}:{number}"
+        relevance.append(_whole(words[0], where, "relevance", 31))
+        if len(words) < 2 or not words[1].startswith(b"qid:"):
+            found = _text(words[1]) if len(words) > 1 else "the end of the line"
+            raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
+        qids.append(_whole(words[1][4:], where, "qid", 63))
+        pairs.append(_pairs(words[2:], where, limit))
+    width = max((max(row, default=0) for row in pairs), default=0)
+    values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
+    for row, found_pairs in enumerate(pairs):
+        for index, value in found_pairs.items():
+            values[row, index - 1] = value
+    return _Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
+
+
+def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
+    """The pairs index:value of one line."""
+    result: dict[int, float] = {}
+    for word in words:
+        left, colon, right = word.partition(b":")
+        if not (colon and left.isdigit()):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+        index = int(left[:20])
+        if not 1 <= index <= limit:
+            raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
+        if index in result:
+            raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
+        if _NOT_FINITE.fullmatch(right):
+            raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
+        if not _DECIMAL.fullmatch(right):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+        value = float(right)
+        if abs(value) > _LARGEST:
+            raise InputError(
+                f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
+                f"got {_text(right)}"
+            )
+        result[index] = value
+    return result
+
+
+def _whole(word: bytes, where: str, name: str, bits: int) -> int:
+    """A whole number written as an integer (2) or as one with an empty fraction (2.0)."""
+    if _WHOLE.fullmatch(word) and len(word) <= 40:
+        value = int(word.split(b".")[0])
+        if -(2**bits) <= value < 2**bits:
+            return value
+    raise InputError(f"{where}: {name} must be a whole number, got {_text(word)}")
+
+
+def _text(word: bytes) -> str:
+    """Bytes of a file as they should appear in a message."""
+    return show(word.decode("utf-8", errors="replace"), 40)
+
+
+def _four_digits(digit: np.ndarray, is_digit: np.ndarray) -> np.ndarray:
+    """uint16: at each byte, the number made of the up to four digits that end there.
+
+    digit is byte - 48 and is overwritten; is_digit (uint8) tells the digits. Computed at every
+    byte, since plain passes over memory cost far less than one gathered load per digit.
+    """
+    digit *= is_digit
+    two = digit.copy()
+    two[1:] += digit[:-1] * np.uint8(10)
+    two *= is_digit
+    # A run that reaches back beyond byte i - 1 goes on with the two digits that end at i - 2.
+    earlier = two[:-2] * (is_digit[2:] & is_digit[1:-1])
+    four = two.astype(np.uint16)
+    four[2:] += earlier.astype(np.uint16) * np.uint16(100)
+    return four
+
+
+def _numbers(four: np.ndarray, at: np.ndarray, gap: np.ndarray) -> np.ndarray:
+    """float64: the number in the gap before each mark, exact up to 15 digits; 0 in no gap."""
+    last = at - 1
+    result = four.take(last).astype(np.float64)
+    longer = np.flatnonzero(gap > 4)
+    for reach, scale in ((4, 1e4), (8, 1e8), (12, 1e12)):
+        if not len(longer):
+            break
+        earlier = four.take(last.take(longer) - reach)
+        result[longer] = result.take(longer) + earlier.astype(np.float64) * scale
+        longer = longer[gap.take(longer) > reach + 4]
+    return result
+
+
+def _table(
+    index: np.ndarray, value: np.ndarray, pairs: np.ndarray, limit: int
+) -> np.ndarray | None:
+    """float32 (lines, largest index) from the pairs of all lines; None unless indices grow."""
+    lines, width = len(pairs), int(index.max())
+    if index.min() < 1 or width > limit:
+        return None
+    if len(index) == lines * width and (pairs == width).all():
+        grid = index.reshape(lines, width)
+        if (grid == np.arange(1.0, width + 1.0)).all():
+            return value.reshape(lines, width).astype(np.float32)
+    index = index.astype(np.int64)
+    row = np.repeat(np.arange(lines), pairs)
+    if ((np.diff(index) <= 0) & (row[1:] == row[:-1])).any():
+        return None
+    table = np.zeros((lines, width), dtype=np.float32)
+    table[row, index - 1] = value
+    return table
+
+
+class _HashingFile(io.RawIOBase):
+    """A file that feeds every byte read from it to a digest, in a thread beside the parser."""
+
+    def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._digest = digest
+        self._thread = thread
+        self._last: Future[None] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        if self._last is not None:
+            self._last.result()  # one block ahead at most, whatever the size of the file
+        self._last = self._thread.submit(self._digest.update, data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
+    """Whole lines of source, about _BLOCK bytes at a time, with the number of the first line.
+
+    When the last block has been taken, digest has seen every byte of the file.
+    """
+    try:
+        # Leaving the outer context waits for the digest.
+        with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
+            stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
+            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
+                stream = gzip.GzipFile(fileobj=stream)
+            line = 1
+            rest: list[bytes] = []
+            data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
+            while data:
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    block = b"".join([*rest, data[:cut]])
+                    rest = [data[cut:]]
+                    yield block, line
+                    line += block.count(b"\n")
+                else:
+                    rest.append(data)
+                data = stream.read(_BLOCK)
+            if any(rest):
+                yield b"".join([*rest, b"\n"]), line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+# ---- cache -----------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where parsed files are kept: $FASTFED_CACHE, or fastfed/ in the user's cache folder."""
+    chosen = os.environ.get("FASTFED_CACHE")
+    if chosen:
+        return Path(chosen)
+    home = Path("~").expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "fastfed"
+
+
+def cached_sources() -> list[CachedEntry]:
+    """What the cache holds, sorted by path; damaged entries are left out."""
+    entries = []
+    for folder, meta in _entries():
+        size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        entries.append(
+            CachedEntry(
+                path=meta["path"],
+                sources=tuple(s["name"] for s in meta["sources"]),
+                rows=meta["rows"],
+                queries=meta["queries"],
+                features=meta["features"],
+                bytes=size,
+                folder=folder,
+            )
+        )
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
+    """(source, ok, message) for each source of path, by reading it and comparing checksums.
+
+    ok is False when the bytes of a source are not those the cache was made from, whether its time
+    stamp tells so or not, or when the source is gone. A source that was never cached is ok: there
+    is nothing to compare it with.
+    """
+    resolved = str(Path(path).resolve())
+    known: dict[str, list[dict[str, Any]]] = {}
+    for _, meta in _entries():
+        for source in meta["sources"]:
+            known.setdefault(source["name"], []).append({**source, "path": meta["path"]})
+    names = {n for n, all_of in known.items() if any(s["path"] == resolved for s in all_of)}
+    if Path(path).exists():
+        names |= {str(source.resolve()) for source in source_files(path)}
+    if not names:
+        return [(str(path), False, "no such file or folder")]
+    return [(name, *_verify_source(name, known.get(name, []))) for name in sorted(names)]
+
+
+def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
+    """(ok, message) for one source against its cached checksums."""
+    try:
+        with open(name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        stamp = _stamp(Path(name))
+    except OSError as error:
+        return False, f"cannot be read: {error.strerror or error}"
+    except InputError as error:
+        return False, str(error)
+    if not cached:
+        return True, "not in the cache: nothing to compare with"
+    same = [s for s in cached if (s["size"], s["mtime_ns"]) == (stamp.size, stamp.mtime_ns)]
+    if any(s["sha256"] != digest for s in same):
+        return False, (
+            "the bytes differ from those in the cache although size and time stamp agree: "
+            "restore the file, or touch it to have it parsed again"
+        )
+    if same:
+        return True, "matches its checksum"
+    if any(s["sha256"] == digest for s in cached):
+        return True, "matches its checksum under a new time stamp: the next start parses it again"
+    return False, "changed since it was cached: the next start parses it again"
+
+
+def store(
+    folder: Path,
+    meta: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    streams: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]],
+) -> None:
+    """Write arrays, float32 streams (shape, parts in order) and meta.json as folder, all or none.
+
+    Everything goes to a temporary folder that is renamed at the end, so no reader sees half of it.
+    Raises OSError when the folder cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _sweep(folder.parent)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    try:
+        for name, values in arrays.items():
+            np.save(temporary / f"{name}.npy", values)
+        for name, (shape, parts) in streams.items():
+            # Written, not mapped: a full disk is then an error and not a signal.
+            with (temporary / f"{name}.npy").open("wb") as file:
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+                )
+                for part in parts:
+                    file.write(np.ascontiguousarray(part, dtype="<f4").data)
+        (temporary / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        if folder.exists() and load_meta(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        # Another process may have been first; its folder holds the same.
+        with contextlib.suppress(FileExistsError):
+            _rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load_meta(folder: Path) -> dict[str, Any] | None:
+    """meta.json of a cache folder, or None when it is absent, damaged or of another format."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
+
+
+def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Read-only memory map of one array of a cache folder, or None unless it has that shape."""
+    try:
+        values = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return np.asarray(values) if values.shape == shape else None
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if folder.exists():
+            raise FileExistsError(folder) from None
+        raise
+
+
+def _load(folder: Path) -> Letor | None:
+    """The parsed rows in a cache folder, or None when it does not hold all of them."""
+    meta = load_meta(folder)
+    if meta is None:
+        return None
+    rows, width, queries = meta["rows"], meta["features"], meta["queries"]
+    features = load_array(folder, "features", (rows, width))
+    relevance = load_array(folder, "relevance", (rows,))
+    starts = load_array(folder, "starts", (queries + 1,))
+    qids = load_array(folder, "qids", (queries,))
+    if features is None or relevance is None or starts is None or qids is None:
+        shutil.rmtree(folder, ignore_errors=True)  # damaged: parsed anew by the caller
+        return None
+    names = tuple(source["name"] for source in meta["sources"])
+    return Letor(features, relevance, starts, qids, names, folder)
+
+
+def _entry_folder(stamps: list[_Stamp]) -> Path:
+    """Cache folder of these versions of these sources."""
+    text = json.dumps([FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]])
+    return cache_folder() / "letor" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _entries() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every readable entry of the cache."""
+    root = cache_folder() / "letor"
+    if root.is_dir():
+        for folder in sorted(root.iterdir()):
+            meta = None if folder.name.startswith(".") else load_meta(folder)
+            if meta is not None:
+                yield folder, meta
+
+
+def _drop_older(folder: Path, names: list[str]) -> None:
+    """Remove entries made from earlier versions of the same sources: nothing finds them again."""
+    for other, meta in _entries():
+        if other != folder and [source["name"] for source in meta["sources"]] == names:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _sweep(parent: Path, age: float = 86_400.0) -> None:
+    """Remove what a killed process left half-written more than a day ago."""
+    for part in parent.glob(".part-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > age:
+                shutil.rmtree(part, ignore_errors=True)
+
+
+def _stamp(source: Path) -> _Stamp:
+    try:
+        found = source.stat()
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
+    return _Stamp(str(source.resolve()), found.st_size, found.st_mtime_ns)
+
+
+def _widen(block: np.ndarray, width: int) -> np.ndarray:
+    """Block with zero columns added up to width."""
+    if block.shape[1] == width:
+        return block
+    return np.pad(block, ((0, 0), (0, width - block.shape[1])))

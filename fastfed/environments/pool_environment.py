@@ -1,0 +1,109 @@
+"""Environments over a pool of queries: what letor, classification and replay share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import permutation
+from fastfed._validate import InputError, choice
+from fastfed.environments.base import Facts, RewardLaw
+from fastfed.environments.pool import Pool
+
+#: How a silo meets its queries; the same numbers stand in src/ff_environment.h.
+SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
+
+
+@dataclass(kw_only=True)
+class PoolEnvironment(ABC):
+    """Each round a silo meets one query of its own block and plays one of the query's rows.
+
+    ``sampling``: "with-replacement" draws a uniform query each round; "without-replacement" a
+    fresh random order per replicate; "in-order" the file's own. The last two serve no query
+    twice, so a horizon beyond the smallest silo is refused.
+    """
+
+    sampling: str
+    reward: RewardLaw = field(default_factory=lambda: RewardLaw("none"))
+    _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
+
+    kind = ""
+
+    def __post_init__(self) -> None:
+        choice("sampling", self.sampling, list(SAMPLING))
+
+    @abstractmethod
+    def load(self, silos: int | None) -> Pool:
+        """The pool, its queries divided among that many silos (None: as the data say)."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain data that identifies the environment."""
+
+    def pool(self, silos: int | None) -> Pool:
+        """The pool, loaded once for each number of silos."""
+        if silos not in self._pools:
+            self._pools[silos] = self.load(silos)
+        return self._pools[silos]
+
+    def natural_silos(self) -> int | None:
+        """The number of silos the data themselves say, or None when any number will do."""
+        return None
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        pool = self.pool(silos)
+        blocks = np.diff(pool.silo_starts)
+        if self.sampling != "with-replacement" and horizon > blocks.min():
+            raise InputError(
+                f"horizon must be <= {blocks.min()}, the queries of the smallest silo "
+                f'(sampling = "{self.sampling}"), got {horizon}'
+            )
+        low, high = float(pool.means.min()), float(pool.means.max())
+        bounds = {"none": (low, high), "bernoulli": (0.0, 1.0), "gaussian": None}
+        if self.reward.kind == "bernoulli" and not (low >= 0.0 and high <= 1.0):
+            raise InputError(
+                'reward.kind = "bernoulli" needs expected rewards in [0, 1], '
+                f"these lie in [{low:g}, {high:g}]"
+            )
+        small = pool.theta is None or float(np.linalg.norm(pool.theta)) <= 1.0
+        return Facts(
+            silos=len(blocks),
+            dimension=pool.dimension,
+            actions=pool.max_actions,
+            reward=self.reward,
+            reward_range=bounds[self.reward.kind],
+            linear=pool.linear and small,
+            multiplicity=horizon if self.sampling == "with-replacement" else 1,
+            contexts_made=False,
+            notes=pool.notes,
+        )
+
+    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+        pool = self.pool(silos)
+        order = None
+        if self.sampling == "without-replacement":
+            starts = pool.silo_starts
+            order = np.concatenate(
+                [
+                    starts[i] + permutation(seed, replicate, i, int(starts[i + 1] - starts[i]))
+                    for i in range(len(starts) - 1)
+                ]
+            )
+        return native.Pool(
+            seed,
+            replicate,
+            pool.values,
+            pool.dimension,
+            True,
+            pool.means,
+            pool.best,
+            pool.starts,
+            pool.silo_starts,
+            SAMPLING[self.sampling],
+            order,
+            self.reward.c,
+        )

@@ -1,0 +1,142 @@
+"""A user's own environment: a numba.cfunc (fast) or a plain Python function (slow)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._validate import InputError, array, integer
+from fastfed.environments.base import Facts, RewardLaw
+
+
+def environment_signature() -> Any:
+    """The numba signature of a compiled environment, for ``@numba.cfunc(...)``.
+
+    ``function(state, seed, replicate, silo, round, x, mean) -> actions``: write the features
+    row by row into x (float64, K x d), the expected rewards into mean (float64, K), and return
+    how many actions there are this round, at least 1; a negative number reports a failure.
+    ``state`` points at the float64 array given as ``state``. All randomness must come from
+    (seed, replicate, silo, round), so that a run does not depend on threads or order.
+    """
+    from numba import types
+
+    doubles = types.CPointer(types.float64)
+    return types.int64(
+        doubles, types.uint64, types.int64, types.int64, types.int64, doubles, doubles
+    )
+
+
+@dataclass(kw_only=True)
+class Python:
+    """An environment written by its user.
+
+    ``function`` is a ``numba.cfunc`` of ``environment_signature()``, or a plain callable
+    ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a spec
+    the text "module:name" of either. ``actions`` is the most actions of any round. What the
+    certificate may assume is the user's word: ``linear`` (a linear model with norms at most 1)
+    and ``multiplicity`` (how often one record can be served).
+    """
+
+    function: Any
+    dimension: int
+    actions: int
+    state: Any = None
+    reward: RewardLaw = field(default_factory=RewardLaw)
+    linear: bool = False
+    multiplicity: int = 1
+    kind = "python"
+
+    def __post_init__(self) -> None:
+        integer("dimension", self.dimension, at_least=1)
+        integer("actions", self.actions, at_least=1)
+        integer("multiplicity", self.multiplicity, at_least=1)
+        if isinstance(self.function, str):
+            self.function = _import(self.function)
+        if not callable(self.function) and not hasattr(self.function, "address"):
+            raise InputError(
+                f"function must be a numba.cfunc, a callable or \"module:name\", got {self.function!r}"
+            )
+        if self.state is not None:
+            if not self.compiled:
+                raise InputError("state goes with a numba.cfunc; close over it instead")
+            self.state = array("state", self.state)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the function runs without Python."""
+        return hasattr(self.function, "address")
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        return Facts(
+            silos=None,
+            dimension=self.dimension,
+            actions=self.actions,
+            reward=self.reward,
+            reward_range=(0.0, 1.0) if self.reward.kind == "bernoulli" else None,
+            linear=self.linear,
+            multiplicity=self.multiplicity,
+            notes=("the environment is its user's own: its properties are taken on trust",),
+        )
+
+    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+        if self.compiled:
+            return native.Compiled(
+                seed,
+                replicate,
+                self.function.address,
+                self.state,
+                self.dimension,
+                self.actions,
+                self.reward.c,
+            )
+        return native.Called(
+            seed, replicate, self.function, self._check, self.dimension, self.actions, self.reward.c
+        )
+
+    def _check(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What the callable returned, checked each round: it is the user's code."""
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError("function must return (features, expected rewards)")
+        features = array("features", result[0], shape=(None, self.dimension))
+        if not 1 <= len(features) <= self.actions:
+            raise InputError(
+                f"features must hold 1 to {self.actions} actions, got {len(features)}"
+            )
+        return features, array("expected rewards", result[1], shape=(len(features),))
+
+    def describe(self) -> dict[str, Any]:
+        function: Callable[..., Any] = getattr(self.function, "__wrapped__", self.function)
+        try:
+            source = inspect.getsource(function)
+        except (OSError, TypeError):
+            source = repr(getattr(function, "__qualname__", function))
+        state = b"" if self.state is None else self.state.tobytes()
+        return {
+            "kind": self.kind,
+            "function": hashlib.sha256(source.encode() + state).hexdigest(),
+            "dimension": self.dimension,
+            "actions": self.actions,
+            "reward": {"kind": self.reward.kind, "std": self.reward.std},
+        }
+
+
+def _import(text: str) -> Any:
+    module, _, name = text.partition(":")
+    if not name:
+        raise InputError(f'function must be "module:name", got "{text}"')
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise InputError(f'function "{text}" cannot be imported: {error}') from None
+    except AttributeError:
+        raise InputError(f'module "{module}" has no "{name}"') from None

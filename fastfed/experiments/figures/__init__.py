@@ -1,0 +1,1 @@
+"""One TOML spec per figure: data, no logic."""

@@ -1,0 +1,44 @@
+"""Budgets, sensitivities, mechanisms with their exact accounting, and privacy certificates.
+
+Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
+"""
+
+from __future__ import annotations
+
+from .budget import RELATIONS, UNITS, Budget
+from .calibration import (
+    CALIBRATIONS,
+    MECHANISMS,
+    Calibrated,
+    GaussianTree,
+    calibrate,
+    calibrate_tree,
+)
+from .certificate import Certificate, Condition, Guarantee, SideCertificate, as_text, no_privacy
+from .gaussian import compose, delta_of, epsilon_of, mu_of
+from .sensitivity import LAYOUTS, layout_stds, user_sensitivity
+
+__all__ = [
+    "CALIBRATIONS",
+    "LAYOUTS",
+    "MECHANISMS",
+    "RELATIONS",
+    "UNITS",
+    "Budget",
+    "Calibrated",
+    "Certificate",
+    "Condition",
+    "GaussianTree",
+    "Guarantee",
+    "SideCertificate",
+    "as_text",
+    "calibrate",
+    "calibrate_tree",
+    "compose",
+    "delta_of",
+    "epsilon_of",
+    "layout_stds",
+    "mu_of",
+    "no_privacy",
+    "user_sensitivity",
+]

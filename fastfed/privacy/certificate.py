@@ -1,0 +1,197 @@
+"""What a run guarantees: the claim, what exactly holds, under which conditions, and what does not.
+
+A certificate cannot be built to say more than is known: unknown privacy has no number, and a
+number stands only beside conditions that all hold.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+import msgspec
+
+from .._validate import InputError, choice, number, show
+from .budget import RELATIONS, UNITS
+
+STATUSES = ("proven", "unproven", "none")
+WIDTH = 88
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """One condition of a guarantee, as a sentence, and whether it holds in this run."""
+
+    text: str
+    holds: bool
+
+
+class Guarantee(msgspec.Struct, frozen=True):
+    """The pair (epsilon, delta) of a claim or of an exact account; epsilon >= 0, 0 <= delta < 1."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        epsilon = number("epsilon", self.epsilon, at_least=0)
+        delta = number("delta", self.delta, at_least=0, below=1)
+        msgspec.structs.force_setattr(self, "epsilon", epsilon)
+        msgspec.structs.force_setattr(self, "delta", delta)
+
+
+class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """A guarantee with its unit, relation and trust model; the shape of entries under `also`.
+
+    unit: "user" | "item" | "silo". relation: "replace" | "zero-out".
+    model: who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
+    claimed: what was asked for or what the source states; None if nothing.
+    exact: what is proven to hold; None unless status is "proven".
+    status: "proven" (the exact value holds; compare it with the claim); "unproven" (there may be
+    privacy, no proof covers it); "none" (no finite epsilon holds, or nothing is protected).
+    noise_std: standard deviation by stream, in the units of the statistic.
+    conditions, caveats, source: what the guarantee rests on, what it leaves out, where it is from.
+
+    Raises InputError if "proven" has no exact value or a failed condition, and if "unproven" or
+    "none" carries an exact value. One failed condition is allowed, and demanded, beside a proven
+    value above the claim: the one that says that the claim is not met.
+    """
+
+    unit: str
+    relation: str
+    model: str
+    claimed: Guarantee | None
+    exact: Guarantee | None
+    status: str
+    noise_std: dict[str, float] = msgspec.field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+    caveats: tuple[str, ...] = ()
+    source: str
+
+    def __post_init__(self) -> None:
+        choice("unit", self.unit, UNITS)
+        choice("relation", self.relation, RELATIONS)
+        choice("status", self.status, STATUSES)
+        for name in ("model", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise InputError(f"{name} must be a non-empty text, got {show(value)}")
+        stds = {k: number(f"noise_std[{k}]", v, at_least=0) for k, v in self.noise_std.items()}
+        msgspec.structs.force_setattr(self, "noise_std", stds)
+        # Lists are welcome as arguments, but a frozen value keeps tuples.
+        msgspec.structs.force_setattr(self, "conditions", tuple(self.conditions))
+        msgspec.structs.force_setattr(self, "caveats", tuple(self.caveats))
+        self._check_honesty()
+
+    def _check_honesty(self) -> None:
+        if self.status != "proven":
+            if self.exact is not None:
+                raise InputError(
+                    f'exact must be None when status is "{self.status}", got {show(self.exact)}'
+                )
+            return
+        if self.exact is None:
+            raise InputError('exact must be a Guarantee when status is "proven", got None')
+        failed = [c.text for c in self.conditions if not c.holds]
+        tolerance = 1.0 + 1e-9  # a sum of roundings, not a claim
+        claim = self.claimed
+        exceeded = claim is not None and (
+            self.exact.epsilon > claim.epsilon * tolerance
+            or self.exact.delta > claim.delta * tolerance
+        )
+        # The exact value stands; only the claim it is compared with may be a condition that fails.
+        if exceeded and len(failed) != 1:
+            raise InputError(
+                f"conditions must hold one failed one, that the claim is met, when exact "
+                f"{_pair(self.exact)} is above claimed {_pair(claim)}, got {len(failed)} failed"
+            )
+        if failed and not exceeded:
+            raise InputError(
+                f'every condition must hold when status is "proven", got failed {show(failed[0])}'
+            )
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The certificate as dicts, lists, strings and numbers, keys as in the JSON output."""
+        result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return result
+
+
+class Certificate(SideCertificate, frozen=True, kw_only=True):
+    """The top certificate of a run: the user-level claim, and under `also` weaker guarantees."""
+
+    also: tuple[SideCertificate, ...] = ()
+
+    def __post_init__(self) -> None:
+        SideCertificate.__post_init__(self)
+        also = tuple(self.also)
+        if any(isinstance(entry, Certificate) for entry in also):
+            raise InputError("also must hold SideCertificate values, got a Certificate inside one")
+        msgspec.structs.force_setattr(self, "also", also)
+
+
+def no_privacy(
+    source: str,
+    *,
+    unit: str = "user",
+    relation: str = "replace",
+    model: str = "none",
+    caveats: Sequence[str] = (),
+) -> Certificate:
+    """The certificate of a system that protects nothing and claims nothing."""
+    return Certificate(
+        unit=unit,
+        relation=relation,
+        model=model,
+        claimed=None,
+        exact=None,
+        status="none",
+        caveats=("no privacy", *caveats),
+        source=source,
+    )
+
+
+def rounded_up(value: float) -> str:
+    """Value to four significant digits, never below it: an exact epsilon is not to look smaller."""
+    # From the shortest decimal form: 0.1 must stay 0.1, though the double is slightly above.
+    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
+    return f"{float(up):g}"
+
+
+def as_text(certificate: SideCertificate) -> str:
+    """A plain-text rendering, at most 88 columns wide, for terminals and files."""
+    lines = ["Privacy certificate", *_body(certificate, "  ")]
+    for entry in getattr(certificate, "also", ()):
+        lines += ["", "Also", *_body(entry, "  ")]
+    return "\n".join(lines) + "\n"
+
+
+def _pair(guarantee: Guarantee | None, *, round_up: bool = False) -> str:
+    if guarantee is None:
+        return "none"
+    epsilon = rounded_up(guarantee.epsilon) if round_up else f"{guarantee.epsilon:g}"
+    return f"epsilon {epsilon}, delta {guarantee.delta:g}"
+
+
+def _body(certificate: SideCertificate, indent: str) -> list[str]:
+    marks = {True: "[holds] ", False: "[fails] "}
+    rows: list[tuple[str, list[str]]] = [
+        ("status", [certificate.status]),
+        ("unit", [certificate.unit]),
+        ("relation", [certificate.relation]),
+        ("model", [certificate.model]),
+        ("claimed", [_pair(certificate.claimed)]),
+        ("exact", [_pair(certificate.exact, round_up=True)]),
+        ("noise std", [f"{name} {std:.6g}" for name, std in certificate.noise_std.items()]),
+        ("conditions", [marks[c.holds] + c.text for c in certificate.conditions]),
+        ("caveats", list(certificate.caveats)),
+        ("source", [certificate.source]),
+    ]
+    lines: list[str] = []
+    for label, texts in rows:
+        head = f"{indent}{label:<12}"
+        for text in texts:
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+            )
+            head = " " * len(head)
+    return lines

@@ -1,0 +1,117 @@
+"""How far one record (x, y) can move the released sums of x y and x x^T, in units of the noise.
+
+Only what is proven here is returned; the proof stands beside the formula.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .._validate import choice, integer, number
+from .budget import RELATIONS
+
+LAYOUTS = ("iid", "goe1", "goe2")
+
+
+def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
+    """Standard deviations (off the diagonal, on the diagonal) of a symmetric noise matrix.
+
+    With A a matrix of independent N(0, noise_std^2) entries:
+    "iid" mirrors the upper triangle of A, "goe1" is (A + A^T)/2, "goe2" is (A + A^T)/sqrt(2).
+    noise_std >= 0, in the units of the statistic. In all three the entries on and above the
+    diagonal are independent.
+    """
+    choice("layout", layout, LAYOUTS)
+    s = number("noise_std", noise_std, at_least=0)
+    return {
+        "iid": (s, s),
+        "goe1": (s / math.sqrt(2.0), s),
+        "goe2": (s, s * math.sqrt(2.0)),
+    }[layout]
+
+
+def _std(name: str, value: float) -> float:
+    """A noise standard deviation > 0; infinite stands for a stream that is not released."""
+    return math.inf if value == math.inf else number(name, value, above=0)
+
+
+def user_sensitivity(
+    relation: str,
+    layout: str,
+    dimension: int = 2,
+    bias_std: float = 1.0,
+    cov_std: float = 1.0,
+) -> float:
+    """Exact worst-case mu of releasing (sum x y, sum x x^T) once, for one changed record.
+
+    The bias stream gets N(0, bias_std^2) on each of its d entries, the covariance stream symmetric
+    noise of the given layout with parameter cov_std, independent of it; ||x||_2 <= 1 and |y| <= 1
+    (y in [0, 1] gives the same values). A standard deviation of math.inf leaves that stream out.
+    With both standard deviations 1 this is the joint sensitivity: under replacement
+    sqrt(4.5) for "iid" and "goe1", 2 for "goe2".
+
+    dimension: d; the value is the same for all d >= 2, and smaller or equal at d = 1, so the
+    default is valid for every d.
+    """
+    # mu^2 is the squared change of all distinct entries, each weighted by its noise precision:
+    #   w_b ||x y - x' y'||^2 + Q(D),  D = x x^T - x' x'^T.
+    #   goe1: Q = sum_{i<j} 2 D_ij^2/s^2 + sum_i D_ii^2/s^2   = ||D||_F^2 / s^2
+    #   goe2: Q = sum_{i<j} D_ij^2/s^2 + sum_i D_ii^2/(2 s^2) = ||D||_F^2 / (2 s^2)
+    #   iid:  Q = sum_{i<=j} D_ij^2/s^2 <= ||D||_F^2 / s^2, with equality iff D is diagonal.
+    # So all three are w_b ||.||^2 + w_c ||D||_F^2; for iid that is a bound, attained below.
+    choice("relation", relation, RELATIONS)
+    choice("layout", layout, LAYOUTS)
+    dimension = integer("dimension", dimension, at_least=1)
+    bias_std = _std("bias_std", bias_std)
+    cov_std = _std("cov_std", cov_std)
+    unit = min(bias_std, cov_std)
+    if unit == math.inf:
+        return 0.0
+    # In units of the smaller noise, so that neither weight over- nor underflows.
+    w_b = (unit / bias_std) ** 2
+    w_c = (unit / cov_std) ** 2 / (2.0 if layout == "goe2" else 1.0)
+    if relation == "zero-out":
+        squared = w_b + w_c  # |x y| = 1 and ||x x^T||_F = 1 at x = e_1, y = 1, where D is diagonal
+    elif dimension == 1:
+        squared = _replacement_line(w_b, w_c)
+    else:
+        squared = _replacement(w_b, w_c)
+    return math.sqrt(squared) / unit
+
+
+def _replacement(w_b: float, w_c: float) -> float:
+    """max of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
+
+    Proof. Convex in (y, y'), so |y| = |y'| = 1, and by the sign of x' we may take y = y' = 1. With
+    norms r >= q and <x, x'> = -t (t >= 0 is the better sign), t <= r q, the objective is
+        F = w_b (r^2 + q^2 + 2 t) + w_c (r^4 + q^4 - 2 t^2).
+    For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, leaving
+        F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2,
+    a concave parabola with its top at t = w_b / (2 w_c), or at the end t = 1 where F = 4 w_b.
+    Attained at every t by x = (cos u, -sin u), x' = (-sin u, cos u), t = sin 2u: there
+    x x^T - x' x'^T is diagonal, so the value is attained for the layout "iid" too.
+    """
+    if w_b <= 2.0 * w_c:
+        return 2.0 * w_b + 2.0 * w_c + w_b * w_b / (2.0 * w_c)
+    return 4.0 * w_b
+
+
+def _replacement_line(w_b: float, w_c: float) -> float:
+    """The same maximum in dimension 1, where <x, x'> = -r q has no freedom left.
+
+    Proof. F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in the larger norm r, so r = 1 and
+        F(q) = (1 + q)^2 (w_b + w_c (1 - q)^2),  F'(q) = 2 (1 + q) (w_b - 2 w_c q (1 - q)).
+    Hence F rises to the smaller root of q (1 - q) = w_b / (2 w_c) if there is one, falls to the
+    larger, and rises again to F(1) = 4 w_b: the maximum is at the smaller root or at 1.
+    """
+    best = 4.0 * w_b
+    if w_c >= 2.0 * w_b:
+        q = (1.0 - math.sqrt(1.0 - 2.0 * w_b / w_c)) / 2.0
+        best = max(best, (1.0 + q) ** 2 * (w_b + w_c * (1.0 - q) ** 2))
+    return best
+
+
+def sum_sensitivity(relation: str) -> float:
+    """L2 sensitivity of a sum of vectors of norm at most 1: 1 (zero-out) or 2 (replacement)."""
+    choice("relation", relation, RELATIONS)
+    return 2.0 if relation == "replace" else 1.0

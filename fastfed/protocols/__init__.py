@@ -1,0 +1,1 @@
+"""Messages, protocols P = (randomizer, shuffler, analyzer), and the plans drivers execute."""

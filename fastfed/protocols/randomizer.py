@@ -1,0 +1,50 @@
+"""The randomizer R: what a silo makes of its batch before anything leaves it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource
+from fastfed.protocols.messages import Report
+from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
+
+
+def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd) -> np.ndarray:
+    """Statistic plus its node's noise."""
+    return native.add_noise(values, normals, dimension, *std.parts)
+
+
+class Randomizer:
+    """Turns one batch statistic after another into reports (zhou-chowdhury-2024, Alg. 2, 4).
+
+    Keeps the raw p-sums of the tree and, for prefix sums, the noisy nodes already released, so
+    that each node's noise enters once however often the node is used.
+    """
+
+    def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        self.plan, self.silo, self.noise = plan, silo, noise
+        self.release = 0
+        self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
+        self._nodes = np.zeros_like(self._sums)
+
+    def report(self, batch: np.ndarray) -> Report:
+        """The message after the next batch; ``batch`` is its raw statistic (s,)."""
+        self.release += 1
+        return Report(self.release, self.plan.dimension, self._message(batch), self.silo)
+
+    def _message(self, batch: np.ndarray) -> np.ndarray:
+        sends, d = self.plan.protocol.randomizer, self.plan.dimension
+        if sends == SEND_BATCH:
+            return batch
+        level = native.node_level(self.release)
+        native.psum(self._sums, batch, level)
+        if sends == SEND_NODE:
+            return self._sums[level]
+        normals = self.noise.node(self.silo, self.release, d)
+        node = noisy(self._sums[level], normals, d, self.plan.noise_std)
+        if sends == SEND_NOISY_NODE:
+            return node
+        self._nodes[level] = node
+        return native.prefix(self._nodes, self.release)

@@ -1,0 +1,1 @@
+"""What runs leave behind: the store, and the summaries read from it."""

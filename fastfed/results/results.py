@@ -1,0 +1,114 @@
+"""The results of an experiment in memory: curves over replicates, with their certificates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class CurveResult:
+    """One curve: every replicate's group regret at the checkpoints, and what was guaranteed."""
+
+    label: str
+    algorithm: str
+    protocol: str
+    silos: int
+    horizon: int
+    rounds: np.ndarray  # (C,) int64
+    group_regret: np.ndarray  # (R, C): cumulative, summed over silos
+    replicates: tuple[int, ...]
+    synchronisations: int
+    bytes_up: int
+    bytes_down: int
+    certificate: dict[str, Any]
+    #: Totals over replicates: indefinite V, clipped features, clipped rewards.
+    events: dict[str, int]
+    agent_rounds_per_second: float | None = None
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean group regret at the checkpoints, (C,)."""
+        return self.group_regret.mean(axis=0)
+
+    @property
+    def stderr(self) -> np.ndarray:
+        """Standard error of the mean, (C,); zero for a single replicate."""
+        n = len(self.group_regret)
+        if n < 2:
+            return np.zeros(self.group_regret.shape[1])
+        return self.group_regret.std(axis=0, ddof=1) / math.sqrt(n)
+
+    def final(self, divisor: float = 1.0) -> dict[str, float]:
+        """Mean and standard error at the last round, divided."""
+        return {
+            "mean": float(self.mean[-1]) / divisor,
+            "stderr": float(self.stderr[-1]) / divisor,
+        }
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The JSON of one curve."""
+        return {
+            "label": self.label,
+            "algorithm": self.algorithm,
+            "protocol": self.protocol,
+            "replicates": len(self.replicates),
+            "group_regret": self.final(),
+            "per_silo_regret": self.final(self.silos),
+            "time_average_regret": self.final(self.horizon),
+            "rounds": self.rounds.tolist(),
+            "mean_curve": self.mean.tolist(),
+            "stderr_curve": self.stderr.tolist(),
+            "synchronisations": self.synchronisations,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "events": self.events,
+            "agent_rounds_per_second": self.agent_rounds_per_second,
+            "certificate": self.certificate,
+        }
+
+
+@dataclass(frozen=True)
+class Results:
+    """All curves of one experiment; what ``simulate`` returns and ``load`` reads."""
+
+    experiment: str
+    horizon: int
+    silos: int
+    curves: tuple[CurveResult, ...]
+    figure: dict[str, Any]
+
+    def __getitem__(self, label: str) -> CurveResult:
+        for curve in self.curves:
+            if curve.label == label:
+                return curve
+        raise KeyError(f"no curve {label!r}; there are {[c.label for c in self.curves]}")
+
+    def paired_difference(self, first: str, second: str) -> tuple[float, float]:
+        """Mean and standard error of first - second in final group regret, replicate by replicate.
+
+        Curves of one experiment see the same contexts and reward noise, so the difference is
+        much less noisy than the curves.
+        """
+        a, b = self[first], self[second]
+        shared = sorted(set(a.replicates) & set(b.replicates))
+        difference = np.array(
+            [
+                a.group_regret[a.replicates.index(r), -1] - b.group_regret[b.replicates.index(r), -1]
+                for r in shared
+            ]
+        )
+        spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
+        return float(difference.mean()), float(spread)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The JSON of ``fastfed results``."""
+        return {
+            "experiment": self.experiment,
+            "horizon": self.horizon,
+            "silos": self.silos,
+            "curves": [c.to_builtins() for c in self.curves],
+        }

@@ -1,0 +1,240 @@
+"""The store: one SQLite file in an output folder, one committed row per curve and replicate.
+
+What a run decided stands in ``meta``, ``curves`` and ``cells`` and is the same however the run
+was divided; how long it took stands apart, in ``timings``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError
+from fastfed.results.results import CurveResult, Results
+
+FILE = "results.sqlite"
+FORMAT = "1"
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE curves (
+    position INTEGER PRIMARY KEY, label TEXT NOT NULL, algorithm TEXT NOT NULL,
+    protocol TEXT NOT NULL, facts TEXT NOT NULL, certificate TEXT NOT NULL);
+CREATE TABLE cells (
+    position INTEGER NOT NULL, replicate INTEGER NOT NULL, group_regret BLOB NOT NULL,
+    indefinite INTEGER NOT NULL, clipped_features INTEGER NOT NULL,
+    clipped_rewards INTEGER NOT NULL, PRIMARY KEY (position, replicate)) WITHOUT ROWID;
+CREATE TABLE timings (
+    position INTEGER NOT NULL, replicate INTEGER NOT NULL, seconds REAL NOT NULL,
+    agent_rounds INTEGER NOT NULL, threads INTEGER NOT NULL,
+    PRIMARY KEY (position, replicate)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """What the store keeps of a curve beside its cells."""
+
+    label: str
+    algorithm: str
+    protocol: str
+    facts: dict[str, Any]  # synchronisations, bytes_up, bytes_down
+    certificate: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One curve, one replicate."""
+
+    position: int
+    replicate: int
+    group_regret: np.ndarray
+    indefinite: int
+    clipped_features: int
+    clipped_rewards: int
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+class Store:
+    """An open store. Use ``create_or_resume`` to write, ``open_existing`` to read."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+
+    @classmethod
+    @contextmanager
+    def create_or_resume(
+        cls, folder: Path, meta: dict[str, Any], curves: Sequence[CurveRow]
+    ) -> Iterator[Store]:
+        """The store of an experiment in a folder, made if there is none.
+
+        ``meta`` must hold ``identity``; a folder whose store has another one is refused, and
+        nothing is written.
+        """
+        path = folder / FILE
+        if path.exists():
+            existing = _read_meta(path)
+            if existing["identity"] != _json(meta["identity"]):
+                name = msgspec.json.decode(existing["identity"]).get("name")
+                what = _difference(msgspec.json.decode(existing["identity"]), meta["identity"])
+                raise InputError(
+                    f'{folder} holds another experiment ("{name}", different {what}); '
+                    "choose another output folder"
+                )
+        else:
+            _make(folder, path, meta, curves)
+        connection = sqlite3.connect(path, timeout=30.0)
+        try:
+            yield cls(connection, path)
+        finally:
+            connection.close()
+
+    @classmethod
+    @contextmanager
+    def open_existing(cls, folder: Path) -> Iterator[Store]:
+        """The store of a folder, for reading."""
+        path = folder / FILE
+        if not path.is_file():
+            raise InputError(f"{folder} holds no results ({FILE} is missing)")
+        _read_meta(path)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
+        try:
+            yield cls(connection, path)
+        finally:
+            connection.close()
+
+    def done(self) -> set[tuple[int, int]]:
+        """(position, replicate) of every committed cell."""
+        return set(self._db.execute("SELECT position, replicate FROM cells"))
+
+    def commit(self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int) -> None:
+        """Commit cells played in one pass, all or none; ``seconds`` is each cell's share."""
+        with self._db:
+            for c in cells:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        c.position,
+                        c.replicate,
+                        np.asarray(c.group_regret, "<f8").tobytes(),
+                        c.indefinite,
+                        c.clipped_features,
+                        c.clipped_rewards,
+                    ),
+                )
+                self._db.execute(
+                    "INSERT OR IGNORE INTO timings VALUES (?, ?, ?, ?, ?)",
+                    (c.position, c.replicate, seconds, agent_rounds, threads),
+                )
+
+    def meta(self) -> dict[str, Any]:
+        """Everything under ``meta``, decoded."""
+        return {k: msgspec.json.decode(v) for k, v in self._db.execute("SELECT * FROM meta")}
+
+    def results(self, replicates: int | None = None) -> Results:
+        """Results over the committed cells (of the first ``replicates`` replicates)."""
+        meta = self.meta()
+        identity = meta["identity"]
+        rounds = np.array(meta["rounds"], np.int64)
+        limit = replicates if replicates is not None else 2**62
+        curves = []
+        for position, label, algorithm, protocol, facts, certificate in self._db.execute(
+            "SELECT * FROM curves ORDER BY position"
+        ):
+            rows = list(
+                self._db.execute(
+                    "SELECT replicate, group_regret, indefinite, clipped_features, "
+                    "clipped_rewards FROM cells WHERE position = ? AND replicate < ? "
+                    "ORDER BY replicate",
+                    (position, limit),
+                )
+            )
+            if not rows:
+                continue
+            seconds, played = self._db.execute(
+                "SELECT sum(seconds), sum(agent_rounds) FROM timings WHERE position = ?",
+                (position,),
+            ).fetchone()
+            curves.append(
+                CurveResult(
+                    label=label,
+                    algorithm=algorithm,
+                    protocol=protocol,
+                    silos=identity["silos"],
+                    horizon=identity["horizon"],
+                    rounds=rounds,
+                    group_regret=np.array([np.frombuffer(r[1], "<f8") for r in rows]),
+                    replicates=tuple(r[0] for r in rows),
+                    **msgspec.json.decode(facts),
+                    certificate=msgspec.json.decode(certificate),
+                    events={
+                        "indefinite": sum(r[2] for r in rows),
+                        "clipped_features": sum(r[3] for r in rows),
+                        "clipped_rewards": sum(r[4] for r in rows),
+                    },
+                    agent_rounds_per_second=played / seconds if seconds else None,
+                )
+            )
+        return Results(
+            identity["name"], identity["horizon"], identity["silos"], tuple(curves), meta["figure"]
+        )
+
+
+def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow]) -> None:
+    """A new store, complete under another name before it gets its own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f".{FILE}.new"
+        fresh.unlink(missing_ok=True)
+        connection = sqlite3.connect(fresh)
+        try:
+            with connection:
+                connection.executescript(SCHEMA)
+                rows = {"format": FORMAT, **meta}
+                connection.executemany(
+                    "INSERT INTO meta VALUES (?, ?)", [(k, _json(v)) for k, v in rows.items()]
+                )
+                connection.executemany(
+                    "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (i, c.label, c.algorithm, c.protocol, _json(c.facts), _json(c.certificate))
+                        for i, c in enumerate(curves)
+                    ],
+                )
+        finally:
+            connection.close()
+        fresh.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write to {folder}: {reason}") from None
+
+
+def _read_meta(path: Path) -> dict[str, str]:
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            meta = dict(connection.execute("SELECT key, value FROM meta"))
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
+    if meta.get("format") != _json(FORMAT) or "identity" not in meta:
+        raise InputError(f"{path} was written by another version of fastfed")
+    return meta
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first keys in which two identities differ."""
+    plain = msgspec.json.decode(msgspec.json.encode(now))
+    return ", ".join(k for k in before if before[k] != plain.get(k)) or "keys"

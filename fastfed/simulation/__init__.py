@@ -1,0 +1,1 @@
+"""Playing algorithms in environments: the step driver, the compiled driver, and `simulate`."""

@@ -1,0 +1,110 @@
+"""The compiled driver: a replicate of one or several curves, played without Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import REPLACE
+from fastfed.simulation.outcome import Outcome
+
+
+def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
+    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+    m, d, s = plan.silos, plan.dimension, plan.statistic_size
+    slots = 1 if plan.lazy else m
+    levels, tree = plan.levels, plan.protocol.tree
+    node_rows = (m if plan.protocol.analyzer == REPLACE else 1) if tree else 0
+    clip = plan.clip
+    return {
+        "batch_size": plan.batch_size,
+        "lazy": plan.lazy,
+        "randomizer": plan.protocol.randomizer,
+        "analyzer": plan.protocol.analyzer,
+        "noise_std": plan.noise_std.parts,
+        "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
+        "radius_count": float(plan.rows_per_round),
+        "second_bonus": plan.second_bonus,
+        "regularizer": np.ascontiguousarray(plan.regularizer, dtype=np.float64),
+        "radius_offset": np.ascontiguousarray(plan.radius.offset, dtype=np.float64),
+        "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
+        "clip": clip is not None,
+        "feature_bound": clip.feature if clip else 0.0,
+        "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
+        "releases": plan.releases,
+        "levels": levels,
+        "w": np.zeros((slots, d, d)),
+        "theta": np.zeros((slots, d)),
+        "batch": np.zeros((m, s)),
+        "sums": np.zeros((m if tree else 0, levels, s)),
+        "nodes": np.zeros((node_rows, levels, s)),
+        "messages": np.zeros((m if plan.batch_size else 0, s)),
+        "total": np.zeros(s),
+        "regret": np.zeros(m),
+        "curve": np.zeros((m, checkpoints)),
+        "clipped": np.zeros((m, 2), np.int64),
+        "indefinite": np.zeros(1, np.int64),
+        "actions": np.zeros((m, plan.horizon), np.int32) if record else None,
+        "rewards": np.zeros((m, plan.horizon)) if record else None,
+    }
+
+
+def outcome(state: dict[str, Any]) -> Outcome:
+    """What the state has come to. Silos are summed one after the other, in index order."""
+    group = np.zeros(state["curve"].shape[1])
+    for row in state["curve"]:
+        group += row
+    features, rewards = state["clipped"].sum(axis=0)
+    return Outcome(
+        group_regret=group,
+        clipped_features=int(features),
+        clipped_rewards=int(rewards),
+        indefinite=int(state["indefinite"][0]),
+        total=state["total"],
+        actions=state["actions"],
+        rewards=state["rewards"],
+    )
+
+
+#: A call into the compiled side aims at this many seconds: Ctrl-C and progress come between.
+CALL_SECONDS = 0.25
+
+
+def play(
+    environment: native.Environment,
+    plans: Sequence[Plan],
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Outcome]:
+    """Play rounds 1..last (all by default) of all plans over one environment.
+
+    One outcome per plan. ``progress(rounds)`` hears how many rounds each call played and may
+    raise to stop. How the rounds are divided into calls changes nothing.
+    """
+    horizon, silos = plans[0].horizon, plans[0].silos
+    last = horizon if last is None else last
+    states = [state(plan, len(checkpoints), record) for plan in plans]
+    run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
+    run.begin()
+    first, step = 1, rounds_per_call or 16
+    while first <= last:
+        until = min(first + step - 1, last)
+        start = time.perf_counter()
+        run.play(first, until)
+        seconds = time.perf_counter() - start
+        if progress is not None:
+            progress(until - first + 1)
+        first = until + 1
+        if rounds_per_call is None:
+            step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
+    return [outcome(s) for s in states]

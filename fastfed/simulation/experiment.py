@@ -1,0 +1,260 @@
+"""An experiment: one environment, some curves, how long and how often; and how a spec says it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._random import check_seed
+from fastfed._validate import InputError, integer, nearest, show
+from fastfed.bandits import ALGORITHMS
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import Algorithm, Keys, System
+from fastfed.environments import Environment, Facts, environment_from_spec
+from fastfed.simulation.outcome import checkpoint_rounds
+
+#: Raised whenever the same spec would play other rounds than before: old results then differ.
+SEMANTICS = 1
+
+TOP_KEYS = (
+    "name",
+    "horizon",
+    "silos",
+    "replicates",
+    "seed",
+    "checkpoints",
+    "environment",
+    "curve",
+    "figure",
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure: a label and a system ready to play."""
+
+    label: str
+    algorithm: str
+    keys: dict[str, Any]  # every key with its value, defaults filled in
+    system: System
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `run` plays. Equal identities play equal rounds."""
+
+    name: str
+    environment: Environment
+    facts: Facts
+    silos: int
+    horizon: int
+    replicates: int
+    seed: int
+    checkpoints: np.ndarray
+    curves: tuple[Curve, ...]
+    figure: dict[str, Any]
+
+    @property
+    def agent_rounds(self) -> int:
+        """Silo-rounds of one replicate of one curve."""
+        return self.silos * self.horizon
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the results, but for the number of replicates."""
+        return {
+            "semantics": SEMANTICS,
+            "name": self.name,
+            "environment": self.environment.describe(),
+            "silos": self.silos,
+            "horizon": self.horizon,
+            "seed": self.seed,
+            "checkpoints": len(self.checkpoints),
+            "curves": [
+                {"label": c.label, "algorithm": c.algorithm, **c.keys} for c in self.curves
+            ],
+        }
+
+    def digest(self) -> str:
+        """A short name of the identity."""
+        return hashlib.sha256(msgspec.json.encode(self.identity(), order="sorted")).hexdigest()[:16]
+
+    def with_options(self, replicates: int | None = None) -> Experiment:
+        """The same experiment with another number of replicates."""
+        if replicates is None:
+            return self
+        return replace(self, replicates=integer("replicates", replicates, at_least=1))
+
+
+def setting_of(facts: Facts, silos: int, horizon: int) -> Setting:
+    """The environment's facts as a linear system wants them."""
+    low, high = facts.reward_range or (0.0, 1.0)
+    return Setting(
+        silos=silos,
+        horizon=horizon,
+        dimension=facts.dimension,
+        # Whatever lies in an interval is sub-Gaussian of half its length (Hoeffding).
+        reward_scale=facts.reward.std if facts.reward.kind == "gaussian" else (high - low) / 2.0,
+        noise_free=facts.reward.kind == "none",
+        reward_range=facts.reward_range,
+        linear=facts.linear,
+        multiplicity=facts.multiplicity,
+        notes=facts.notes,
+    )
+
+
+def algorithm(name: object) -> Algorithm:
+    """The registry's entry."""
+    if name not in ALGORITHMS:
+        raise InputError(
+            f'unknown algorithm "{name}"{nearest(str(name), ALGORITHMS)} '
+            f"(known: {', '.join(ALGORITHMS)})"
+        )
+    return ALGORITHMS[str(name)]
+
+
+def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
+    """One curve for every combination of its list-valued keys, the values in the label."""
+    lists = {k: v for k, v in curve.items() if isinstance(v, list)}
+    for key, values in lists.items():
+        if not values:
+            raise InputError(f"{key} must not be an empty list")
+    expanded = []
+    for values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        parts = [f"{key} = {value:g}" if isinstance(value, (int, float)) else f"{key} = {value}"
+                 for key, value in chosen.items()]
+        expanded.append({**curve, **chosen, "label": ", ".join([str(curve["label"]), *parts])})
+    return expanded
+
+
+def build_curve(spec: dict[str, Any], setting: Setting) -> Curve:
+    """The curve of one expanded table; errors name curve and key."""
+    keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm")}
+    label = spec["label"]
+    try:
+        entry = algorithm(spec.get("algorithm"))
+        system = entry.make(keys, setting)
+        checked = msgspec.convert(keys, entry.keys)
+    except InputError as error:
+        raise InputError(f'{error} (curve "{label}")') from None
+    return Curve(label, entry.id, complete(checked), system)
+
+
+def complete(keys: Keys) -> dict[str, Any]:
+    """Every key with its value, as plain data."""
+    built: dict[str, Any] = msgspec.to_builtins(keys)
+    return built
+
+
+def make_experiment(
+    *,
+    name: str,
+    environment: Environment,
+    curves: list[dict[str, Any]],
+    horizon: int,
+    silos: int | None = None,
+    replicates: int = 1,
+    seed: int = 0,
+    checkpoints: int = 200,
+    figure: dict[str, Any] | None = None,
+) -> Experiment:
+    """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
+    horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
+    natural = environment.natural_silos()
+    if silos is None:
+        silos = natural
+    if silos is None:
+        raise InputError("silos is required: how many silos share the learning")
+    silos = integer("silos", silos, at_least=1, at_most=2**31)
+    if natural is not None and silos != natural:
+        raise InputError(f"silos must be {natural}, as the data say, got {silos}")
+    facts = environment.facts(silos, horizon)
+    setting = setting_of(facts, silos, horizon)
+    if not curves:
+        raise InputError("curve is required: at least one [[curve]] table")
+    for position, table in enumerate(curves):
+        if not isinstance(table, dict):
+            raise InputError(f"curve {position + 1} must be a table, got {show(table)}")
+        table.setdefault("label", str(table.get("algorithm")))
+    built = tuple(build_curve(c, setting) for table in curves for c in expand(table))
+    seen: set[str] = set()
+    for curve in built:
+        if curve.label in seen:
+            raise InputError(f'label must be unique, got "{curve.label}" twice')
+        seen.add(curve.label)
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"name must be a text, got {show(name)}")
+    return Experiment(
+        name=name,
+        environment=environment,
+        facts=facts,
+        silos=silos,
+        horizon=horizon,
+        replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
+        seed=check_seed(seed),
+        checkpoints=checkpoint_rounds(horizon, integer("checkpoints", checkpoints, at_least=1)),
+        curves=built,
+        figure=figure or {},
+    )
+
+
+def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
+    """The experiment of a spec's tables (DESIGN: one TOML file)."""
+    for key in spec:
+        if key not in TOP_KEYS:
+            raise InputError(f'unknown key "{key}"{nearest(key, TOP_KEYS)}')
+    for key in ("name", "horizon", "environment", "curve"):
+        if key not in spec:
+            raise InputError(f"{key} is required")
+    curves = spec["curve"]
+    if not isinstance(curves, list):
+        raise InputError("curve must be a list of tables: write [[curve]]")
+    keys = {k: v for k, v in spec.items() if k not in ("environment", "curve")}
+    return make_experiment(
+        environment=environment_from_spec(spec["environment"]),
+        curves=[dict(c) if isinstance(c, dict) else c for c in curves],
+        **keys,
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; InputError with line and column when it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file in UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML: {error}") from None
+
+
+#: Keys of an environment that name files; a spec may give them relative to itself.
+PATH_KEYS = ("path", "data")
+
+
+def load_experiment(path: str | Path, **overrides: Any) -> Experiment:
+    """The experiment of a TOML file; ``overrides`` replace top-level keys (None: keep)."""
+    path = Path(path)
+    spec = read_toml(path)
+    spec.update({k: v for k, v in overrides.items() if v is not None})
+    environment = spec.get("environment")
+    if isinstance(environment, dict):
+        for key in PATH_KEYS:
+            value = environment.get(key)
+            if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
+                beside = path.parent / value
+                environment[key] = str(beside if beside.exists() else Path(value))
+    try:
+        return experiment_from_spec(spec)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

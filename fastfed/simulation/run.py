@@ -1,0 +1,205 @@
+"""Running an experiment: which cells are missing, who plays them, and committing each one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastfed
+from fastfed._validate import InputError, integer
+from fastfed.results.results import Results
+from fastfed.results.store import Cell, CurveRow, Store
+from fastfed.simulation import compiled
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Curves of one replicate that are played together, over the same contexts."""
+
+    replicate: int
+    positions: tuple[int, ...]
+
+
+class Interrupted(Exception):
+    """A pass was told to stop between two calls."""
+
+
+def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[Pass]:
+    """What is left to play. Curves share contexts where making them is work."""
+    together = experiment.facts.contexts_made
+    passes = []
+    for replicate in range(experiment.replicates):
+        left = tuple(
+            i for i in range(len(experiment.curves)) if (i, replicate) not in done
+        )
+        if together and left:
+            passes.append(Pass(replicate, left))
+        else:
+            passes.extend(Pass(replicate, (i,)) for i in left)
+    return passes
+
+
+def default_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def play_pass(
+    experiment: Experiment,
+    work: Pass,
+    threads: int,
+    progress: Callable[[int], None] | None = None,
+    record: bool = False,
+) -> list[Outcome]:
+    """Play one pass with the compiled driver; ``progress`` hears agent-rounds."""
+    environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
+    each = experiment.silos * len(work.positions)
+    return compiled.play(
+        environment,
+        [experiment.curves[i].system.plan for i in work.positions],
+        experiment.checkpoints,
+        threads=threads,
+        record=record,
+        progress=None if progress is None else lambda rounds: progress(rounds * each),
+    )
+
+
+def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
+    """Seconds the passes will take, from playing a few rounds of the first one."""
+    if not passes:
+        return 0.0
+    work = passes[0]
+    environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
+    plans = [experiment.curves[i].system.plan for i in work.positions]
+    rounds = min(experiment.horizon, max(p.batch_size for p in plans) or 25)
+    start = time.perf_counter()
+    compiled.play(environment, plans, experiment.checkpoints, last=rounds)
+    each = (time.perf_counter() - start) / rounds / len(plans)
+    curves = sum(len(p.positions) for p in passes)
+    return each * experiment.horizon * curves / min(threads, max(len(passes), experiment.silos))
+
+
+def play_all(
+    experiment: Experiment,
+    passes: list[Pass],
+    threads: int,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Pass, list[Outcome], float, int]]:
+    """Play passes, several at a time; yields (pass, outcomes, seconds, threads) as they end.
+
+    While there are passes enough each takes one thread; fewer passes share the threads among
+    their silos. Neither changes a bit of the results.
+    """
+    stop = threading.Event()
+    workers = max(1, min(threads, len(passes)))
+    inner = max(1, threads // workers)
+
+    def heard(agent_rounds: int) -> None:
+        if stop.is_set():
+            raise Interrupted
+        if progress is not None:
+            progress(agent_rounds)
+
+    def job(work: Pass) -> tuple[Pass, list[Outcome], float, int]:
+        start = time.perf_counter()
+        outcomes = play_pass(experiment, work, inner, heard)
+        return work, outcomes, time.perf_counter() - start, inner
+
+    waiting = iter(passes)
+    with ThreadPoolExecutor(workers, thread_name_prefix="fastfed") as pool:
+        running: set[Future[tuple[Pass, list[Outcome], float, int]]] = set()
+        try:
+            while True:
+                while len(running) < workers and (work := next(waiting, None)) is not None:
+                    running.add(pool.submit(job, work))
+                if not running:
+                    return
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    yield future.result()
+        finally:
+            stop.set()
+
+
+def curve_rows(experiment: Experiment) -> list[CurveRow]:
+    """What the store keeps of each curve."""
+    rows = []
+    for curve in experiment.curves:
+        plan = curve.system.plan
+        rows.append(
+            CurveRow(
+                label=curve.label,
+                algorithm=curve.algorithm,
+                protocol=plan.protocol.id,
+                facts={
+                    "synchronisations": plan.releases,
+                    "bytes_up": plan.bytes_up,
+                    "bytes_down": plan.bytes_down,
+                },
+                certificate=curve.system.certificate.to_builtins(),
+            )
+        )
+    return rows
+
+
+def run(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    threads: int | None = None,
+    on_start: Callable[[list[Pass], int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Results:
+    """Play what is missing of an experiment in an output folder, and read its results.
+
+    Every replicate of every curve is committed once it is played, so the same call again repeats
+    nothing. ``on_start`` hears what is left and with how many threads.
+    """
+    threads = default_threads() if threads is None else integer("threads", threads, at_least=1)
+    meta: dict[str, Any] = {
+        "identity": experiment.identity(),
+        "rounds": experiment.checkpoints.tolist(),
+        "figure": experiment.figure,
+        "version": fastfed.__version__,
+    }
+    with Store.create_or_resume(Path(folder), meta, curve_rows(experiment)) as store:
+        passes = missing_passes(experiment, store.done())
+        if on_start is not None:
+            on_start(passes, threads)
+        for work, outcomes, seconds, used in play_all(experiment, passes, threads, progress):
+            store.commit(
+                cells(work, outcomes), seconds / len(outcomes), experiment.agent_rounds, used
+            )
+        return store.results(experiment.replicates)
+
+
+def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
+    """The rows of one pass."""
+    return [
+        Cell(
+            position,
+            work.replicate,
+            outcome.group_regret,
+            outcome.indefinite,
+            outcome.clipped_features,
+            outcome.clipped_rewards,
+        )
+        for position, outcome in zip(work.positions, outcomes, strict=True)
+    ]
+
+
+def load(folder: str | Path) -> Results:
+    """The results of an output folder."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder")
+    with Store.open_existing(path) as store:
+        return store.results()

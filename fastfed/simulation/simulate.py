@@ -1,0 +1,109 @@
+"""`simulate`: one call from an environment and an algorithm to results, nothing on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer
+from fastfed.environments import Environment, environment_from_spec
+from fastfed.results.results import CurveResult, Results
+from fastfed.simulation import step
+from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.run import curve_rows, default_threads, missing_passes, play_all
+
+
+def simulate(
+    environment: Environment | dict[str, Any],
+    algorithm: str | None = None,
+    *,
+    horizon: int,
+    silos: int | None = None,
+    replicates: int = 1,
+    seed: int = 0,
+    checkpoints: int = 200,
+    curves: Sequence[dict[str, Any]] | None = None,
+    threads: int | None = None,
+    driver: str = "compiled",
+    name: str = "simulation",
+    **keys: Any,
+) -> Results:
+    """Play one algorithm, or several curves, and return their regret and certificates.
+
+    ``environment``: an environment object, or a spec's table such as {"kind": "sphere"}.
+    ``algorithm`` with its ``keys`` (epsilon, delta, batch_size, ...) makes one curve, or one
+    per value of a list-valued key; ``curves`` is a list of such tables with labels instead.
+    ``horizon`` T and ``silos`` M; ``replicates`` independent runs. Results are a function of
+    ``seed`` alone: not of ``threads`` nor of ``driver`` ("compiled", or "step" for the readable
+    one).
+
+    >>> r = simulate({"kind": "sphere", "dimension": 3, "actions": 5}, "fedlinucb",
+    ...              horizon=50, silos=4, batch_size=10)
+    >>> r.curves[0].certificate["status"]
+    'none'
+    """
+    if isinstance(environment, dict):
+        environment = environment_from_spec(environment)
+    if (algorithm is None) == (curves is None):
+        raise InputError("give either algorithm and its keys, or curves")
+    if curves is None:
+        curves = [{"label": algorithm, "algorithm": algorithm, **keys}]
+    elif keys:
+        raise InputError(f'unknown argument "{next(iter(keys))}"; keys stand in curves')
+    choice("driver", driver, ["compiled", "step"])
+    experiment = make_experiment(
+        name=name,
+        environment=environment,
+        curves=[dict(c) for c in curves],
+        horizon=horizon,
+        silos=silos,
+        replicates=replicates,
+        seed=seed,
+        checkpoints=checkpoints,
+    )
+    threads = default_threads() if threads is None else integer("threads", threads, at_least=1)
+    outcomes: dict[tuple[int, int], Outcome] = {}
+    if driver == "compiled":
+        for work, played, _, _ in play_all(experiment, missing_passes(experiment, set()), threads):
+            for position, outcome in zip(work.positions, played, strict=True):
+                outcomes[position, work.replicate] = outcome
+    else:
+        for replicate in range(experiment.replicates):
+            opened = environment.open(experiment.seed, replicate, experiment.silos)
+            plans = [c.system.plan for c in experiment.curves]
+            played = step.play(opened, plans, experiment.checkpoints)
+            outcomes.update({(i, replicate): o for i, o in enumerate(played)})
+    return collect(experiment, outcomes)
+
+
+def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
+    """Results of outcomes by (curve position, replicate)."""
+    replicates = tuple(range(experiment.replicates))
+    curves = []
+    for position, row in enumerate(curve_rows(experiment)):
+        played = [outcomes[position, r] for r in replicates]
+        curves.append(
+            CurveResult(
+                label=row.label,
+                algorithm=row.algorithm,
+                protocol=row.protocol,
+                silos=experiment.silos,
+                horizon=experiment.horizon,
+                rounds=experiment.checkpoints,
+                group_regret=np.array([o.group_regret for o in played]),
+                replicates=replicates,
+                **row.facts,
+                certificate=row.certificate,
+                events={
+                    "indefinite": sum(o.indefinite for o in played),
+                    "clipped_features": sum(o.clipped_features for o in played),
+                    "clipped_rewards": sum(o.clipped_rewards for o in played),
+                },
+            )
+        )
+    return Results(
+        experiment.name, experiment.horizon, experiment.silos, tuple(curves), experiment.figure
+    )

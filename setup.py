@@ -1,0 +1,93 @@
+"""Build of the compiled core; everything else stands in pyproject.toml.
+
+OpenMP and per-processor clones (GNU ifunc) are probed. Without them the build is plain, slower
+and gives the same bits; the build log and `fastfed doctor` say which it was.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+KERNELS = Path("fastfed") / "_kernels"
+SOURCES = ["random", "linalg", "scores", "environment", "protocol", "play"]
+
+CLONES_PROBE = """
+__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+int twice(int x) { return 2 * x; }
+int main(void) { return twice(0); }
+"""
+OPENMP_PROBE = """
+#include <omp.h>
+int main(void) { return omp_get_max_threads() < 1; }
+"""
+
+
+class BuildKernels(build_ext):
+    def compiles(self, source: str, *flags: str) -> bool:
+        """Whether a small program compiles, without warnings, and links with these flags."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "probe.c"
+            file.write_text(source)
+            try:
+                objects = self.compiler.compile(
+                    [str(file)], output_dir=folder, extra_postargs=[*flags, "-Werror"]
+                )
+                self.compiler.link_executable(
+                    objects, "probe", output_dir=folder, extra_postargs=list(flags)
+                )
+            except Exception:
+                return False
+        return True
+
+    def build_extensions(self) -> None:
+        (extension,) = self.extensions
+        if self.compiler.compiler_type == "msvc":
+            extension.extra_compile_args = ["/O2", "/fp:precise"]
+            print("fastfed: plain build (MSVC): one thread per run, no processor clones")
+        else:
+            # No contraction and no fast-math: the same bits on every processor.
+            extension.extra_compile_args = [
+                "-O3",
+                "-std=gnu11",
+                "-fno-math-errno",
+                "-fno-trapping-math",
+                "-ffp-contract=off",
+                "-Wno-psabi",
+            ]
+            if self.compiles(OPENMP_PROBE, "-fopenmp"):
+                extension.extra_compile_args.append("-fopenmp")
+                extension.extra_link_args.append("-fopenmp")
+            else:
+                print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
+            if self.compiles(CLONES_PROBE):
+                extension.define_macros.append(("FF_TARGET_CLONES", "1"))
+            else:
+                print(
+                    "fastfed: no target_clones here: plain code for the baseline processor "
+                    "(same results, slower)",
+                    file=sys.stderr,
+                )
+        super().build_extensions()
+
+
+setup(
+    ext_modules=cythonize(
+        [
+            Extension(
+                "fastfed._kernels._native",
+                [
+                    str(KERNELS / "_native.pyx"),
+                    *(str(KERNELS / "src" / f"ff_{name}.c") for name in SOURCES),
+                ],
+                include_dirs=[str(KERNELS / "src")],
+                depends=[str(p) for p in sorted((KERNELS / "src").glob("*.h"))],
+            )
+        ],
+        language_level=3,
+    ),
+    cmdclass={"build_ext": BuildKernels},
+)

@@ -1,0 +1,167 @@
+"""Regret bounds: hand-computed values, and the scalings that the paper proves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from fastfed._validate import InputError
+from fastfed.bandits import bounds
+
+T, M, D, B = 10_000, 100, 10, 25
+EPSILON, DELTA, ALPHA = 0.5, 1e-4, 0.01
+KAPPA = 9  # floor(log2(400)) + 1
+NON_PRIVATE = 10 * 100 * 25 * math.log(1e4) + 10 * 1e3 * math.log(1e8)
+UNION = math.log(40_000) ** 0.25  # T / (B alpha)
+THEOREMS = [bounds.theorem_5_1, bounds.theorem_5_3, bounds.theorem_5_5]
+TABLE = [bounds.privacy_cost_central_jdp, bounds.privacy_cost_silo_ldp, bounds.privacy_cost_sdp]
+BUDGETED = [*TABLE, bounds.corollary_5_2, bounds.corollary_5_4, bounds.single_agent_central]
+
+
+def test_table_1() -> None:
+    central = 1000 * 10**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
+    assert bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
+    assert bounds.privacy_cost_sdp(T, M, D, EPSILON, DELTA) == pytest.approx(central)
+    ldp = 100 * 1000**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
+    assert bounds.privacy_cost_silo_ldp(T, M, D, EPSILON, DELTA) == pytest.approx(ldp)
+    assert ldp / central == pytest.approx(M**0.25)
+
+
+def test_theorems() -> None:
+    assert bounds.non_private_regret(T, M, D, B, ALPHA) == pytest.approx(NON_PRIVATE)
+    ldp = 100 * 1000**0.75 * math.log(1e4) ** 0.25 / math.sqrt(0.5)
+    assert bounds.theorem_5_1(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
+        NON_PRIVATE + ldp * UNION
+    )
+    scale = 10**0.75 * 1000 / math.sqrt(0.5)
+    amplified = scale * math.log(100 * KAPPA / 1e-4) ** 0.75
+    assert bounds.theorem_5_3(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
+        NON_PRIVATE + amplified * UNION
+    )
+    vector = scale * math.log(KAPPA * 100 / 1e-4) ** 0.75
+    assert bounds.theorem_5_5(T, M, D, B, EPSILON, DELTA, ALPHA) == pytest.approx(
+        NON_PRIVATE + vector * UNION
+    )
+
+
+def test_ranges_of_the_theorems() -> None:
+    epsilon, delta = bounds.theorem_5_3_largest_budget(T, M, B)
+    assert epsilon == pytest.approx(3.0e-5)
+    assert delta == pytest.approx(9e-4)
+    smaller = bounds.theorem_5_3_largest_budget(T, M, B, c1=2, c2=3)
+    assert smaller[0] == pytest.approx(1.5e-5)
+    assert smaller[1] == pytest.approx(3e-4)
+    # T = 25000: kappa = 10.
+    assert bounds.theorem_5_3_largest_budget(25_000, M, B)[0] == pytest.approx(1.26e-5, rel=0.01)
+    assert bounds.theorem_5_5_largest_epsilon(T, B, 0.1) == pytest.approx(
+        60 * math.sqrt(18 * math.log(20))
+    )
+
+
+def test_appendix_c() -> None:
+    low, high, nu = 3.0, 9.0, 1.5
+    growth = math.log(1 + 1e6 / 30)
+    beta = math.sqrt(2 * math.log(200) + 10 * growth) + 3.0 + 1.5
+    assert bounds.lemma_c2_beta(T, M, D, ALPHA, low, high, nu) == pytest.approx(beta)
+    regret = beta * math.sqrt(10 * 1e6 * growth) + 100 * 25 * 10 * growth
+    assert bounds.lemma_c2_regret(T, M, D, B, ALPHA, low, high, nu) == pytest.approx(regret)
+    noise = math.sqrt(7.0 * 1e6 * math.log(1e6)) * 10**0.75 * UNION
+    assert bounds.lemma_c4_regret(T, M, D, B, 7.0, ALPHA) == pytest.approx(NON_PRIVATE + noise)
+    assert bounds.lemma_c4_regret(T, M, D, B, 0, ALPHA) == pytest.approx(NON_PRIVATE)
+
+
+def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
+    """Privacy terms agree in every argument, up to the hidden logarithms."""
+
+    def ratio(t: int, m: int, d: int, epsilon: float, delta: float) -> float:
+        kappa = (t // B).bit_length()
+        node = math.sqrt(8 * kappa * (math.log(2 / delta) + epsilon)) / epsilon
+        total = math.sqrt(m * kappa) * node
+        base = bounds.non_private_regret(t, m, d, B, ALPHA)
+        lemma = bounds.lemma_c4_regret(t, m, d, B, total, ALPHA) - base
+        theorem = bounds.theorem_5_1(t, m, d, B, epsilon, delta, ALPHA) - base
+        return lemma / theorem / math.sqrt(kappa * math.log(m * t))
+
+    reference = ratio(T, M, D, 1e-3, 1e-8)
+    for changed in (
+        (100 * T, M, D, 1e-3, 1e-8),
+        (T, 81 * M, D, 1e-3, 1e-8),
+        (T, M, 16 * D, 1e-3, 1e-8),
+        (T, M, D, 1e-6, 1e-8),
+    ):
+        assert ratio(*changed) == pytest.approx(reference, rel=1e-3)
+
+
+@pytest.mark.parametrize("bound", BUDGETED)
+def test_budgeted_bounds_fall_with_epsilon_and_delta(bound: Callable[..., float]) -> None:
+    value = bound(T, M, D, EPSILON, DELTA)
+    assert bound(T, M, D, 2 * EPSILON, DELTA) < value
+    assert bound(T, M, D, EPSILON, 10 * DELTA) < value
+    assert bound(T, M, D, EPSILON, DELTA, constant=3.0) == pytest.approx(3 * value)
+
+
+@pytest.mark.parametrize("bound", TABLE)
+def test_costs_scale_as_stated(bound: Callable[..., float]) -> None:
+    value = bound(T, M, D, EPSILON, DELTA)
+    assert bound(4 * T, M, D, EPSILON, DELTA) == pytest.approx(2 * value)
+    assert bound(T, M, 16 * D, EPSILON, DELTA) == pytest.approx(8 * value)
+    assert bound(T, M, D, 4 * EPSILON, DELTA) == pytest.approx(value / 2)
+    power = 0.75 if bound is bounds.privacy_cost_silo_ldp else 0.5
+    assert bound(T, 16 * M, D, EPSILON, DELTA) == pytest.approx(16**power * value)
+
+
+@pytest.mark.parametrize("theorem", THEOREMS)
+def test_theorems_take_a_constant_and_refuse_bad_input(theorem: Callable[..., float]) -> None:
+    value = theorem(T, M, D, B, EPSILON, DELTA, ALPHA)
+    assert theorem(T, M, D, B, EPSILON, DELTA, ALPHA, constant=0.5) == pytest.approx(value / 2)
+    assert math.isfinite(theorem(1, 1, 1, 1, EPSILON, DELTA, 1.0))
+    assert math.isfinite(theorem(10, 3, 2, 10, EPSILON, DELTA, 1.0))
+    with pytest.raises(InputError, match="batch_size must be an integer >= 1 and <= 10000"):
+        theorem(T, M, D, T + 1, EPSILON, DELTA, ALPHA)
+    with pytest.raises(InputError, match="epsilon must be > 0, got 0"):
+        theorem(T, M, D, B, 0, DELTA, ALPHA)
+    with pytest.raises(InputError, match="failure_probability must be > 0 and <= 1, got 0"):
+        theorem(T, M, D, B, EPSILON, DELTA, 0)
+    with pytest.raises(InputError, match="constant must be > 0, got -1"):
+        theorem(T, M, D, B, EPSILON, DELTA, ALPHA, constant=-1)
+
+
+def test_corollaries() -> None:
+    ldp = bounds.privacy_cost_silo_ldp(T, M, D, EPSILON, DELTA)
+    assert bounds.corollary_5_2(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + ldp)
+    central = bounds.privacy_cost_central_jdp(T, M, D, EPSILON, DELTA)
+    assert bounds.single_agent_central(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + central)
+    kappa = 10  # 1000 synchronisations
+    shuffled = 10**0.75 * 1000 * math.log(100 * kappa / 1e-4) ** 0.75 / math.sqrt(0.5)
+    assert bounds.corollary_5_4(T, M, D, EPSILON, DELTA) == pytest.approx(10_000 + shuffled)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "silos", "batch_size", "synchronisations"),
+    [
+        (10_000, 100, 10, 1000),
+        (10_000, 1, 100, 100),
+        (25_000, 10, 50, 500),
+        (10, 1000, 1, 10),
+        (1, 1, 1, 1),
+        (7, 2, 2, 3),
+        (6, 1, 2, 3),
+        (13, 2, 3, 4),
+    ],
+)
+def test_batch_rule(horizon: int, silos: int, batch_size: int, synchronisations: int) -> None:
+    assert bounds.batch_size_corollary_5_2(horizon, silos) == batch_size
+    assert bounds.synchronisations_corollary_5_2(horizon, silos) == synchronisations
+    if horizon == silos * batch_size**2:
+        assert synchronisations == math.sqrt(silos * horizon)
+
+
+def test_bad_sizes() -> None:
+    with pytest.raises(InputError, match="silos must be an integer >= 1, got 0"):
+        bounds.batch_size_corollary_5_2(100, 0)
+    with pytest.raises(InputError, match="lambda_max must be >= 2, got 1"):
+        bounds.lemma_c2_beta(T, M, D, ALPHA, 2, 1, 0)
+    with pytest.raises(InputError, match="noise_std must be >= 0, got -1"):
+        bounds.lemma_c4_regret(T, M, D, B, -1, ALPHA)

@@ -1,0 +1,416 @@
+"""The oracle of Zhou-Chowdhury 2024 against itself: definitions, closed forms, a second player."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle.zhou_chowdhury_2024 import Noise, node_interval, replay, tree_nodes
+
+SYNCHRONISING = ["none", "silo-ldp", "silo-ldp-prefix", "central"]
+
+
+def keyed(*key: int) -> np.random.Generator:
+    return np.random.default_rng([20240605, *key])
+
+
+def unit_contexts(dimension: int, actions: int) -> Callable[[int, int], np.ndarray]:
+    def contexts(t: int, i: int) -> np.ndarray:
+        rows = keyed(1, t, i).standard_normal((actions, dimension))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows
+
+    return contexts
+
+
+def one_hot_contexts(dimension: int) -> Callable[[int, int], np.ndarray]:
+    return lambda t, i: np.eye(dimension)
+
+
+def node_noise(dimension: int, std: float) -> Callable[[int, int], Noise]:
+    def noise(i: int, k: int) -> Noise:
+        rng = keyed(2, i, k)
+        square = std * rng.standard_normal((dimension, dimension))
+        return std * rng.standard_normal(dimension), (square + square.T) / 2
+
+    return noise
+
+
+def constant_noise(dimension: int) -> Noise:
+    return np.ones(dimension), np.ones((dimension, dimension))
+
+
+def case(
+    silos: int,
+    horizon: int,
+    dimension: int,
+    choices: int,
+    batch: int | None,
+    /,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Arguments of a replay of arbitrary (not best) actions, with any of them changed."""
+    contexts = unit_contexts(dimension, choices)
+    theta = keyed(3).standard_normal(dimension) / np.sqrt(dimension)
+    rng = keyed(4)
+    arguments: dict[str, Any] = {
+        "contexts": contexts,
+        "means": lambda t, i: contexts(t, i) @ theta,
+        "actions": rng.integers(choices, size=(silos, horizon)),
+        "rewards": rng.integers(2, size=(silos, horizon)).astype(float),
+        "batch_size": batch,
+        "protocol": "silo-ldp",
+        "lazy": False,
+        "regularizer": lambda k: 60.0,
+        "radius": lambda t, k: 0.5 + 0.01 * t + 0.1 * k,
+        "noise": node_noise(dimension, 1.0),
+        "server_noise": lambda k: node_noise(dimension, 1.0)(silos, k),
+    }
+    return arguments | changes
+
+
+def plain_sums(arguments: dict[str, Any], until: int) -> tuple[np.ndarray, np.ndarray]:
+    """Covariance and bias of all silos over rounds 1..until, straight from the data."""
+    silos = len(arguments["actions"])
+    x = [
+        arguments["contexts"](t, i)[arguments["actions"][i, t - 1]]
+        for t in range(1, until + 1)
+        for i in range(silos)
+    ]
+    y = arguments["rewards"].T.ravel()[: until * silos]
+    return np.transpose(x) @ x, np.transpose(x) @ y
+
+
+def play(arguments: dict[str, Any], rewards_of: np.ndarray, theta: np.ndarray) -> dict[str, Any]:
+    """A second player, which chooses for itself: Algorithm 1 or 8 with Algorithm 2.
+
+    It works the other way round from the oracle: alpha_j carried as in line 6, V^-1 carried by
+    rank-one changes between synchronisations. Returns the arguments with its own actions and
+    rewards, and its last W_syn, U_syn.
+    """
+    silos, horizon = arguments["actions"].shape
+    batch_size = arguments["batch_size"]
+    d = len(theta)
+    alpha: list[dict[int, np.ndarray]] = [{} for _ in range(silos)]
+    released: dict[int, np.ndarray] = {}
+    total = np.zeros((d, d + 1))
+    local = np.zeros((silos, d, d + 1))
+    fresh = np.linalg.inv(arguments["regularizer"](0) * np.eye(d))
+    inverse = [fresh] * silos
+    actions = np.zeros((silos, horizon), dtype=np.int64)
+    rewards = np.zeros((silos, horizon))
+    k = 0
+    for t in range(1, horizon + 1):
+        for i in range(silos):
+            phi = arguments["contexts"](t, i)
+            bias = total[:, d] + (0.0 if arguments["lazy"] else local[i, :, d])
+            widths = [np.sqrt(x @ inverse[i] @ x) for x in phi]
+            score = phi @ (inverse[i] @ bias) + arguments["radius"](t, k) * np.array(widths)
+            a = int(np.argmax(score))
+            x = phi[a]
+            y = float(x @ theta > rewards_of[i, t - 1])
+            actions[i, t - 1], rewards[i, t - 1] = a, y
+            local[i] += np.outer(x, np.append(x, y))
+            if not arguments["lazy"]:
+                w = inverse[i] @ x
+                inverse[i] = inverse[i] - np.outer(w, w) / (1 + x @ w)
+        if t % batch_size == 0:
+            k += 1
+            level = (k & -k).bit_length() - 1
+            node = np.zeros((d, d + 1))
+            for i in range(silos):
+                alpha[i][level] = sum((alpha[i][j] for j in range(level)), local[i].copy())
+                bias_noise, cov_noise = arguments["noise"](i, k)
+                node += alpha[i][level] + np.column_stack([cov_noise, bias_noise])
+            released[level] = node
+            total = sum(
+                (released[j] for j in range(k.bit_length()) if k >> j & 1), np.zeros((d, d + 1))
+            )
+            local[:] = 0.0
+            fresh = np.linalg.inv(arguments["regularizer"](k) * np.eye(d) + total[:, :d])
+            inverse = [fresh] * silos
+    return {
+        "arguments": arguments | {"actions": actions, "rewards": rewards},
+        "W_syn": total[:, :d],
+        "U_syn": total[:, d],
+    }
+
+
+def test_nodes_of_a_prefix_partition_it() -> None:
+    for k in range(1, 130):
+        covered: list[int] = []
+        for released in tree_nodes(k):
+            first, last = node_interval(released)
+            assert (last - first + 1).bit_count() == 1
+            covered += range(first, last + 1)
+        assert covered == list(range(1, k + 1))
+        assert len(tree_nodes(k)) == k.bit_count()
+
+
+def test_example_of_the_paper() -> None:
+    """Section 4.2: at k = 6 the new node is [5, 6], and the prefix is [1, 4] and [5, 6]."""
+    assert node_interval(6) == (5, 6)
+    assert [node_interval(released) for released in tree_nodes(6)] == [(1, 4), (5, 6)]
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
+@pytest.mark.parametrize("silos", [1, 3])
+def test_constant_noise_counts_nodes(protocol: str, silos: int) -> None:
+    d, batch_size, horizon = 3, 2, 2 * 17
+    arguments = case(
+        silos,
+        horizon,
+        d,
+        d,
+        batch_size,
+        protocol=protocol,
+        contexts=one_hot_contexts(d),
+        noise=lambda i, k: constant_noise(d),
+        server_noise=lambda k: constant_noise(d),
+    )
+    result = replay(**arguments)
+    assert len(result.totals) == 17
+    for k, (W, U) in enumerate(result.totals, start=1):
+        nodes = k.bit_count() * (1 if protocol == "central" else silos)
+        plain_W, plain_U = plain_sums(arguments, k * batch_size)
+        # One-hot actions and 0/1 rewards: every sum is an integer, so the counts are exact.
+        assert np.array_equal(W - plain_W, np.full((d, d), nodes))
+        assert np.array_equal(U - plain_U, np.full(d, nodes))
+
+
+@pytest.mark.parametrize("protocol", SYNCHRONISING)
+@pytest.mark.parametrize(
+    ("silos", "horizon", "d", "actions", "batch_size"),
+    [(3, 20, 4, 5, 3), (1, 16, 3, 4, 2), (2, 17, 2, 3, 1), (2, 12, 1, 3, 4), (2, 9, 3, 1, 2)],
+)
+def test_without_noise_totals_are_plain_sums(
+    protocol: str, silos: int, horizon: int, d: int, actions: int, batch_size: int
+) -> None:
+    zero = (np.zeros(d), np.zeros((d, d)))
+    arguments = case(
+        silos,
+        horizon,
+        d,
+        actions,
+        batch_size,
+        protocol=protocol,
+        noise=lambda i, k: zero,
+        server_noise=lambda k: zero,
+    )
+    result = replay(**arguments)
+    assert len(result.totals) == horizon // batch_size
+    for k, (W, U) in enumerate(result.totals, start=1):
+        plain_W, plain_U = plain_sums(arguments, k * batch_size)
+        assert np.allclose(W, plain_W, rtol=1e-13, atol=1e-13)
+        assert np.allclose(U, plain_U, rtol=1e-13, atol=1e-13)
+    # What was never sent is still at the silos, and nothing is lost or counted twice.
+    all_W, all_U = plain_sums(arguments, horizon)
+    sent_W, sent_U = result.totals[-1]
+    left = sum((W for W, _ in result.local), np.zeros((d, d)))
+    assert np.allclose(sent_W + left, all_W, rtol=1e-13, atol=1e-13)
+    assert np.allclose(sent_U + sum(U for _, U in result.local), all_U, rtol=1e-13, atol=1e-13)
+    # With T divisible by B the last batch was sent; otherwise each silo still holds T mod B rounds.
+    for W, _ in result.local:
+        assert np.isclose(np.trace(W), horizon % batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("silos", [1, 3])
+def test_p_sums_and_prefix_sums_give_equal_totals(silos: int, batch_size: int) -> None:
+    arguments = case(silos, 19, 3, 4, batch_size)
+    p_sums = replay(**arguments)
+    prefixes = replay(**arguments | {"protocol": "silo-ldp-prefix"})
+    assert len(p_sums.totals) == len(prefixes.totals) == 19 // batch_size
+    for (W, U), (W_alt, U_alt) in zip(p_sums.totals, prefixes.totals, strict=True):
+        assert np.allclose(W, W_alt, rtol=1e-12, atol=1e-12)
+        assert np.allclose(U, U_alt, rtol=1e-12, atol=1e-12)
+    assert p_sums.worst_gap == pytest.approx(prefixes.worst_gap, rel=1e-9)
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix"])
+def test_each_node_is_asked_for_once(protocol: str) -> None:
+    asked: list[tuple[int, int]] = []
+    drawn = node_noise(3, 1.0)
+
+    def noise(i: int, k: int) -> Noise:
+        asked.append((i, k))
+        return drawn(i, k)
+
+    replay(**case(2, 16, 3, 4, 2, protocol=protocol, noise=noise))
+    assert asked == [(i, k) for k in range(1, 9) for i in range(2)]
+
+
+def test_central_with_one_silo_is_silo_ldp() -> None:
+    noise = node_noise(3, 1.0)
+    arguments = case(1, 14, 3, 4, 2, noise=noise, server_noise=lambda k: noise(0, k))
+    at_silo = replay(**arguments)
+    at_server = replay(**arguments | {"protocol": "central"})
+    for (W, U), (W_server, U_server) in zip(at_silo.totals, at_server.totals, strict=True):
+        assert np.array_equal(W, W_server)
+        assert np.array_equal(U, U_server)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("silos", "horizon", "d", "actions", "batch_size"),
+    [(3, 32, 4, 6, 2), (2, 31, 3, 5, 4), (1, 20, 3, 4, 3), (2, 13, 1, 4, 1), (2, 12, 3, 1, 5)],
+)
+def test_follows_a_second_player(
+    lazy: bool, silos: int, horizon: int, d: int, actions: int, batch_size: int
+) -> None:
+    arguments = case(silos, horizon, d, actions, batch_size, lazy=lazy)
+    theta = keyed(3).standard_normal(d) / np.sqrt(d)
+    played = play(arguments, keyed(5).uniform(-1, 1, (silos, horizon)), theta)
+    result = replay(**played["arguments"])
+    assert result.worst_gap < 1e-12
+    W, U = result.totals[-1]
+    assert np.allclose(W, played["W_syn"], rtol=1e-12, atol=1e-12)
+    assert np.allclose(U, played["U_syn"], rtol=1e-12, atol=1e-12)
+    if actions > 1:
+        # The eager player is not the lazy one, and its actions give it away.
+        other = replay(**played["arguments"] | {"lazy": not lazy})
+        if batch_size > 1 and d > 1:
+            assert other.worst_gap > 1e-4
+
+
+def test_a_worse_action_is_reported() -> None:
+    arguments = case(3, 32, 4, 6, 2)
+    theta = keyed(3).standard_normal(4) / 2
+    followed = play(arguments, keyed(5).uniform(-1, 1, (3, 32)), theta)["arguments"]
+    assert replay(**followed).worst_gap < 1e-12
+    for silo, t in [(0, 1), (2, 17), (1, 32)]:
+        changed = followed["actions"].copy()
+        changed[silo, t - 1] = (changed[silo, t - 1] + 1) % 6
+        assert replay(**followed | {"actions": changed}).worst_gap > 1e-6
+
+
+def test_worst_gap_regret_and_clip_by_hand() -> None:
+    """One round, V = 4 I, U = 0: scores are beta ||x|| / 2 + gamma ||x|| / 4."""
+    phi = np.array([[2.0, 0.0], [0.0, 1.0]])
+    arguments = case(
+        1,
+        1,
+        2,
+        2,
+        None,
+        contexts=lambda t, i: phi,
+        means=lambda t, i: np.array([0.25, 0.75]),
+        regularizer=lambda k: 4.0,
+        radius=lambda t, k: 1.0,
+        rewards=np.array([[3.0]]),
+    )
+    worse = replay(**arguments | {"actions": np.array([[1]])})
+    assert worse.worst_gap == pytest.approx(0.5)
+    assert worse.group_regret.tolist() == [0.0]
+    better = replay(**arguments | {"actions": np.array([[0]]), "gamma": 1.0})
+    assert better.worst_gap == 0.0
+    assert better.group_regret.tolist() == [0.5]
+    assert better.totals == []
+    ((W, U),) = better.local
+    assert np.array_equal(W, [[4.0, 0.0], [0.0, 0.0]])
+    assert np.array_equal(U, [6.0, 0.0])
+    # Scores keep x as given, so the gap stays; the statistics have norm 1 and reward 1.
+    cut = replay(**arguments | {"actions": np.array([[0]]), "clip": (1.0, 0.0, 1.0)})
+    ((W, U),) = cut.local
+    assert cut.worst_gap == 0.0
+    assert np.array_equal(W, [[1.0, 0.0], [0.0, 0.0]])
+    assert np.array_equal(U, [1.0, 0.0])
+
+
+def test_second_bonus_decides() -> None:
+    """After x = e_1 was seen three times (V = diag(4, 1)), <x, theta> = 3/4 on e_1."""
+    arguments = case(
+        1,
+        4,
+        2,
+        2,
+        None,
+        contexts=one_hot_contexts(2),
+        regularizer=lambda k: 1.0,
+        radius=lambda t, k: 0.0,
+        rewards=np.ones((1, 4)),
+    )
+    # With gamma = 1/2 round 4 scores 3/4 + 1/8 and 1/2; the rounds before took the best.
+    result = replay(**arguments | {"actions": np.array([[0, 0, 0, 1]]), "gamma": 0.5})
+    assert result.worst_gap == pytest.approx(3 / 7)
+    # With gamma = 2 it scores 3/4 + 1/2 and 2: the unexplored action is the better one.
+    result = replay(**arguments | {"actions": np.array([[0, 0, 0, 0]]), "gamma": 2.0})
+    assert result.worst_gap == pytest.approx(3 / 8)
+
+
+def test_one_dimension_by_hand() -> None:
+    """d = 1: V and theta_hat are scalars, and a wrong sign in the second batch costs its score."""
+    phi = np.array([[1.0], [-1.0]])
+    arguments = case(
+        2,
+        4,
+        1,
+        2,
+        2,
+        contexts=lambda t, i: phi,
+        means=lambda t, i: phi[:, 0],
+        actions=np.zeros((2, 4), dtype=int),
+        rewards=np.ones((2, 4)),
+        lazy=True,
+        regularizer=lambda k: 2.0 + 3.0 * k,
+        radius=lambda t, k: t - k,
+        noise=lambda i, k: (np.array([0.5]), np.array([[1.0]])),
+    )
+    result = replay(**arguments)
+    assert result.worst_gap == 0.0
+    assert [float(W[0, 0]) for W, _ in result.totals] == [4.0 + 2.0, 8.0 + 2.0]
+    assert [float(U[0]) for _, U in result.totals] == [4.0 + 1.0, 8.0 + 1.0]
+    assert np.array_equal(result.group_regret, np.zeros(4))
+    # Round 3: lambda = 5, V = 11, theta_hat = 5/11, beta = 2; scores 2/sqrt(11) +- 5/11.
+    wrong = np.zeros((2, 4), dtype=int)
+    wrong[1, 2] = 1
+    result = replay(**arguments | {"actions": wrong})
+    assert result.worst_gap == pytest.approx((10 / 11) / (2 / np.sqrt(11) + 5 / 11))
+    assert np.array_equal(result.group_regret, [0.0, 0.0, 2.0, 2.0])
+
+
+def test_one_action_has_no_gap_and_no_regret() -> None:
+    result = replay(**case(2, 11, 3, 1, 4))
+    assert result.worst_gap == 0.0
+    assert np.array_equal(result.group_regret, np.zeros(11))
+
+
+@pytest.mark.parametrize("never", [{"protocol": "local"}, {"batch_size": None}])
+def test_never_synchronising(never: dict[str, Any]) -> None:
+    arguments = case(2, 10, 3, 4, 2, **never)
+    result = replay(**arguments)
+    assert result.totals == []
+    W, U = plain_sums(arguments, 10)
+    assert np.allclose(result.local[0][0] + result.local[1][0], W)
+    assert np.allclose(result.local[0][1] + result.local[1][1], U)
+
+
+def test_silos_choose_within_a_batch_without_each_other() -> None:
+    """Before the first synchronisation silo 0's scores do not depend on silo 1's data."""
+    arguments = case(2, 6, 3, 4, 6)
+    both = replay(**arguments).local[0]
+    other = arguments["rewards"].copy()
+    other[1] = 1 - other[1]
+    assert np.array_equal(both[1], replay(**arguments | {"rewards": other}).local[0][1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"protocol": "silo"}, "protocol"),
+        ({"protocol": "central", "server_noise": None}, "server_noise"),
+        ({"rewards": np.zeros((2, 3))}, "shapes"),
+        ({"rewards": np.full((2, 8), np.nan)}, "not finite"),
+        ({"actions": np.full((2, 8), -1)}, "action -1"),
+        ({"actions": np.full((2, 8), 4)}, "action 4"),
+        ({"radius": lambda t, k: np.nan}, "not finite"),
+        ({"noise": lambda i, k: (np.zeros(3), -90.0 * np.eye(3))}, "positive definite"),
+        ({"noise": lambda i, k: (np.zeros(3), np.triu(np.ones((3, 3))))}, "symmetric"),
+        ({"noise": lambda i, k: (np.zeros((3, 1)), np.zeros((3, 3)))}, "shapes"),
+    ],
+)
+def test_what_would_hide_an_error_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replay(**case(2, 8, 3, 4, 2, **changes))
