@@ -14,6 +14,8 @@ from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
 SOURCES = ["random", "linalg", "scores", "environment", "protocol", "play"]
+#: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
+FUSED = KERNELS / "src" / "ff_sieve.c"
 
 CLONES_PROBE = """
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -71,6 +73,16 @@ class BuildKernels(build_ext):
                     "(same results, slower)",
                     file=sys.stderr,
                 )
+        extension.extra_objects += self.compiler.compile(
+            [str(FUSED)],
+            output_dir=self.build_temp,
+            macros=extension.define_macros,
+            include_dirs=extension.include_dirs,
+            extra_postargs=[
+                flag for flag in extension.extra_compile_args if "contract" not in flag
+            ],
+            depends=extension.depends,
+        )
         super().build_extensions()
 
 

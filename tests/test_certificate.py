@@ -11,6 +11,7 @@ from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree
 from fastfed.privacy.certificate import (
     Certificate,
+    ClaimCondition,
     Condition,
     Guarantee,
     SideCertificate,
@@ -25,6 +26,8 @@ KEYS = [
 ]
 HOLDS = Condition("rewards bounded", True)
 FAILS = Condition("rewards bounded", False)
+MET = ClaimCondition("the claim is met", True)
+MISSED = ClaimCondition("the claim is met", False)
 
 
 def fields(**changed: Any) -> dict[str, Any]:
@@ -65,8 +68,10 @@ def test_json_has_exactly_the_documented_keys() -> None:
     [
         ({"exact": None}, 'exact must be a Guarantee when status is "proven"'),
         ({"conditions": [HOLDS, FAILS]}, "every condition must hold"),
-        ({"exact": Guarantee(1.1, 0.01)}, "exact must be at most claimed epsilon 1, delta 0.01"),
-        ({"exact": Guarantee(0.5, 0.02)}, "exact must be at most claimed"),
+        ({"exact": Guarantee(1.1, 0.01)}, "is above claimed epsilon 1, delta 0.01"),
+        ({"exact": Guarantee(0.5, 0.02)}, "a failed ClaimCondition must say so"),
+        ({"exact": Guarantee(1.1, 0.01), "conditions": [MET]}, "is above claimed"),
+        ({"exact": Guarantee(1.1, 0.01), "conditions": [FAILS, MISSED]}, "every condition must hold"),
         ({"status": "unproven"}, 'exact must be None when status is "unproven"'),
         ({"status": "none"}, 'exact must be None when status is "none"'),
         ({"status": "prooven"}, 'did you mean "proven"?'),
@@ -82,8 +87,16 @@ def test_refuses_to_overstate(kind: type, changed: dict[str, Any], message: str)
     assert message in str(error.value)
 
 
+def test_an_exceeded_claim_excuses_no_other_condition() -> None:
+    """Unbounded rewards void the account, whatever the claim beside it was."""
+    with pytest.raises(InputError):
+        Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[FAILS]))
+
+
 def test_what_is_allowed() -> None:
     Certificate(**fields())
+    # An exact value above the claim is still exact, once it is said that the claim is not met.
+    Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[HOLDS, MISSED]))
     Certificate(**fields(claimed=None))
     Certificate(**fields(exact=Guarantee(1 + 1e-12, 0.01)))
     Certificate(**fields(status="unproven", exact=None, conditions=[FAILS]))
@@ -125,12 +138,12 @@ def test_a_tree_fills_a_certificate() -> None:
         exact=Guarantee(code.exact(), 0.1),
         conditions=code.conditions(),
     )
-    with pytest.raises(InputError, match="every condition must hold"):
-        Certificate(**filled)
-    beside = SideCertificate(**{**filled, "claimed": None, "conditions": []})
-    top = Certificate(**{**filled, "exact": None, "status": "unproven", "also": [beside]})
-    assert top.also[0].exact is not None
-    assert top.also[0].exact.epsilon == pytest.approx(11.88, abs=5e-3)
+    certificate = Certificate(**filled)
+    assert certificate.exact is not None
+    assert certificate.exact.epsilon == pytest.approx(11.88, abs=5e-3)
+    # Without the sentence that the claim is not met, nothing is certified.
+    with pytest.raises(InputError, match="a failed ClaimCondition must say so"):
+        Certificate(**{**filled, "conditions": []})
 
 
 def test_text_says_everything_within_88_columns() -> None:

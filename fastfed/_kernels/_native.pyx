@@ -30,6 +30,7 @@ cdef extern from "ff_linalg.h" nogil:
     double ff_observe(double *w, double *theta, const double *x, double y, int64_t d,
                       double *scratch)
     void ff_accumulate(double *gram, double *bias, const double *x, double y, int64_t d)
+    void ff_rank_one(double *gram, double *bias, const double *x, double y, int64_t d)
     void ff_sherman_morrison(double *inverse, const double *x, int64_t d, double *scratch)
     int ff_clip_norm(double *x, int64_t d, double bound)
 
@@ -281,6 +282,11 @@ def accumulate(double[::1] statistic, const double[::1] x, double y):
     """In place: statistic is (bias, packed covariance)."""
     cdef int64_t d = x.shape[0]
     ff_accumulate(&statistic[0] + d, &statistic[0], &x[0], y, d)
+
+
+def rank_one(double[:, ::1] gram, double[::1] bias, const double[::1] x, double y):
+    """In place: gram is (d, d)."""
+    ff_rank_one(&gram[0, 0], &bias[0], &x[0], y, x.shape[0])
 
 
 def sherman_morrison(double[:, ::1] inverse, const double[::1] x):

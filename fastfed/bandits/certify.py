@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import SIMULATION
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import (
@@ -16,9 +17,6 @@ from fastfed.privacy.certificate import (
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.protocol import Protocol
 
-SIMULATION = (
-    "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it"
-)
 FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
 
 
@@ -51,9 +49,10 @@ class Assumptions:
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
-    def about_data(self) -> tuple[Condition, ...]:
-        """Those that fail because of what is fed in, not of how actions are chosen."""
-        return tuple(c for c in (self.features, self.rewards, self.once) if not c.holds)
+    def aloud(self) -> tuple[str, ...]:
+        """Caveats of a statement that assumes, against the run, what its data do not keep."""
+        about_data = (self.features, self.rewards, self.once)
+        return tuple(f"assumes, against this run: {c.text}" for c in about_data if not c.holds)
 
 
 def certify(
@@ -74,66 +73,50 @@ def certify(
     claimed = Guarantee(budget.epsilon, budget.delta)
     exact = Guarantee(mechanism.exact(), budget.delta)
     assumed = Assumptions.of(setting, clip, released_only)
-    proven = all(c.holds for c in assumed.all)
     met = tuple(mechanism.conditions())
-    noise_std = mechanism.noise_stds
-    shared = {"relation": budget.relation, "noise_std": noise_std, "claimed": claimed}
+    proven = all(c.holds for c in assumed.all)
+
+    def side(unit: str, model: str, source: str = source) -> SideCertificate:
+        """The same release as a weaker statement; what the run lacks is assumed aloud."""
+        return SideCertificate(
+            unit=unit,
+            relation=budget.relation,
+            model=model,
+            claimed=claimed,
+            exact=exact,
+            status="proven",
+            noise_std=mechanism.noise_stds,
+            conditions=met,
+            caveats=assumed.aloud,
+            source=source,
+        )
 
     also = []
     if not released_only:
-        also.append(
-            SideCertificate(
-                unit="item",
-                model=f"{protocol.model}; neighbours differ in one realised pair (x, y)",
-                exact=exact,
-                status="proven",
-                conditions=met,
-                caveats=_assumptions(assumed),
-                source=source,
-                **shared,
-            )
-        )
+        also.append(side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)"))
     elif not proven:
-        also.append(
-            SideCertificate(
-                unit="user",
-                model=f"{protocol.model}; under the assumptions named in the caveats",
-                exact=exact,
-                status="proven",
-                conditions=met,
-                caveats=_assumptions(assumed),
-                source=source,
-                **shared,
-            )
-        )
+        also.append(side("user", f"{protocol.model}; under the assumptions in the caveats"))
     if released_only and protocol.noise_by == "silos":
         also.append(
-            SideCertificate(
-                unit="user",
-                model="joint differential privacy against users of the same silo (lazy play)",
-                exact=exact,
-                status="proven",
-                conditions=met,
-                caveats=_assumptions(assumed),
-                source="zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
-                **shared,
+            side(
+                "user",
+                "joint differential privacy against users of the same silo",
+                "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
         )
     return Certificate(
         unit="user",
+        relation=budget.relation,
         model=protocol.model,
+        claimed=claimed,
         exact=exact if proven else None,
         status="proven" if proven else "unproven",
+        noise_std=mechanism.noise_stds,
         conditions=(*assumed.all, *met),
         caveats=_caveats(setting, theory, mechanism, released_only),
         source=source,
         also=tuple(also),
-        **shared,
     )
-
-
-def _assumptions(assumed: Assumptions) -> tuple[str, ...]:
-    return tuple(f"assumes, against this run: {c.text}" for c in assumed.about_data)
 
 
 def _caveats(

@@ -16,6 +16,12 @@ from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Clip, Plan
 
 
+#: The caveat of every certificate whose noise comes from seeded streams.
+SIMULATION = (
+    "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it"
+)
+
+
 @dataclass(frozen=True)
 class System:
     """One curve of an experiment: what it plays, why it may, what it promises."""
@@ -24,6 +30,12 @@ class System:
     plan: Plan
     theory: Theory
     certificate: Certificate
+
+    @property
+    def deployed_certificate(self) -> Certificate:
+        """The certificate where Silo and Server draw their noise from the operating system."""
+        kept = tuple(c for c in self.certificate.caveats if c != SIMULATION)
+        return msgspec.structs.replace(self.certificate, caveats=kept)
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,9 +32,9 @@ def environment_from_spec(spec: Any) -> Environment:
     if "kind" not in spec:
         raise InputError(f"environment.kind is required: one of {', '.join(ENVIRONMENTS)}")
     kind = spec["kind"]
-    if kind not in ENVIRONMENTS:
+    if not isinstance(kind, str) or kind not in ENVIRONMENTS:
         raise InputError(
-            f'unknown environment "{kind}"{nearest(kind, ENVIRONMENTS)} '
+            f'unknown environment "{kind}"{nearest(str(kind), ENVIRONMENTS)} '
             f"(known: {', '.join(ENVIRONMENTS)})"
         )
     cls = ENVIRONMENTS[kind][0]

@@ -11,6 +11,10 @@ from fastfed._validate import InputError, choice, number
 #: Reward laws; the same numbers stand in src/ff_environment.h.
 REWARD_LAWS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
+#: Beyond these a number is a typing error, and would fill the memory.
+MAX_DIMENSION = 2**15
+MAX_ACTIONS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class RewardLaw:

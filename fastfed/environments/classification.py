@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfed._validate import InputError, integer
+from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.pool import Pool
 from fastfed.environments.pool_environment import PoolEnvironment
 
@@ -32,8 +33,9 @@ class Classification(PoolEnvironment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("dimension", self.dimension, at_least=1)
-        if self.data != "digits" and not Path(self.data).exists():
+        integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        named = isinstance(self.data, (str, Path))
+        if not named or (self.data != "digits" and not Path(self.data).exists()):
             raise InputError(f'data must be "digits" or an existing CSV file, got {self.data!r}')
 
     def load(self, silos: int | None) -> Pool:

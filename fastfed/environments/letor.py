@@ -30,7 +30,7 @@ class Letor(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("scaling", self.scaling, ["column", "row"])
-        if not Path(self.path).exists():
+        if not isinstance(self.path, (str, Path)) or not Path(self.path).exists():
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 
     def load(self, silos: int | None) -> Pool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._validate import InputError, array, integer
-from fastfed.environments.base import Facts, RewardLaw
+from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
 def environment_signature() -> Any:
@@ -54,8 +54,8 @@ class Python:
     kind = "python"
 
     def __post_init__(self) -> None:
-        integer("dimension", self.dimension, at_least=1)
-        integer("actions", self.actions, at_least=1)
+        integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         integer("multiplicity", self.multiplicity, at_least=1)
         if isinstance(self.function, str):
             self.function = _import(self.function)
@@ -132,7 +132,7 @@ class Python:
 
 def _import(text: str) -> Any:
     module, _, name = text.partition(":")
-    if not name:
+    if not module or not name:
         raise InputError(f'function must be "module:name", got "{text}"')
     try:
         return getattr(importlib.import_module(module), name)

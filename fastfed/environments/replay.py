@@ -81,7 +81,7 @@ class Replay(PoolEnvironment):
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    if not Path(path).is_file():
+    if not isinstance(path, (str, Path)) or not Path(path).is_file():
         raise InputError(f"path must be an existing .npz file, got {path!r}")
     try:
         with np.load(path, allow_pickle=False) as file:

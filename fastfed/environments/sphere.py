@@ -11,7 +11,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, choice, integer
-from fastfed.environments.base import Facts, RewardLaw
+from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Sphere:
     kind = "sphere"
 
     def __post_init__(self) -> None:
-        integer("dimension", self.dimension, at_least=1)
-        integer("actions", self.actions, at_least=1)
+        integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         choice("contexts", self.contexts, ["per-replicate", "shared"])
         if self.basis_actions and self.actions < self.dimension:
             raise InputError(

@@ -14,7 +14,15 @@ from .calibration import (
     calibrate,
     calibrate_tree,
 )
-from .certificate import Certificate, Condition, Guarantee, SideCertificate, as_text, no_privacy
+from .certificate import (
+    Certificate,
+    ClaimCondition,
+    Condition,
+    Guarantee,
+    SideCertificate,
+    as_text,
+    no_privacy,
+)
 from .gaussian import compose, delta_of, epsilon_of, mu_of
 from .sensitivity import LAYOUTS, layout_stds, user_sensitivity
 
@@ -27,6 +35,7 @@ __all__ = [
     "Budget",
     "Calibrated",
     "Certificate",
+    "ClaimCondition",
     "Condition",
     "GaussianTree",
     "Guarantee",

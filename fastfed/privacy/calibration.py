@@ -13,7 +13,7 @@ import msgspec
 
 from .._validate import InputError, choice, integer, number
 from .budget import RELATIONS, Budget
-from .certificate import Condition, rounded_up
+from .certificate import ClaimCondition, Condition, rounded_up
 from .gaussian import epsilon_of, mu_of
 from .sensitivity import LAYOUTS, layout_stds, sum_sensitivity, user_sensitivity
 from .tree import depth, max_touches
@@ -105,7 +105,7 @@ class GaussianTree(msgspec.Struct, frozen=True):
             text += " (computed; the proof of Theorem 5.1 is for zero-out)"
         if self.calibration == "published-code":
             text += " (computed; no theorem states these constants)"
-        return [Condition(text, found <= budget.epsilon)]
+        return [ClaimCondition(text, found <= budget.epsilon)]
 
 
 def calibrate_tree(

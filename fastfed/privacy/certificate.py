@@ -27,6 +27,11 @@ class Condition(msgspec.Struct, frozen=True):
     holds: bool
 
 
+class ClaimCondition(Condition, frozen=True):
+    """The condition that the exact guarantee is within the claim: the one that may fail beside a
+    proven exact value, for that value holds whatever was claimed."""
+
+
 class Guarantee(msgspec.Struct, frozen=True):
     """The pair (epsilon, delta) of a claim or of an exact account; epsilon >= 0, 0 <= delta < 1."""
 
@@ -53,8 +58,8 @@ class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
     conditions, caveats, source: what the guarantee rests on, what it leaves out, where it is from.
 
     Raises InputError if "proven" has no exact value or a failed condition, and if "unproven" or
-    "none" carries an exact value. One failed condition is allowed, and demanded, beside a proven
-    value above the claim: the one that says that the claim is not met.
+    "none" carries an exact value. Beside a proven value above the claim a failed ClaimCondition
+    is demanded; it is the only condition that may fail there.
     """
 
     unit: str
@@ -92,22 +97,21 @@ class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.exact is None:
             raise InputError('exact must be a Guarantee when status is "proven", got None')
-        failed = [c.text for c in self.conditions if not c.holds]
-        tolerance = 1.0 + 1e-9  # a sum of roundings, not a claim
-        claim = self.claimed
+        failed = [c.text for c in self.conditions if not c.holds and type(c) is not ClaimCondition]
+        if failed:
+            raise InputError(
+                f'every condition must hold when status is "proven", got failed {show(failed[0])}'
+            )
+        claim, tolerance = self.claimed, 1.0 + 1e-9  # a sum of roundings, not a claim
         exceeded = claim is not None and (
             self.exact.epsilon > claim.epsilon * tolerance
             or self.exact.delta > claim.delta * tolerance
         )
-        # The exact value stands; only the claim it is compared with may be a condition that fails.
-        if exceeded and len(failed) != 1:
+        said = any(type(c) is ClaimCondition and not c.holds for c in self.conditions)
+        if exceeded and not said:
             raise InputError(
-                f"conditions must hold one failed one, that the claim is met, when exact "
-                f"{_pair(self.exact)} is above claimed {_pair(claim)}, got {len(failed)} failed"
-            )
-        if failed and not exceeded:
-            raise InputError(
-                f'every condition must hold when status is "proven", got failed {show(failed[0])}'
+                f"exact {_pair(self.exact)} is above claimed {_pair(claim)}: "
+                "a failed ClaimCondition must say so"
             )
 
     def to_builtins(self) -> dict[str, Any]:

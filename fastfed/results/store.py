@@ -96,6 +96,12 @@ class Store:
             _make(folder, path, meta, curves)
         connection = sqlite3.connect(path, timeout=30.0)
         try:
+            # How it is drawn is no part of what was played: the newest wins.
+            with connection:
+                connection.execute(
+                    "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
+                    (_json(meta.get("figure", {})),),
+                )
             yield cls(connection, path)
         finally:
             connection.close()

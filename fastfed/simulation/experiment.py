@@ -111,12 +111,12 @@ def setting_of(facts: Facts, silos: int, horizon: int) -> Setting:
 
 def algorithm(name: object) -> Algorithm:
     """The registry's entry."""
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise InputError(
             f'unknown algorithm "{name}"{nearest(str(name), ALGORITHMS)} '
             f"(known: {', '.join(ALGORITHMS)})"
         )
-    return ALGORITHMS[str(name)]
+    return ALGORITHMS[name]
 
 
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
@@ -126,11 +126,10 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
         if not values:
             raise InputError(f"{key} must not be an empty list")
     expanded = []
-    for values in itertools.product(*lists.values()):
-        chosen = dict(zip(lists, values, strict=True))
-        parts = [f"{key} = {value:g}" if isinstance(value, (int, float)) else f"{key} = {value}"
-                 for key, value in chosen.items()]
-        expanded.append({**curve, **chosen, "label": ", ".join([str(curve["label"]), *parts])})
+    for combination in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, combination, strict=True))
+        label = ", ".join([str(curve["label"]), *(f"{k} = {v}" for k, v in chosen.items())])
+        expanded.append({**curve, **chosen, "label": label})
     return expanded
 
 

@@ -19,6 +19,9 @@ from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
 
+#: The compiled driver's own limit of curves in a pass.
+MOST_TOGETHER = 64
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -35,13 +38,16 @@ class Interrupted(Exception):
 def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[Pass]:
     """What is left to play. Curves share contexts where making them is work."""
     together = experiment.facts.contexts_made
-    passes = []
+    passes: list[Pass] = []
     for replicate in range(experiment.replicates):
         left = tuple(
             i for i in range(len(experiment.curves)) if (i, replicate) not in done
         )
-        if together and left:
-            passes.append(Pass(replicate, left))
+        if together:
+            passes.extend(
+                Pass(replicate, left[i : i + MOST_TOGETHER])
+                for i in range(0, len(left), MOST_TOGETHER)
+            )
         else:
             passes.extend(Pass(replicate, (i,)) for i in left)
     return passes
@@ -168,6 +174,7 @@ def run(
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),
         "figure": experiment.figure,
+        "dimension": experiment.facts.dimension,
         "version": fastfed.__version__,
     }
     with Store.create_or_resume(Path(folder), meta, curve_rows(experiment)) as store:

@@ -4,6 +4,45 @@
 
 #include "ff_random.h"
 
+/* Eight doubles at any address; elsewhere the same eight one by one. */
+#if defined(__GNUC__)
+typedef double eight __attribute__((vector_size(64), aligned(8)));
+#define LOAD(p) (*(const eight *)(p))
+#define STORE(p, v) (*(eight *)(p) = (v))
+#endif
+
+/* Eight partial sums, then a fixed tree: the same at every SIMD width. */
+FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
+{
+    double s[8] = {0};
+    int64_t i = 0;
+#if defined(__GNUC__)
+    eight sum = {0};
+    for (; i + 8 <= n; i += 8)
+        sum += LOAD(a + i) * LOAD(b + i);
+    memcpy(s, &sum, sizeof s);
+#else
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++)
+            s[l] += a[i + l] * b[i + l];
+#endif
+    for (int l = 0; i < n; i++, l++)
+        s[l] += a[i] * b[i];
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* y += f x */
+FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
+{
+    int64_t i = 0;
+#if defined(__GNUC__)
+    for (; i + 8 <= n; i += 8)
+        STORE(y + i, LOAD(y + i) + f * LOAD(x + i));
+#endif
+    for (; i < n; i++)
+        y[i] += f * x[i];
+}
+
 /* ---- the factor ------------------------------------------------------------------------- */
 
 /* Row-oriented Cholesky into w, then the triangular inverse in place, row by row from the top:
@@ -32,9 +71,7 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
         const double *restrict column = w + j * d;
         for (int64_t i = j + 1; i < d; i++) {
             double *restrict row = w + i * d;
-            double f = column[i];
-            for (int64_t k = j + 1; k <= i; k++)
-                row[k] -= f * column[k];
+            axpy(-column[i], column + j + 1, row + j + 1, i - j);
         }
     }
     for (int64_t i = 0; i < d; i++) {
@@ -46,8 +83,7 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
             double f = row[k];
             const double *restrict above = w + k * d;
             row[k] = 0.0;
-            for (int64_t j = 0; j <= k; j++)
-                row[j] -= f * above[j];
+            axpy(-f, above, row, k + 1);
         }
         for (int64_t j = 0; j < i; j++)
             row[j] *= inverse;
@@ -56,17 +92,12 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
     return 0;
 }
 
-/* Lanes of a dot product: eight partial sums, then a fixed tree, the same at every SIMD width. */
-FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
+/* Columns to run over in row i: up to whole vectors, for past the diagonal W holds zeros, which
+ * add exactly nothing, and a loop's scalar tail would cost more than they do. */
+FF_INLINE int64_t columns_of(int64_t i, int64_t d)
 {
-    double s[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++)
-            s[l] += a[i + l] * b[i + l];
-    for (int l = 0; i < n; i++, l++)
-        s[l] += a[i] * b[i];
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    const int64_t whole = (i + 8) & ~(int64_t)7;
+    return whole < d ? whole : d;
 }
 
 FF_CLONES
@@ -74,13 +105,11 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta)
 {
     for (int64_t i = 0; i < d; i++)
-        scratch[i] = dot(w + i * d, u, i + 1);
+        scratch[i] = dot(w + i * d, u, columns_of(i, d));
     memset(theta, 0, (size_t)d * sizeof(double));
     for (int64_t i = 0; i < d; i++) {
         const double *restrict row = w + i * d;
-        double f = scratch[i];
-        for (int64_t j = 0; j <= i; j++)
-            theta[j] += f * row[j];
+        axpy(scratch[i], row, theta, columns_of(i, d));
     }
 }
 
@@ -101,7 +130,7 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
     for (int64_t i = 0; i < d; i++)
-        z[i] = dot(w + i * d, x, i + 1);
+        z[i] = dot(w + i * d, x, columns_of(i, d));
     memset(partial, 0, (size_t)d * sizeof(double));
     double s = 1.0;
     for (int64_t i = 0; i < d; i++) {
@@ -109,8 +138,17 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
         double zi = z[i], next = s + zi * zi;
         double root = 1.0 / sqrt(s * next);
         double keep = s * root, take = zi * root;
-        for (int64_t j = 0; j <= i; j++) {
-            double old = row[j], sum = partial[j];
+        const int64_t n = columns_of(i, d);
+        int64_t j = 0;
+#if defined(__GNUC__)
+        for (; j + 8 <= n; j += 8) {
+            const eight old = LOAD(row + j), sum = LOAD(partial + j);
+            STORE(row + j, keep * old - take * sum);
+            STORE(partial + j, sum + zi * old);
+        }
+#endif
+        for (; j < n; j++) {
+            const double old = row[j], sum = partial[j];
             row[j] = keep * old - take * sum;
             partial[j] = sum + zi * old;
         }
@@ -131,8 +169,19 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
 {
     for (int64_t i = 0; i < d; i++) {
         double *restrict row = gram + i * (i + 1) / 2;
+        axpy(x[i], x, row, i + 1);
+        bias[i] += x[i] * y;
+    }
+}
+
+FF_CLONES
+void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
+                 double y, int64_t d)
+{
+    for (int64_t i = 0; i < d; i++) {
+        double *restrict row = gram + i * d;
         double f = x[i];
-        for (int64_t j = 0; j <= i; j++)
+        for (int64_t j = 0; j < d; j++)
             row[j] += f * x[j];
         bias[i] += f * y;
     }
@@ -156,12 +205,20 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
 FF_CLONES
 int ff_clip_norm(double *restrict x, int64_t d, double bound)
 {
-    double square = dot(x, x, d);
+    double square = dot(x, x, d), largest = 0.0;
     if (square <= bound * bound)
         return 0;
+    if (square == INFINITY) {
+        /* The squares overflowed, the norm need not: take it in units of the largest entry. */
+        for (int64_t j = 0; j < d; j++)
+            largest = fabs(x[j]) > largest ? fabs(x[j]) : largest;
+        for (int64_t j = 0; j < d; j++)
+            x[j] /= largest;
+        square = dot(x, x, d);
+    }
     /* Float32 contexts of norm 1 may lie 1e-7 above it: scaled all the same, not counted. */
     double scale = bound / sqrt(square);
     for (int64_t j = 0; j < d; j++)
         x[j] *= scale;
-    return square > bound * bound * (1.0 + 1e-6);
+    return largest > 0.0 || square > bound * bound * (1.0 + 1e-6);
 }

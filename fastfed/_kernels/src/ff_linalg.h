@@ -31,6 +31,10 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d);
 
+/* The same on a whole matrix: gram (d x d) += x x', bias += x y. */
+void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
+                 double y, int64_t d);
+
 /* inverse <- (V + x x')^{-1} from V^{-1} (d x d, symmetric), Sherman-Morrison; scratch d. */
 void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
                          double *restrict scratch);

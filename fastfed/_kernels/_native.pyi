@@ -1,0 +1,145 @@
+# Types of the compiled module; the reasons behind each routine stand in src/*.h.
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+HAS_TARGET_CLONES: bool
+HAS_OPENMP: bool
+
+def philox(
+    seed: int, purpose: int, replicate: int, silo: int, index: int, block: int
+) -> np.ndarray: ...
+def normals_f32(
+    seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
+) -> np.ndarray: ...
+def normals_f64(
+    seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
+) -> np.ndarray: ...
+def normals_from_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray: ...
+def uniform(seed: int, purpose: int, replicate: int, silo: int, index: int) -> float: ...
+def below(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> int: ...
+def permutation(
+    seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
+) -> np.ndarray: ...
+def log(x: float) -> float: ...
+def factor(packed: np.ndarray, d: int) -> np.ndarray | None: ...
+def solve(w: np.ndarray, u: np.ndarray) -> np.ndarray: ...
+def log_det(w: np.ndarray) -> float: ...
+def observe(w: np.ndarray, theta: np.ndarray | None, x: np.ndarray, y: float) -> float: ...
+def accumulate(statistic: np.ndarray, x: np.ndarray, y: float) -> None: ...
+def sherman_morrison(inverse: np.ndarray, x: np.ndarray) -> None: ...
+def clip_norm(x: np.ndarray, bound: float) -> bool: ...
+def scores(
+    actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
+) -> np.ndarray: ...
+def select(
+    actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
+) -> tuple[int, np.ndarray]: ...
+def node_level(k: int) -> int: ...
+def psum(sums: np.ndarray, leaf: np.ndarray, level: int) -> None: ...
+def prefix(nodes: np.ndarray, k: int) -> np.ndarray: ...
+def add(into: np.ndarray, other: np.ndarray) -> None: ...
+def add_noise(
+    statistic: np.ndarray,
+    normals: np.ndarray,
+    d: int,
+    bias: float,
+    off_diagonal: float,
+    diagonal: float,
+) -> np.ndarray: ...
+def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> np.ndarray: ...
+def refresh(
+    statistic: np.ndarray, regularizer: float, w: np.ndarray, theta: np.ndarray
+) -> float: ...
+def radius_at(
+    multiplier: float,
+    scale: float,
+    base: float,
+    offset: float,
+    lam: float,
+    count: float,
+    d: int,
+) -> float: ...
+
+class PlayError(RuntimeError): ...
+
+def status_error(status: int) -> PlayError: ...
+
+class Environment:
+    seed: int
+    replicate: int
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def actions(self) -> int: ...
+    def error(self) -> BaseException | None: ...
+    def round(self, silo: int, round: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def reward(self, silo: int, round: int, mean: float) -> float: ...
+
+class Sphere(Environment):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        theta: np.ndarray,
+        actions: int,
+        basis_actions: int,
+        shared: bool,
+        reward: tuple[int, float],
+    ) -> None: ...
+
+class Pool(Environment):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        values: np.ndarray,
+        dimension: int,
+        feature_major: bool,
+        means: np.ndarray,
+        best: np.ndarray,
+        starts: np.ndarray,
+        silo_starts: np.ndarray,
+        sampling: int,
+        order: np.ndarray | None,
+        reward: tuple[int, float],
+    ) -> None: ...
+    def query(self, silo: int, round: int) -> int: ...
+
+class Compiled(Environment):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        address: int,
+        state: np.ndarray | None,
+        dimension: int,
+        actions: int,
+        reward: tuple[int, float],
+    ) -> None: ...
+
+class Called(Environment):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        function: Callable[[int, int, int, int], Any],
+        check: Callable[[Any], tuple[np.ndarray, np.ndarray]],
+        dimension: int,
+        actions: int,
+        reward: tuple[int, float],
+    ) -> None: ...
+
+class Pass:
+    def __init__(
+        self,
+        environment: Environment,
+        silos: int,
+        horizon: int,
+        checkpoints: np.ndarray,
+        curves: Sequence[dict[str, Any]],
+        threads: int,
+    ) -> None: ...
+    def begin(self) -> None: ...
+    def play(self, first: int, last: int) -> None: ...

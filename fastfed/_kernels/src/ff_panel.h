@@ -1,0 +1,47 @@
+/* Products of rows of a matrix with a panel of actions: the inner loop of scores and sieve. */
+#ifndef FF_PANEL_H
+#define FF_PANEL_H
+
+#include "ff_base.h"
+
+/* A panel holds feature j of so many actions side by side, so each action's arithmetic is its
+ * own lane and depends neither on K nor on layout. */
+#define PANEL 8
+#define SIEVE_PANEL 32
+/* Rows taken together, so that every panel load serves that many products. */
+#define ROWS 6
+
+#if defined(__GNUC__)
+typedef double lanes __attribute__((vector_size(64)));
+typedef float lanes32 __attribute__((vector_size(64)));
+#define VECTORS 1
+#define VECTORS32 2
+#else
+typedef double lanes;
+typedef float lanes32;
+#define VECTORS PANEL
+#define VECTORS32 SIEVE_PANEL
+#endif
+
+/* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
+ * zeros of W and add exactly nothing. One definition for every element type and row count. */
+#define PRODUCT(name, element, vector, vectors, n)                                             \
+    FF_INLINE void name(const element *restrict w, int64_t ld, int64_t columns,                \
+                        const element *restrict panel, vector *restrict sum)                   \
+    {                                                                                          \
+        const vector *restrict p = (const vector *)panel;                                      \
+        vector acc[n][vectors];                                                                \
+        memset(acc, 0, sizeof acc);                                                            \
+        for (int64_t j = 0; j < columns; j++)                                                  \
+            for (int r = 0; r < n; r++)                                                        \
+                for (int v = 0; v < vectors; v++)                                              \
+                    acc[r][v] += w[r * ld + j] * p[j * vectors + v];                           \
+        memcpy(sum, acc, sizeof acc);                                                          \
+    }
+
+FF_INLINE double *aligned(double *p)
+{
+    return (double *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
+}
+
+#endif

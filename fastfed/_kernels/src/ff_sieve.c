@@ -1,0 +1,220 @@
+#include "ff_sieve.h"
+
+#include <math.h>
+
+#include "ff_panel.h"
+
+PRODUCT(product32_6, float, lanes32, VECTORS32, 6)
+
+/* Rows of the float32 matrix [W; theta; zeros], a whole number of ROWS groups. */
+FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
+
+/* A panel of approximate scores, and for each what bounds its distance from the exact score:
+ * slope w_norm length + own.
+ *
+ * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
+ * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
+ * exact one (Higham 2002, Section 3.1). g is the same with d + 5: three roundings more pay for
+ * beta, for the sum of mean and bonus, and for the comparison with the floor. Over the rows of W that gives
+ * ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the width is
+ * off by at most that, and by g of itself for the norm's own rounding; the mean by at most
+ * g ||theta|| ||x||. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself and
+ * of the exact float64 score, both of the order of u g and d 2^-53.
+ *
+ * Underflow adds up to 2^-150 to each product, so sqrt(d) 2^-75 to a root and d 2^-150 to a
+ * mean: the constants added to length and own are far above that, and far below what matters. */
+FF_INLINE void sieve_panel(const float *restrict panel, const float *restrict w, float beta,
+                           float slack, float theta_norm, int64_t d, float *restrict approx,
+                           float *restrict length, float *restrict own)
+{
+    const int64_t rows = padded_rows(d);
+    lanes32 square[2][VECTORS32], norm[4][VECTORS32], z[ROWS][VECTORS32];
+    lanes32 mean[VECTORS32];
+    const lanes32 *restrict p = (const lanes32 *)panel;
+    memset(square, 0, sizeof square);
+    memset(norm, 0, sizeof norm);
+    memset(mean, 0, sizeof mean);
+    /* Independent partial sums: one chain of additions would wait for its own latency. */
+    for (int64_t j = 0; j < d; j++)
+        for (int v = 0; v < VECTORS32; v++)
+            norm[j & 3][v] += p[j * VECTORS32 + v] * p[j * VECTORS32 + v];
+    for (int64_t i = 0; i < rows; i += ROWS) {
+        product32_6(w + i * d, d, i + ROWS < d ? i + ROWS : d, panel, &z[0][0]);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS32; v++) {
+                if (i + r < d)
+                    square[r & 1][v] += z[r][v] * z[r][v];
+                else if (i + r == d)
+                    mean[v] = z[r][v];
+            }
+    }
+    float m[SIEVE_PANEL], q[SIEVE_PANEL], x[SIEVE_PANEL];
+    for (int v = 0; v < VECTORS32; v++) {
+        square[0][v] += square[1][v];
+        norm[0][v] = (norm[0][v] + norm[1][v]) + (norm[2][v] + norm[3][v]);
+    }
+    memcpy(m, mean, sizeof m);
+    memcpy(q, square[0], sizeof q);
+    memcpy(x, norm[0], sizeof x);
+    for (int a = 0; a < SIEVE_PANEL; a++) {
+        const float width = sqrtf(q[a]);
+        approx[a] = m[a] + beta * width;
+        length[a] = sqrtf(x[a]) + 0x1p-60f;
+        own[a] = slack * (theta_norm * length[a] + beta * width) + beta * 1e-18f + 1e-36f;
+    }
+}
+
+FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
+{
+    const int64_t as = actions->action_stride, fs = actions->feature_stride;
+    const int64_t left = actions->actions - first;
+    const int64_t n = left < SIEVE_PANEL ? left : SIEVE_PANEL;
+    if (n < SIEVE_PANEL)
+        memset(panel, 0, (size_t)(SIEVE_PANEL * d) * sizeof(float));
+    if (actions->is_double) {
+        const double *x = (const double *)actions->x + first * as;
+        for (int64_t j = 0; j < d; j++)
+            for (int64_t a = 0; a < n; a++)
+                panel[j * SIEVE_PANEL + a] = (float)x[a * as + j * fs];
+    } else if (as == 1 && n == SIEVE_PANEL) {
+        const float *x = (const float *)actions->x + first;
+        for (int64_t j = 0; j < d; j++)
+            memcpy(panel + j * SIEVE_PANEL, x + j * fs, SIEVE_PANEL * sizeof(float));
+    } else if (as == 1) {
+        const float *x = (const float *)actions->x + first;
+        for (int64_t j = 0; j < d; j++)
+            memcpy(panel + j * SIEVE_PANEL, x + j * fs, (size_t)n * sizeof(float));
+    } else {
+        const float *x = (const float *)actions->x + first * as;
+        for (int64_t j = 0; j < d; j++)
+            for (int64_t a = 0; a < n; a++)
+                panel[j * SIEVE_PANEL + a] = x[a * as + j * fs];
+    }
+}
+
+/* Copy n doubles as floats; returns their Euclidean norm. */
+FF_INLINE double narrow(const double *restrict from, int64_t n, float *restrict to)
+{
+    double sum[SIEVE_PANEL] = {0}, total = 0.0;
+    int64_t i = 0;
+    for (; i + SIEVE_PANEL <= n; i += SIEVE_PANEL)
+        for (int l = 0; l < SIEVE_PANEL; l++) {
+            to[i + l] = (float)from[i + l];
+            sum[l] += from[i + l] * from[i + l];
+        }
+    for (; i < n; i++) {
+        to[i] = (float)from[i];
+        total += from[i] * from[i];
+    }
+    for (int l = 0; l < SIEVE_PANEL; l++)
+        total += sum[l];
+    return sqrt(total);
+}
+
+/* sqrt(||W||_1 ||W||_inf) >= || |W| ||_2; columns: d doubles of scratch. */
+FF_INLINE double mixed_norm(const double *restrict w, int64_t d, double *restrict columns)
+{
+    double rows_max = 0.0, columns_max = 0.0;
+    memset(columns, 0, (size_t)d * sizeof(double));
+    for (int64_t i = 0; i < d; i++) {
+        const double *restrict row = w + i * d;
+        double lane[8] = {0};
+        int64_t j = 0;
+        for (; j + 8 <= i + 1; j += 8)
+            for (int l = 0; l < 8; l++) {
+                lane[l] += fabs(row[j + l]);
+                columns[j + l] += fabs(row[j + l]);
+            }
+        for (int l = 0; j <= i; j++, l++) {
+            lane[l] += fabs(row[j]);
+            columns[j] += fabs(row[j]);
+        }
+        const double sum = ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+                           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+        rows_max = sum > rows_max ? sum : rows_max;
+    }
+    for (int64_t j = 0; j < d; j++)
+        columns_max = columns[j] > columns_max ? columns[j] : columns_max;
+    return sqrt(rows_max * columns_max);
+}
+
+/* The actions that the bounds leave, with an error slope of `slope` a length; all of them when
+ * the bounds are not finite. */
+FF_INLINE int64_t keep(const float *restrict approx, const float *restrict length,
+                       const float *restrict own, float slope, int64_t count,
+                       int64_t *restrict candidates)
+{
+    float low[SIEVE_PANEL], floor = -INFINITY;
+    for (int a = 0; a < SIEVE_PANEL; a++)
+        low[a] = -INFINITY;
+    for (int64_t first = 0; first < count; first += SIEVE_PANEL)
+        for (int a = 0; a < SIEVE_PANEL; a++) {
+            const int64_t i = first + a;
+            const float l = approx[i] - (slope * length[i] + own[i]);
+            low[a] = l > low[a] ? l : low[a];
+        }
+    for (int a = 0; a < SIEVE_PANEL; a++)
+        floor = low[a] > floor ? low[a] : floor;
+    const int sound = floor > -INFINITY && floor < INFINITY;
+    int64_t kept = 0;
+    for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
+        int may[SIEVE_PANEL], any = 0;
+        for (int a = 0; a < SIEVE_PANEL; a++) {
+            const int64_t i = first + a;
+            may[a] = !sound | !(approx[i] + (slope * length[i] + own[i]) < floor);
+        }
+        for (int a = 0; a < SIEVE_PANEL; a++)
+            any |= may[a];
+        for (int64_t a = 0; any && a < SIEVE_PANEL && first + a < count; a++)
+            if (may[a])
+                candidates[kept++] = first + a;
+    }
+    return kept;
+}
+
+int64_t ff_sieve_scratch(int64_t d, int64_t actions)
+{
+    const int64_t padded = (actions + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
+    /* In floats: panel, [W; theta], score, length and own bound of every action; column sums. */
+    return SIEVE_PANEL * d / 2 + (padded_rows(d) * d + 1) / 2 + 3 * padded / 2 + d + 16;
+}
+
+FF_CLONES
+int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
+                 const double *restrict theta, double beta, int64_t d, double *restrict scratch,
+                 int64_t *restrict candidates)
+{
+    const int64_t count = actions->actions;
+    const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
+    float *panel = (float *)aligned(scratch), *w32 = panel + SIEVE_PANEL * d;
+    float *approx = w32 + padded_rows(d) * d, *length = approx + padded, *own = length + padded;
+    double *columns = aligned((double *)(own + padded));
+    const double n = (double)(d + 5);
+    const float slack = (float)(1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24));
+    const double frobenius = narrow(w, d * d, w32);
+    const double theta_norm = narrow(theta, d, w32 + d * d);
+    /* So small that float32 loses their relative precision: no bound holds. */
+    if (frobenius < 0x1p-100 || (theta_norm != 0.0 && theta_norm < 0x1p-100) ||
+        (beta != 0.0 && (beta < 0x1p-100 || beta * frobenius < 0x1p-90))) {
+        for (int64_t a = 0; a < count; a++)
+            candidates[a] = a;
+        return count;
+    }
+    memset(w32 + (d + 1) * d, 0, (size_t)((padded_rows(d) - d - 1) * d) * sizeof(float));
+    for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
+        pack32(actions, first, d, panel);
+        sieve_panel(panel, w32, (float)beta, slack, (float)theta_norm, d, approx + first, length + first,
+                    own + first);
+    }
+    for (int64_t a = count; a < padded; a++)
+        approx[a] = -INFINITY;
+    const float slope = slack * (float)beta;
+    int64_t kept = keep(approx, length, own, slope * (float)frobenius, count, candidates);
+    /* Near a multiple of I the Frobenius norm overrates W by sqrt d: worth a second look. */
+    if (kept > 1) {
+        const double mixed = mixed_norm(w, d, columns);
+        if (mixed < frobenius)
+            kept = keep(approx, length, own, slope * (float)mixed, count, candidates);
+    }
+    return kept;
+}

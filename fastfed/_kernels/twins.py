@@ -1,0 +1,421 @@
+"""NumPy twins of the compiled leaf functions: the same names, signatures and answers.
+
+Written to be read, and slow. Random streams agree with the compiled ones bit for bit (the same
+operations in the same order); sums of the linear algebra may differ in the last bits, so `select`
+may differ where two scores agree to about 1e-13 of their size, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+# ---- Philox4x32-10 (Salmon et al. 2011) ---------------------------------------------------------
+
+_LOW = np.uint64(0xFFFFFFFF)
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_MASK = (1 << 64) - 1
+
+
+def philox_block(counter: Array, key: tuple[int, int]) -> Array:
+    """The bare generator: counters (4, ...) and a key of two 32-bit words to words (4, ...)."""
+    c0, c1, c2, c3 = np.asarray(counter, dtype=np.uint64)
+    for i in range(10):
+        k0, k1 = (np.uint64((k + i * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
+        first, second = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c2 = (second >> 32) ^ c1 ^ k0, (first >> 32) ^ c3 ^ k1
+        c1, c3 = second & _LOW, first & _LOW
+    return np.stack([c0, c1, c2, c3]).astype(np.uint32)
+
+
+def _mix64(z: int) -> int:
+    """splitmix64's finaliser (Steele, Lea, Flood 2014)."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def stream_key(seed: int, purpose: int) -> tuple[int, int]:
+    """The Philox key of all streams of a seed and a purpose."""
+    golden = 0x9E3779B97F4A7C15
+    key = _mix64((_mix64((seed + golden) & _MASK) + purpose * golden) & _MASK)
+    return key & 0xFFFFFFFF, key >> 32
+
+
+def _blocks(seed: int, purpose: int, replicate: int, silo: int, index: int, blocks: Array) -> Array:
+    """Words (4, len(blocks)) of the numbered blocks of one stream."""
+    counter = np.empty((4, len(blocks)), np.uint64)
+    counter[0] = blocks
+    counter[1:] = np.array([index, silo, replicate], np.uint64)[:, None]
+    return philox_block(counter, stream_key(seed, purpose))
+
+
+def philox(seed: int, purpose: int, replicate: int, silo: int, index: int, block: int) -> Array:
+    """The four 32-bit words of one block of a stream."""
+    return _blocks(seed, purpose, replicate, silo, index, np.array([block]))[:, 0]
+
+
+# ---- normals by Box-Muller ----------------------------------------------------------------------
+
+_LANES = 16
+_F = np.float32
+
+
+def _log_f32(x: Array) -> Array:
+    """ln x of float32 in (0, 1]: the exponent by bits, then 2 atanh((m - 1) / (m + 1))."""
+    # m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut.
+    cut = np.uint32(0x3F3504F3)
+    shifted = x.view(np.uint32) - cut
+    e = shifted.view(np.int32) >> 23
+    m = ((shifted & np.uint32(0x007FFFFF)) + cut).view(_F)
+    s = (m - _F(1)) / (m + _F(1))
+    z = s * s
+    p = z * (z * (z * (_F(1) / _F(7)) + _F(1) / _F(5)) + _F(1) / _F(3)) + _F(1)
+    return e.astype(_F) * _F(0.69314718056) + _F(2) * (s * p)
+
+
+def _sincos_f32(w: Array) -> tuple[Array, Array]:
+    """sin and cos of 2 pi w / 2^32 in float32: the quadrant by bits, Taylor on what is left."""
+    turned = w + np.uint32(0x20000000)
+    quadrant = turned >> 30
+    rest = (turned & np.uint32(0x3FFFFFFF)).astype(np.int32) - np.int32(0x20000000)
+    a = rest.astype(_F) * _F(1.4629180792671596e-09)
+    z = a * a
+    s = z * (z * (z * (_F(-1) / _F(5040)) + _F(1) / _F(120)) + _F(-1) / _F(6)) + _F(1)
+    c = z * (z * (z * (_F(1) / _F(40320)) + _F(-1) / _F(720)) + _F(1) / _F(24)) + _F(-0.5)
+    return _turn(quadrant, a * s, z * c + _F(1))
+
+
+def _turn(quadrant: Array, s: Array, c: Array) -> tuple[Array, Array]:
+    """(sine, cosine) of an angle from those of its rest in the quadrant."""
+    odd = (quadrant & 1) != 0
+    sine, cosine = np.where(odd, c, s), np.where(odd, s, c)
+    return (
+        np.where((quadrant & 2) != 0, -sine, sine),
+        np.where(((quadrant + 1) & 2) != 0, -cosine, cosine),
+    )
+
+
+def _rotate(v: Array, k: int) -> Array:
+    return (v << k) | (v >> (32 - k))
+
+
+def _xoshiro(state: Array, steps: int) -> Array:
+    """Words (steps, lanes) of xoshiro128++ (Blackman and Vigna 2021); state (4, lanes)."""
+    s0, s1, s2, s3 = state
+    out = np.empty((steps, state.shape[1]), np.uint32)
+    for i in range(steps):
+        out[i] = _rotate(s0 + s3, 7) + s0
+        t = s1 << 9
+        s2 = s2 ^ s0
+        s3 = s3 ^ s1
+        s1 = s1 ^ s2
+        s0 = s0 ^ s3
+        s2 = s2 ^ t
+        s3 = _rotate(s3, 11)
+    return out
+
+
+def normals_f32(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
+    """n standard normals in float32: sixteen xoshiro lanes, each started from a Philox block."""
+    groups = -(-n // (2 * _LANES))
+    state = _blocks(seed, purpose, replicate, silo, index, np.arange(_LANES))
+    words = _xoshiro(state, 2 * groups).reshape(groups, 2, _LANES)
+    a, b = words[:, 0], words[:, 1]
+    u = ((a >> 8).astype(_F) + _F(0.5)) * _F(2.0**-24)
+    r = np.sqrt(_F(-2) * _log_f32(u))
+    sine, cosine = _sincos_f32(b)
+    return np.stack([r * cosine, r * sine], axis=1).reshape(-1)[:n]
+
+
+def _log_f64(x: Array) -> Array:
+    """ln x of finite float64 x > 0."""
+    cut = np.uint64(0x3FE6A09E667F3BCD)
+    shifted = x.view(np.uint64) - cut
+    e = shifted.view(np.int64) >> 52
+    m = ((shifted & np.uint64(0x000FFFFFFFFFFFFF)) + cut).view(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = np.full_like(z, 1.0 / 21.0)
+    for k in range(19, 0, -2):
+        p = p * z + 1.0 / k
+    return e.astype(np.float64) * 0.6931471805599453 + 2.0 * (s * p)
+
+
+_SINE = (-1307674368000, 6227020800, -39916800, 362880, -5040, 120, -6, 1)
+_COSINE = (-87178291200, 479001600, -3628800, 40320, -720, 24, -2, 1)
+
+
+def _sincos_f64(w: Array) -> tuple[Array, Array]:
+    """sin and cos of 2 pi w / 2^53."""
+    turned = w + np.uint64(1 << 50)
+    quadrant = turned >> np.uint64(51)
+    rest = (turned & np.uint64((1 << 51) - 1)).astype(np.float64)
+    a = (rest - 2.0**50) * 6.975736996017264e-16
+    z = a * a
+    s = np.full_like(z, 1.0 / 355687428096000.0)
+    for factorial in _SINE:
+        s = s * z + 1.0 / factorial
+    c = np.full_like(z, 1.0 / 20922789888000.0)
+    for factorial in _COSINE:
+        c = c * z + 1.0 / factorial
+    return _turn(quadrant.astype(np.int64), s * a, c)
+
+
+def _unit_f64(a: Array) -> Array:
+    """(a + 1/2) 2^-53 of 53-bit integers."""
+    return (a.astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _bits53(high: Array, low: Array) -> Array:
+    return ((high.astype(np.uint64) << np.uint64(32)) | low) >> np.uint64(11)
+
+
+def normals_from_bits(a: Array, b: Array) -> Array:
+    """Standard normals (2 n,) from two arrays (n,) of 53-bit integers."""
+    r = np.sqrt(-2.0 * _log_f64(_unit_f64(a)))
+    sine, cosine = _sincos_f64(b)
+    return np.concatenate([r * cosine, r * sine])
+
+
+def normals_f64(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
+    """n standard normals in float64, every bit of them from Philox."""
+    blocks = -(-((n + 1) // 2) // _LANES) * _LANES
+    w = _blocks(seed, purpose, replicate, silo, index, np.arange(blocks))
+    return normals_from_bits(_bits53(w[0], w[1]), _bits53(w[2], w[3]))[:n]
+
+
+# ---- single draws -------------------------------------------------------------------------------
+
+
+def uniform(seed: int, purpose: int, replicate: int, silo: int, index: int) -> float:
+    """A uniform of 53 bits, never 0."""
+    w = philox(seed, purpose, replicate, silo, index, 0)
+    return float(_unit_f64(_bits53(w[:1], w[1:2]))[0])
+
+
+class _Words:
+    """Uniform integers from one stream, by Lemire's multiply-and-reject."""
+
+    def __init__(self, seed: int, purpose: int, replicate: int, silo: int, index: int) -> None:
+        self.stream = seed, purpose, replicate, silo, index
+        self.block = 0
+
+    def below(self, n: int) -> int:
+        """An integer in [0, n); words left over in an accepted block are not used again."""
+        threshold = (2**32 - n) % n
+        while True:
+            words = philox(*self.stream, self.block)
+            self.block += 1
+            for word in words:
+                product = int(word) * n
+                if product & 0xFFFFFFFF >= threshold:
+                    return product >> 32
+
+
+def below(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> int:
+    """A uniform integer in [0, n)."""
+    return _Words(seed, purpose, replicate, silo, index).below(n)
+
+
+def permutation(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
+    """A uniform permutation of 0..n-1 (Fisher-Yates, from the end)."""
+    words = _Words(seed, purpose, replicate, silo, index)
+    out = np.arange(n, dtype=np.int64)
+    for i in range(n - 1, 0, -1):
+        j = words.below(i + 1)
+        out[i], out[j] = out[j], out[i]
+    return out
+
+
+def log(x: float) -> float:
+    """ln x of a finite x > 0."""
+    return float(_log_f64(np.array([x]))[0])
+
+
+# ---- linear algebra -----------------------------------------------------------------------------
+
+
+def _unpacked(packed: Array, d: int) -> Array:
+    """The lower triangle (d, d) of a symmetric matrix packed row by row."""
+    full = np.zeros((d, d))
+    full[np.tril_indices(d)] = packed
+    return full
+
+
+def factor(packed: Array, d: int) -> Array | None:
+    """W = L^{-1} of the packed V = L L', or None when V is not positive definite."""
+    v = _unpacked(packed, d)
+    try:
+        lower = np.linalg.cholesky(v)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.isfinite(lower).all():
+        return None
+    w = np.zeros((d, d))
+    for i in range(d):
+        w[i, i] = 1.0 / lower[i, i]
+        w[i, :i] = -(lower[i, :i] @ w[:i, :i]) * w[i, i]
+    return w
+
+
+def solve(w: Array, u: Array) -> Array:
+    """V^{-1} u = W'(W u)."""
+    return w.T @ (w @ u)
+
+
+def log_det(w: Array) -> float:
+    """ln det V."""
+    return -2.0 * float(np.sum(_log_f64(np.diagonal(w).copy())))
+
+
+def observe(w: Array, theta: Array | None, x: Array, y: float) -> float:
+    """V <- V + x x' on the factor, in place, and one least-squares step on theta.
+
+    Returns 1 + ||x||^2 in the norm of the old V^{-1}.
+    """
+    z = w @ x
+    direction = w.T @ z
+    s = 1.0 + np.cumsum(z * z)  # s_i of ff_linalg.c
+    before = np.concatenate([[1.0], s[:-1]])
+    # Row i of `partial` is the sum of z_k W_k over the rows k < i.
+    partial = np.zeros_like(w)
+    partial[1:] = np.cumsum(z[:, None] * w, axis=0)[:-1]
+    root = 1.0 / np.sqrt(before * s)
+    w[...] = (before * root)[:, None] * w - (z * root)[:, None] * partial
+    grown = float(s[-1])
+    if theta is not None:
+        theta += (y - theta @ x) / grown * direction
+    return grown
+
+
+def accumulate(statistic: Array, x: Array, y: float) -> None:
+    """statistic (bias, packed covariance) += (x y, x x'), in place."""
+    d = len(x)
+    statistic[:d] += x * y
+    statistic[d:] += np.outer(x, x)[np.tril_indices(d)]
+
+
+def rank_one(gram: Array, bias: Array, x: Array, y: float) -> None:
+    """gram (d, d) += x x' and bias += x y, in place."""
+    gram += np.outer(x, x)
+    bias += x * y
+
+
+def sherman_morrison(inverse: Array, x: Array) -> None:
+    """inverse <- (V + x x')^{-1} from V^{-1}, in place."""
+    g = inverse @ x
+    inverse -= np.outer(g, g) * (1.0 / (1.0 + g @ x))
+
+
+def clip_norm(x: Array, bound: float) -> bool:
+    """Scale x to norm <= bound, in place; True when it was above by more than rounding."""
+    with np.errstate(over="ignore"):
+        square = float(x @ x)
+    if square <= bound * bound:
+        return False
+    largest = 1.0
+    if square == np.inf:
+        # The sum of squares overflowed: take the norm in units of the largest entry.
+        largest = float(np.max(np.abs(x)))
+        x /= largest
+        square = float(x @ x)
+    x *= bound / np.sqrt(square)
+    return largest > 1.0 or square > bound * bound * (1.0 + 1e-6)
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+
+def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> Array:
+    """<x, theta> + beta ||x||_{V^-1} + gamma ||V^{-1} x|| of each action, (K,)."""
+    x = actions.astype(np.float64)
+    z = x @ w.T
+    out = x @ theta + beta * np.sqrt(np.sum(z * z, axis=1))
+    if gamma != 0.0:
+        out += gamma * np.sqrt(np.sum((z @ w) ** 2, axis=1))
+    return out
+
+
+def select(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> tuple[int, Array]:
+    """(index, features) of the best action: the lowest index of the largest score."""
+    values = scores(actions, w, theta, beta, gamma)
+    # A score that is not a number is never the largest.
+    a = int(np.argmax(np.where(np.isnan(values), -np.inf, values)))
+    return a, actions[a].astype(np.float64)
+
+
+# ---- protocol arithmetic ------------------------------------------------------------------------
+
+
+def node_level(k: int) -> int:
+    """Index of the lowest set bit of k >= 1."""
+    return (k & -k).bit_length() - 1
+
+
+def psum(sums: Array, leaf: Array, level: int) -> None:
+    """sums[level] <- sums[0] + ... + sums[level - 1] + leaf, in place."""
+    total = np.zeros_like(leaf)
+    for lower in sums[:level]:
+        total = total + lower
+    sums[level] = total + leaf
+
+
+def prefix(nodes: Array, k: int) -> Array:
+    """The sum of nodes[j] over the set bits j of k, lowest first."""
+    out = np.zeros(nodes.shape[1])
+    for j in range(k.bit_length()):
+        if k >> j & 1:
+            out += nodes[j]
+    return out
+
+
+def add(into: Array, other: Array) -> None:
+    """into += other, in place."""
+    into += other
+
+
+def add_noise(
+    statistic: Array, normals: Array, d: int, bias: float, off_diagonal: float, diagonal: float
+) -> Array:
+    """statistic + noise of these standard deviations, entry by entry."""
+    rows, columns = np.tril_indices(d)
+    std = np.where(rows == columns, diagonal, off_diagonal)
+    return statistic + np.concatenate([np.full(d, bias), std]) * normals
+
+
+def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
+    """The d + d (d + 1) / 2 standard normals of one node: bias (purpose 3), covariance (4)."""
+    return np.concatenate(
+        [
+            normals_f64(seed, 3, replicate, silo, node, d),
+            normals_f64(seed, 4, replicate, silo, node, d * (d + 1) // 2),
+        ]
+    )
+
+
+def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
+    """W and theta of V = lambda I + covariance, in place; the shift V needed, -1 if hopeless."""
+    d = len(theta)
+    diagonal = np.cumsum(np.arange(1, d + 1)) - 1
+    shift = 0.0
+    for _ in range(200):
+        v = statistic[d:].copy()
+        v[diagonal] += regularizer + shift
+        found = factor(v, d)
+        if found is not None:
+            w[...] = found
+            theta[...] = solve(w, statistic[:d])
+            return shift
+        shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
+    return -1.0
+
+
+def radius_at(
+    multiplier: float, scale: float, base: float, offset: float, lam: float, count: float, d: int
+) -> float:
+    """multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
+    grown = 1.0 + count / (d * lam)
+    return multiplier * (offset + scale * float(np.sqrt(base + d * log(grown))))

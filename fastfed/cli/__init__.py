@@ -1,0 +1,56 @@
+"""The command line: thin commands that parse, call and print.
+
+Nothing heavy is imported before a command runs: `fastfed --help` loads neither numpy nor scipy.
+"""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from fastfed.cli.lazy import LazyGroup
+
+#: name: (module, what `fastfed --help` says). A new command is one file and one line here.
+COMMANDS = {
+    "list": ("listing", "Algorithms, environments and figures by name."),
+    "run": ("run", "Play the experiment of a spec, or what is missing of it."),
+    "reproduce": ("reproduce", "Play a figure of a paper, or all of them."),
+    "results": ("results", "Results of an output folder: table, JSON or CSV."),
+    "report": ("results", "Draw figure, tables and certificates of an output folder again."),
+    "privacy": ("privacy", "What a spec guarantees, without playing it."),
+    "calibrate": ("calibrate", "Noise of a mechanism for a privacy budget."),
+    "bench": ("bench", "Speed of the compiled driver against the papers' style."),
+    "doctor": ("doctor", "Whether this installation and its data are in order."),
+}
+
+
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        import fastfed
+
+        click.echo(f"fastfed {fastfed.__version__}")
+        context.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_module=COMMANDS,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Show the version and exit.",
+)  # fmt: skip
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Differentially private federated bandits at compiled speed.
+
+    Exit codes: 0 done, 1 the run failed, 2 bad input.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main() -> None:
+    """The console script."""
+    cli.main(prog_name="fastfed")

@@ -1,0 +1,44 @@
+"""`fastfed calibrate`."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from fastfed.cli.options import json_option
+from fastfed.cli.output import print_json
+
+
+@click.command()
+@click.argument("mechanism", metavar="MECHANISM")
+@click.option("--epsilon", type=float, required=True, metavar="E", help="Above 0.")
+@click.option("--delta", type=float, required=True, metavar="D", help="Between 0 and 1.")
+@click.option("--releases", type=int, default=1, show_default=True, metavar="K",
+              help="How many releases a stream has in all.")  # fmt: skip
+@click.option("--relation", default="replace", show_default=True, metavar="R",
+              help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
+@json_option
+def calibrate(
+    mechanism: str, epsilon: float, delta: float, releases: int, relation: str, as_json: bool
+) -> None:
+    """Noise of a mechanism for a privacy budget.
+
+    MECHANISM is gaussian (sums of unit vectors, a record in every release), gaussian-tree (both
+    streams of a linear bandit through the binary tree), gaussian-tree-theorem or
+    gaussian-tree-published-code (the same with the paper's or its code's constants).
+    """
+    import msgspec
+
+    from fastfed.privacy import Budget
+    from fastfed.privacy import calibrate as calibrated
+
+    found = calibrated(mechanism, Budget(epsilon, delta, relation), releases)
+    values = msgspec.to_builtins(found)
+    if as_json:
+        print_json(values)
+        return
+    for name, value in values.items():
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        click.echo(f"{name.replace('_', ' '):<10}  {text}")
+
+
+COMMANDS = {"calibrate": calibrate}

@@ -1,0 +1,139 @@
+"""`fastfed doctor`."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fastfed.cli.options import json_option
+from fastfed.cli.output import print_json, print_table
+
+REQUIRED = ("numpy", "msgspec", "click", "rich-click")
+#: Package: what goes without it.
+OPTIONAL = {
+    "matplotlib": "figures",
+    "scikit-learn": "learning-to-rank and classification data",
+    "numba": "compiled environments of your own",
+    "scipy": "checks of the accounting",
+    "dp-accounting": "checks of the accounting",
+}
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), metavar="PATH",
+              help="Check these files (default: all that are in the cache).")  # fmt: skip
+@json_option
+@click.pass_context
+def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
+    """Whether this installation and its data are in order.
+
+    Versions, how the compiled core was built, the cache of parsed files, and whether the files
+    still have the checksums they had when they were parsed. Exit code 1 if something is wrong.
+    """
+    found = examine(data)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    if found["problems"]:
+        context.exit(1)
+
+
+def examine(data: Path | None) -> dict[str, Any]:
+    """Everything that `doctor` reports, as plain data."""
+    import fastfed
+
+    packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
+    problems = [f"{name} is missing" for name in REQUIRED if packages[name] is None]
+    build = _build(problems)
+    return {
+        "fastfed": fastfed.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": packages,
+        "build": build,
+        **(_data(data, problems) if build["compiled"] else {"cache": None, "sources": []}),
+        "problems": problems,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _build(problems: list[str]) -> dict[str, Any]:
+    """How the compiled core was built, and what it may use here."""
+    try:
+        from fastfed._kernels import native
+        from fastfed.simulation.run import default_threads
+    except ImportError as error:
+        problems.append(f"the compiled core cannot be loaded: {error}")
+        return {"compiled": False, "openmp": None, "target_clones": None, "threads": None}
+    return {
+        "compiled": True,
+        "openmp": native.HAS_OPENMP,
+        "target_clones": native.HAS_TARGET_CLONES,
+        "threads": default_threads(),
+    }
+
+
+def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
+    """The cache of parsed files and the checksums of their sources."""
+    from fastfed._validate import InputError
+    from fastfed.environments.letor_files import cache_folder, cached_sources, verify
+
+    entries = cached_sources()
+    paths = [entry.path for entry in entries] if data is None else [str(data)]
+    cached = {entry.path for entry in entries}
+    if data is not None and not data.exists() and str(data.resolve()) not in cached:
+        raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
+    # Several entries may share a file: each is read once.
+    checked = {source: (ok, text) for path in paths for source, ok, text in verify(path)}
+    problems += [f"{source}: {text}" for source, (ok, text) in checked.items() if not ok]
+    return {
+        "cache": {
+            "folder": str(cache_folder()),
+            "entries": [
+                {"path": e.path, "queries": e.queries, "rows": e.rows, "bytes": e.bytes}
+                for e in entries
+            ],
+        },
+        "sources": [
+            {"path": source, "ok": ok, "message": text} for source, (ok, text) in checked.items()
+        ],
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    click.echo(f"fastfed {found['fastfed']}, Python {found['python']}, {found['platform']}")
+    without = {True: "yes", False: "no", None: "-"}
+    build = found["build"]
+    click.echo(
+        f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
+        f"processor clones: {without[build['target_clones']]}; threads: {build['threads'] or '-'}"
+    )
+    rows = [
+        (name, version or "missing", OPTIONAL.get(name, "required"))
+        for name, version in found["packages"].items()
+    ]
+    print_table(("package", "version", "use"), rows)
+    if found["cache"] is not None:
+        entries = found["cache"]["entries"]
+        click.echo(f"cache: {found['cache']['folder']}, {len(entries)} parsed")
+        for e in entries:
+            size = f"{e['bytes'] / 1e6:.1f} MB"
+            click.echo(f"  {e['path']}: {e['queries']} queries, {e['rows']} rows, {size}")
+    for source in found["sources"]:
+        click.echo(f"{'ok ' if source['ok'] else 'BAD'} {source['path']}: {source['message']}")
+    problems = found["problems"]
+    click.echo("everything is in order" if not problems else f"wrong: {'; '.join(problems)}")
+
+
+COMMANDS = {"doctor": doctor}

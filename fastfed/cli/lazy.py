@@ -1,0 +1,111 @@
+"""A click group that imports a command when it is called, and says every error in one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import rich_click as click
+
+from fastfed.cli.errors import Stopped
+
+STDOUT = 1
+
+
+class LazyCommand(click.RichCommand):
+    """Stands for a command until it is called; knows only what the group's help shows."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name=name, help=summary)
+        self.module = module
+
+    def load(self) -> click.Command:
+        """The real command, which its module names as the group does."""
+        module = importlib.import_module(f"fastfed.cli.{self.module}")
+        found: click.Command = module.COMMANDS[self.name]
+        return found
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+class LazyGroup(click.RichGroup):
+    """A group of lazy commands; ``main`` turns errors into one line and an exit code."""
+
+    def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for name, (module, summary) in commands_by_module.items():
+            self.add_command(LazyCommand(name, module, summary))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from fastfed._validate import nearest
+
+            raise click.UsageError(
+                f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
+                "(`fastfed --help` names all)"
+            )
+        return super().resolve_command(ctx, args)
+
+    def main(
+        self,
+        args: Any = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        def run() -> Any:
+            return super(LazyGroup, self).main(args, prog_name, complete_var, False, **extra)
+
+        if not standalone_mode:
+            return run()
+        sys.exit(_exit_code(run))
+
+
+def _exit_code(run: Any) -> int:
+    """0 done, 1 the run failed, 2 bad input; an unforeseen error keeps its traceback."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # Whoever reads has gone. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        return 1
+    except Stopped as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except click.Abort:
+        return _say("interrupted", 1)
+    except ValueError as error:
+        from fastfed._validate import InputError
+
+        if not isinstance(error, InputError):
+            raise
+        return _say(str(error), 2)
+
+
+def _say(message: str, code: int) -> int:
+    """One line on standard error."""
+    line = " ".join(message.split())
+    # click writes sentences; ours begin small, after "error:".
+    if line[:1].isupper() and line[1:2].islower():
+        line = line[0].lower() + line[1:].rstrip(".")
+    click.echo(f"error: {line}", err=True)
+    return code

@@ -1,0 +1,92 @@
+"""Options that several commands share, and what they change in a spec."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from fastfed.simulation.experiment import Experiment
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+QUICK_REPLICATES = 2
+QUICK_SHARE = 10  # of the horizon
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+
+
+def playing_options(command: F) -> F:
+    """-o and the options of everything that plays."""
+    for option in reversed(
+        [
+            click.option(
+                "-o", "--output", "folder", required=True, metavar="DIR",
+                type=click.Path(path_type=Path), help="Output folder; the same again resumes it.",
+            ),
+            click.option(
+                "--replicates", type=click.IntRange(min=1), metavar="N",
+                help="Independent replicates, in place of the spec's.",
+            ),
+            click.option(
+                "--threads", type=click.IntRange(min=1), metavar="N",
+                help="Threads (default: all processors). Results do not depend on it.",
+            ),
+            click.option(
+                "--seed", type=int, metavar="N",
+                help="Seed, in place of the spec's.",
+            ),
+            click.option(
+                "--quick", is_flag=True,
+                help="A first look: two replicates, a tenth of the horizon.",
+            ),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
+    """The experiment of a spec file; modules beside it can be named in it."""
+    from fastfed._validate import InputError
+    from fastfed.report.keys import check_figure
+    from fastfed.simulation.experiment import load_experiment
+
+    # At the end: a file beside the spec must not hide a module of Python's.
+    beside = str(path.parent.resolve())
+    if beside not in sys.path:
+        sys.path.append(beside)
+    experiment = load_experiment(path, **changed)
+    try:
+        check_figure(experiment.figure)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return experiment
+
+
+def overrides(
+    spec: dict[str, Any], replicates: int | None, seed: int | None, quick: bool
+) -> dict[str, Any]:
+    """The top-level keys of a spec that the options replace."""
+    changed = {"replicates": replicates, "seed": seed}
+    if quick:
+        changed["replicates"] = replicates or QUICK_REPLICATES
+        changed["horizon"] = quick_horizon(spec)
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+def quick_horizon(spec: dict[str, Any]) -> int | None:
+    """A tenth of the horizon, but a batch of every curve; None where the spec's is no number."""
+    horizon, curves = spec.get("horizon"), spec.get("curve")
+    if not isinstance(horizon, int):
+        return None
+    tables = [c for c in curves if isinstance(c, dict)] if isinstance(curves, list) else []
+    batches = []
+    for value in (c.get("batch_size") for c in tables):
+        values = value if isinstance(value, list) else [value]
+        batches += [b for b in values if isinstance(b, int)]
+    return min(horizon, max([1, horizon // QUICK_SHARE, *batches]))

@@ -1,0 +1,78 @@
+"""Printing: JSON and tables to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import rich_click as click
+
+if TYPE_CHECKING:
+    from fastfed.report.source import Source
+
+#: Terminals narrower than this do without what can be worked out from the rest.
+WIDE = 100
+
+
+def print_json(value: Any) -> None:
+    """JSON alone on standard output; what is not finite becomes null."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def say(message: str) -> None:
+    """A message beside the results."""
+    click.echo(message, err=True)
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
+) -> None:
+    """A table: ruled on a terminal, plain columns elsewhere."""
+    rows = [tuple(row) for row in rows]
+    right = tuple(right)
+    if not sys.stdout.isatty():
+        widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+        for row in [headings, *rows]:
+            cells = [
+                cell.rjust(width) if i in right else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            click.echo("  ".join(cells).rstrip())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, heading in enumerate(headings):
+        justify: Literal["right", "left"] = "right" if i in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=i in right, overflow="fold")
+    for row in rows:
+        # Text, not markup: a label may hold brackets.
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def print_results(source: Source) -> None:
+    """The table of an experiment with title and remarks."""
+    from fastfed.report import table
+
+    if not sys.stdout.isatty():
+        click.echo(table.as_text(source), nl=False)
+        return
+    click.secho(source.title, bold=True)
+    click.echo(f"{source.setting}, {source.replicates}")
+    narrow = shutil.get_terminal_size().columns < WIDE
+    columns = [i for i, h in enumerate(table.HEADINGS) if not (narrow and h == table.PER_SILO)]
+    print_table(
+        [table.HEADINGS[i] for i in columns],
+        [[row[i] for i in columns] for row in table.table_rows(source)],
+        [at for at, i in enumerate(columns) if i in table.RIGHT],
+    )
+    for line in table.remarks(source):
+        click.echo(line)

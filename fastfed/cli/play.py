@@ -1,0 +1,86 @@
+"""Playing an experiment for `run` and `reproduce`: estimate, progress, report."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fastfed._kernels import native
+from fastfed._validate import InputError
+from fastfed.cli.errors import RunFailed, Stopped
+from fastfed.cli.output import print_results, say
+from fastfed.cli.progress import Heard, duration, progress
+from fastfed.report.source import read_source, spaced
+from fastfed.report.write import has_matplotlib, write_report
+from fastfed.results.store import FILE
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.run import Pass, predict_seconds, run
+
+NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
+
+
+def play(experiment: Experiment, folder: Path, threads: int | None) -> None:
+    """Play what is missing into a folder, print the table and write the report files."""
+    check_writable(folder)
+    with ExitStack() as stack:
+        heard: Heard | None = None
+
+        def on_start(passes: list[Pass], threads: int) -> None:
+            nonlocal heard
+            say(announce(experiment, passes, threads))
+            cells = sum(len(p.positions) for p in passes)
+            if cells:
+                heard = stack.enter_context(progress(cells * experiment.agent_rounds))
+
+        def on_progress(agent_rounds: int) -> None:
+            if heard is not None:
+                heard(agent_rounds)
+
+        with failures(folder):
+            run(experiment, folder, threads=threads, on_start=on_start, progress=on_progress)
+    source = read_source(folder, experiment.replicates)
+    written = write_report(source, folder)
+    print_results(source)
+    say(f"{folder}: {', '.join(path.name for path in written)}")
+    if not has_matplotlib():
+        say(NO_MATPLOTLIB)
+
+
+def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
+    """What is left to play and how long it will take."""
+    all_cells = len(experiment.curves) * experiment.replicates
+    cells = sum(len(p.positions) for p in passes)
+    if not cells:
+        return f"{experiment.name}: nothing left to play"
+    share = f"{cells} of {all_cells}" if cells < all_cells else f"{cells}"
+    return (
+        f"{experiment.name}: {share} curve replicates of {spaced(experiment.agent_rounds)} "
+        f"agent-rounds on {threads} thread{'s' if threads > 1 else ''}, "
+        f"about {duration(predict_seconds(experiment, passes, threads))}"
+    )
+
+
+def check_writable(folder: Path) -> None:
+    """InputError before hours of play, not after, when an output folder cannot be written."""
+    for path in (folder, folder / FILE):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise InputError(f"cannot write to {path}: permission denied")
+
+
+@contextmanager
+def failures(folder: Path) -> Iterator[None]:
+    """What can go wrong while playing, said in a sentence."""
+    kept = "what was played is kept, and the same command continues"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted: {kept}") from None
+    except native.PlayError as error:
+        raise RunFailed(f"{error}; {kept}") from None
+    except sqlite3.Error as error:
+        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {kept}") from None
+    except MemoryError:
+        raise RunFailed("out of memory: fewer threads or silos need less") from None

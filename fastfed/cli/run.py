@@ -1,0 +1,41 @@
+"""`fastfed run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+from fastfed.cli.options import load_spec, overrides, playing_options
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
+@playing_options
+def run(
+    spec: Path,
+    folder: Path,
+    replicates: int | None,
+    threads: int | None,
+    seed: int | None,
+    quick: bool,
+) -> None:
+    """Play the experiment of a spec, or what is missing of it.
+
+    Every replicate of a curve is kept as soon as it is played, in DIR/results.sqlite. The same
+    command again finishes what is missing and repeats nothing. Beside it stand the table
+    (table.txt, table.csv), the privacy certificates (certificates.txt) and the figure
+    (figure.png, figure.svg).
+    """
+    from fastfed._validate import InputError
+    from fastfed.cli.play import play
+    from fastfed.experiments import figure_ids
+    from fastfed.simulation.experiment import read_toml
+
+    if str(spec) in figure_ids() and not spec.exists():
+        raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
+    changed = overrides(read_toml(spec), replicates, seed, quick)
+    play(load_spec(spec, changed), folder, threads)
+
+
+COMMANDS = {"run": run}

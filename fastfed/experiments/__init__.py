@@ -1,0 +1,111 @@
+"""The figures of the papers: one TOML spec each in ``figures/``, and the registry that finds them.
+
+A new figure is one new file, named after its id. Figures that need files of the user's say
+``"DATA"`` where the path belongs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfed._validate import InputError, nearest
+from fastfed.simulation.experiment import (
+    PATH_KEYS,
+    Experiment,
+    experiment_from_spec,
+    read_toml,
+)
+
+FOLDER = Path(__file__).parent / "figures"
+
+#: Stands in a figure's environment for the files given with --data.
+DATA = "DATA"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a paper, as its spec says it."""
+
+    id: str
+    paper: str
+    title: str
+    spec: dict[str, Any]
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """Other figures that are drawn with this one."""
+        return tuple(self.spec["figure"].get("panels", ()))
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it plays over files that the package does not have."""
+        return any(self.spec["environment"].get(key) == DATA for key in PATH_KEYS)
+
+
+def figure_ids() -> list[str]:
+    """The id of every figure, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def figure(name: str) -> Figure:
+    """The figure of an id; InputError with the nearest one when there is none."""
+    known = figure_ids()
+    if name not in known:
+        raise InputError(
+            f'unknown figure "{name}"{nearest(name, known)} (`fastfed list figures` names all)'
+        )
+    spec = read_toml(FOLDER / f"{name}.toml")
+    table = spec["figure"]
+    return Figure(name, table["paper"], table["title"], spec)
+
+
+def figures() -> list[Figure]:
+    """Every figure, sorted by id."""
+    return [figure(name) for name in figure_ids()]
+
+
+def with_panels(names: Iterable[str]) -> list[Figure]:
+    """The figures of these ids, each followed by its panels, none of them twice."""
+    found: dict[str, Figure] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            found[name] = figure(name)
+            waiting = [*found[name].panels, *waiting]
+    return list(found.values())
+
+
+def figure_spec(
+    chosen: Figure, data: str | Path | None = None, full: bool = False
+) -> dict[str, Any]:
+    """The figure's tables with the user's data in place.
+
+    ``full`` takes the sizes the paper printed where the figure's own are smaller: the keys of the
+    table ``figure.full``.
+    """
+    spec = copy.deepcopy(chosen.spec)
+    if chosen.needs_data:
+        if data is None:
+            raise InputError(
+                f'figure "{chosen.id}" needs learning-to-rank files: name them with --data PATH'
+            )
+        if not Path(data).exists():
+            raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
+        environment = spec["environment"]
+        environment.update({k: str(data) for k in PATH_KEYS if environment.get(k) == DATA})
+    if full:
+        spec.update(spec["figure"].get("full", {}))
+    return spec
+
+
+def figure_experiment(chosen: Figure, spec: dict[str, Any]) -> Experiment:
+    """The experiment of a figure's spec; errors name the figure."""
+    try:
+        return experiment_from_spec(spec)
+    except InputError as error:
+        raise InputError(f'figure "{chosen.id}": {error}') from None

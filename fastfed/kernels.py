@@ -1,0 +1,299 @@
+"""Public doors to the compiled leaf kernels: validated, arrays in, arrays out.
+
+A positive definite V (d, d) enters as its inverse factor W = L^{-1} with V = L L', lower
+triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V)``.
+
+Inputs may be read-only and of any strides and real dtype; they are converted to float64 where
+they must be. Arguments updated in place must be writable C-contiguous float64 arrays. Every
+function takes ``use_native``: False runs the NumPy twin of the same kernel instead.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fastfed._kernels import implementation
+from fastfed._random import check_seed
+from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed.privacy.sensitivity import layout_stds
+
+__all__ = [
+    "inverse_factor",
+    "normals",
+    "rank_one_update",
+    "sherman_morrison",
+    "tree_noise",
+    "ucb_argmax",
+    "ucb_scores",
+]
+
+_WORD = 2**32 - 1  # parts of a key are 32-bit words
+
+
+def _target(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
+    """An array to be updated in place: never converted, so it must be ready as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.float64:
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
+    if not (value.flags.c_contiguous and value.flags.aligned and value.flags.writeable):
+        raise InputError(
+            f"{name} must be writable and C-contiguous, for it is updated in place, got "
+            f"writeable {value.flags.writeable}, strides {value.strides} for shape {value.shape}"
+        )
+    return array(name, value, shape=shape)
+
+
+def _vector(name: str, value: object, d: int, *targets: np.ndarray) -> np.ndarray:
+    """A finite vector (d,), copied where it is a part of what is about to change."""
+    checked = array(name, value, shape=(d,))
+    return checked.copy() if any(np.may_share_memory(checked, t) for t in targets) else checked
+
+
+def _square(name: str, value: np.ndarray) -> int:
+    if value.shape[0] != value.shape[1] or not value.shape[0]:
+        raise InputError(f"{name} must have shape (d, d) with d >= 1, got {value.shape}")
+    return value.shape[0]
+
+
+def _symmetric(name: str, value: np.ndarray) -> None:
+    # A matrix that came out of a general inversion is symmetric to rounding only.
+    difference = np.abs(value - value.T)
+    if difference.max() > 1e-8 * np.abs(value).max():
+        i, j = (int(k) for k in np.unravel_index(difference.argmax(), difference.shape))
+        raise InputError(
+            f"{name} must be symmetric, got {value[i, j]} at ({i}, {j}) "
+            f"and {value[j, i]} at ({j}, {i})"
+        )
+
+
+def _actions(value: object, dimension: int) -> np.ndarray:
+    """Actions (K, d), K >= 1. Float32 and float64 arrays of any strides stay where they are."""
+    ready = (
+        isinstance(value, np.ndarray)
+        and value.dtype in (np.float32, np.float64)
+        and value.flags.aligned
+    )
+    kind = value.dtype if ready else np.float64  # type: ignore[attr-defined]
+    checked = array("actions", value, shape=(None, dimension), dtype=kind)
+    if not len(checked):
+        raise InputError(f"actions must hold at least one action, got shape {checked.shape}")
+    return np.asarray(value) if ready else checked
+
+
+def rank_one_update(
+    gram: np.ndarray, bias: np.ndarray, x: object, y: float, *, use_native: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """gram += x x' and bias += x y, in place; returns (gram, bias).
+
+    gram: (d, d). bias: (d,). x: (d,). y: a number. One row of ridge regression's sufficient
+    statistics (Abbasi-Yadkori et al. 2011, Section 3). A symmetric gram stays exactly symmetric.
+
+    Raises InputError for a gram or bias that cannot be updated in place, for shapes that do not
+    agree and for values that are not finite; both are then unchanged.
+    """
+    gram = _target("gram", gram, (None, None))
+    d = _square("gram", gram)
+    bias = _target("bias", bias, (d,))
+    if np.may_share_memory(gram, bias):
+        raise InputError("gram and bias must not share memory")
+    features = _vector("x", x, d, gram, bias)
+    implementation(use_native).rank_one(gram, bias, features, number("y", y))
+    return gram, bias
+
+
+def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True) -> np.ndarray:
+    """V^{-1} becomes (V + x x')^{-1}, in place; returns it.
+
+    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2); the relative error
+    grows slowly, and stays below 1e-9 over 10^5 updates of a well-conditioned V.
+    Source: Sherman & Morrison 1950.
+
+    Raises InputError for an inverse that cannot be updated in place, is not symmetric (1e-8,
+    relative) or has x' inverse x < 0, and for values that are not finite; it is then unchanged.
+    """
+    inverse = _target("inverse", inverse, (None, None))
+    d = _square("inverse", inverse)
+    _symmetric("inverse", inverse)
+    features = _vector("x", x, d, inverse)
+    with np.errstate(over="ignore", invalid="ignore"):
+        form = float(features @ inverse @ features)
+    if not 0.0 <= form < np.inf:
+        raise InputError(
+            f"inverse must be positive definite and of finite scale, got x' inverse x = {form}"
+        )
+    implementation(use_native).sherman_morrison(inverse, features)
+    return inverse
+
+
+def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
+    """W = L^{-1} (d, d), lower triangular, of V = L L' (d, d), symmetric and positive definite.
+
+    A Cholesky factorisation and a triangular inversion without BLAS or LAPACK, so that the bits
+    depend on V alone. Raises InputError for a V that is not symmetric (1e-8, relative; the lower
+    triangle is used) or not numerically positive definite.
+    """
+    matrix = array("V", V, ndim=2)
+    d = _square("V", matrix)
+    _symmetric("V", matrix)
+    packed = np.ascontiguousarray(matrix[np.tril_indices(d)])
+    factor = implementation(use_native).factor(packed, d)
+    if factor is None:
+        raise InputError(
+            f"V must be positive definite, got a matrix with smallest eigenvalue "
+            f"{np.linalg.eigvalsh(matrix)[0]:g}"
+        )
+    result: np.ndarray = factor
+    return result
+
+
+def _score_inputs(
+    actions: object, factor: object, theta: object, radius: object, second_radius: object
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    w = array("factor", factor, ndim=2)
+    d = _square("factor", w)
+    if np.triu(w, 1).any() or not (np.diagonal(w) > 0.0).all():
+        raise InputError(
+            "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
+            f"got {show(w.tolist())}"
+        )
+    return (
+        _actions(actions, d),
+        w,
+        array("theta", theta, shape=(d,)),
+        number("radius", radius, at_least=0),
+        number("second_radius", second_radius, at_least=0),
+    )
+
+
+def ucb_scores(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: float,
+    *,
+    second_radius: float = 0.0,
+    use_native: bool = True,
+) -> np.ndarray:
+    """Upper confidence bounds <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||, (K,).
+
+    actions: (K, d), float32 or float64. factor: W (d, d) of V, from inverse_factor. theta: (d,).
+    radius, second_radius: >= 0. An action's score has the same bits whatever K and the strides
+    are. Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
+
+    Raises InputError for shapes that do not agree, values that are not finite, a factor that is
+    not lower triangular with a positive diagonal, no actions, or a negative radius.
+    """
+    checked = _score_inputs(actions, factor, theta, radius, second_radius)
+    result: np.ndarray = implementation(use_native).scores(*checked)
+    return result
+
+
+def ucb_argmax(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: float,
+    *,
+    second_radius: float = 0.0,
+    use_native: bool = True,
+) -> int:
+    """Index of the largest of ucb_scores, ties to the lowest index.
+
+    Takes and raises what ucb_scores does. Most actions are dismissed by float32 scores with a
+    proven error bound; the answer is that of the float64 scores.
+    """
+    checked = _score_inputs(actions, factor, theta, radius, second_radius)
+    return int(implementation(use_native).select(*checked)[0])
+
+
+def tree_noise(
+    seed: int,
+    release: int,
+    dimension: int,
+    noise_std: float,
+    *,
+    of: Literal["node", "prefix"] = "prefix",
+    layout: str = "goe2",
+    replicate: int = 0,
+    silo: int = 0,
+    use_native: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noise of the p-sum tree at a release: (bias (d,), covariance (d, d), exactly symmetric).
+
+    release: k >= 1. of "node": the noise of the one node released at k; "prefix": of the sum of
+    the nodes whose leaves are 1..k, one for each set bit of k. noise_std: >= 0, of each bias entry
+    and of the layout's underlying matrix ("iid", "goe1", "goe2"; see
+    fastfed.privacy.layout_stds), in the units of the sums. replicate, silo: whose tree.
+
+    Noise is a function of (seed, replicate, silo, node), so a node has the same noise in every
+    prefix it is part of. It is what a simulation with this seed draws; whoever knows the seed
+    can remove it, so nothing real is protected by it: that is TreeRelease.
+    Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Raises InputError for bad input.
+    """
+    seed = check_seed(seed)
+    k = integer("release", release, at_least=1, at_most=_WORD)
+    d = integer("dimension", dimension, at_least=1)
+    std = number("noise_std", noise_std, at_least=0)
+    choice("of", of, ("node", "prefix"))
+    off_diagonal, diagonal = layout_stds(layout, std)
+    replicate = integer("replicate", replicate, at_least=0, at_most=_WORD)
+    silo = integer("silo", silo, at_least=0, at_most=_WORD)
+    run = implementation(use_native)
+
+    def node(number: int) -> np.ndarray:
+        drawn = run.node_normals(seed, replicate, silo, number, d)
+        noise: np.ndarray = run.add_noise(
+            np.zeros_like(drawn), drawn, d, std, off_diagonal, diagonal
+        )
+        return noise
+
+    if of == "node":
+        values = node(k)
+    else:
+        nodes = np.zeros((k.bit_length(), d + d * (d + 1) // 2))
+        end = k
+        while end:
+            # Release `end` closes the node of its lowest set bit; the rest is the prefix before.
+            nodes[run.node_level(end)] = node(end)
+            end &= end - 1
+        values = run.prefix(nodes, k)
+    covariance = np.zeros((d, d))
+    covariance[np.tril_indices(d)] = values[d:]
+    return values[:d].copy(), covariance + np.tril(covariance, -1).T
+
+
+def normals(
+    seed: int,
+    count: int,
+    *,
+    purpose: int = 0,
+    replicate: int = 0,
+    silo: int = 0,
+    index: int = 0,
+    dtype: Literal["float32", "float64"] = "float64",
+    use_native: bool = True,
+) -> np.ndarray:
+    """Standard normals (count,) of the stream (seed, purpose, replicate, silo, index).
+
+    The same key gives the same bits on every processor and from both implementations. purpose 0
+    is the caller's own; 1 to 6 are the streams of simulations (fastfed._random), here to be
+    recomputed. float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011).
+    float32: 24 bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
+
+    seed in [0, 2^63), the other parts of the key in [0, 2^32); InputError otherwise.
+    """
+    count = integer("count", count, at_least=0, at_most=_WORD)
+    choice("dtype", dtype, ("float32", "float64"))
+    key = (
+        check_seed(seed),
+        integer("purpose", purpose, at_least=0, at_most=_WORD),
+        integer("replicate", replicate, at_least=0, at_most=_WORD),
+        integer("silo", silo, at_least=0, at_most=_WORD),
+        integer("index", index, at_least=0, at_most=_WORD),
+    )
+    run = implementation(use_native)
+    draw = run.normals_f32 if dtype == "float32" else run.normals_f64
+    result: np.ndarray = draw(*key, count)
+    return result

@@ -1,0 +1,31 @@
+"""The keys of a spec's [figure] table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastfed._validate import InputError, choice, nearest, show
+
+#: Cumulative group regret, or the same divided by the round.
+AXES = ("cumulative", "time-average")
+
+KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full")
+_LISTS = ("panels", "note")
+
+
+def check_figure(figure: Any) -> None:
+    """InputError unless ``figure`` is a table that a report can be drawn from."""
+    if not isinstance(figure, dict):
+        raise InputError(f"figure must be a table, got {show(figure)}")
+    for key, value in figure.items():
+        if key not in KEYS:
+            raise InputError(f'unknown key "{key}" in figure{nearest(key, KEYS)}')
+        if key == "full":
+            if not isinstance(value, dict):
+                raise InputError(f"figure.full must be a table, got {show(value)}")
+            continue
+        listed = key in _LISTS and isinstance(value, list)
+        if not all(isinstance(v, str) for v in (value if listed else [value])):
+            wanted = "a text or a list of texts" if key in _LISTS else "a text"
+            raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
+    choice("figure.y", figure.get("y", AXES[0]), AXES)

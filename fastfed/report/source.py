@@ -1,0 +1,81 @@
+"""What every report is made of: the results of an output folder and the setting they hold for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfed._validate import InputError
+from fastfed.results.results import Results
+from fastfed.results.store import Store
+
+
+@dataclass(frozen=True)
+class Source:
+    """Results, and the parts of the setting that stand on the figure and above the table."""
+
+    results: Results
+    dimension: int
+    batch_sizes: tuple[int | str, ...]  # those of curves that synchronise, each once
+    radius_multipliers: tuple[float, ...]  # each once; not 1 must be seen by whoever looks
+
+    @property
+    def title(self) -> str:
+        """The figure's title, or the experiment's name."""
+        return str(self.results.figure.get("title", self.results.experiment))
+
+    @property
+    def setting(self) -> str:
+        """M, T, d and B in one line."""
+        parts = [
+            f"M = {spaced(self.results.silos)} silos",
+            f"T = {spaced(self.results.horizon)} rounds",
+            f"d = {self.dimension}",
+        ]
+        if self.batch_sizes:
+            parts.append(f"B = {' | '.join(str(b) for b in self.batch_sizes)}")
+        if self.radius_multipliers != (1.0,):
+            shown = " | ".join(f"{m:g}" for m in self.radius_multipliers)
+            parts.append(f"radius multiplier {shown}")
+        return ", ".join(parts)
+
+    @property
+    def replicates(self) -> str:
+        """How often curves were played: "25 replicates", "3 to 5 replicates" while it runs."""
+        counts = sorted({len(c.replicates) for c in self.results.curves}) or [0]
+        few, many = counts[0], counts[-1]
+        span = str(few) if few == many else f"{few} to {many}"
+        return f"{span} replicate{'s' if many != 1 else ''}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The spec's own words under the title."""
+        note = self.results.figure.get("note", ())
+        return (note,) if isinstance(note, str) else tuple(note)
+
+
+def read_source(folder: str | Path, replicates: int | None = None) -> Source:
+    """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder")
+    with Store.open_existing(path) as store:
+        meta, results = store.meta(), store.results(replicates)
+    curves = meta["identity"]["curves"]
+    return Source(
+        results=results,
+        dimension=meta["dimension"],
+        batch_sizes=_distinct(c.get("batch_size") for c in curves),
+        radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
+    )
+
+
+def _distinct(values: Any) -> tuple[Any, ...]:
+    """The values in their order, each once, without None."""
+    return tuple(dict.fromkeys(v for v in values if v is not None))
+
+
+def spaced(value: float) -> str:
+    """A whole number with its thousands apart: 10 000."""
+    return f"{value:,.0f}".replace(",", " ")

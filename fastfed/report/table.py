@@ -1,0 +1,153 @@
+"""The table of an experiment: one row per curve, as text and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+from fastfed.report.privacy_words import privacy_words
+from fastfed.report.source import Source
+from fastfed.results.results import CurveResult
+
+PER_SILO = "per silo"
+HEADINGS = (
+    "curve",
+    "group regret",
+    PER_SILO,
+    "claimed",
+    "exact",
+    "status",
+    "agent-rounds/s",
+)
+#: Columns of numbers, which are set flush right.
+RIGHT = (1, 2, 6)
+
+EVENTS = {
+    "indefinite": "V was not positive definite and was shifted until it was",
+    "clipped_features": "features clipped to norm 1",
+    "clipped_rewards": "rewards clipped to [0, 1]",
+}
+
+
+def table_rows(source: Source) -> list[tuple[str, ...]]:
+    """The cells of every curve, as HEADINGS names them."""
+    rows: list[tuple[str, ...]] = []
+    for curve in source.results.curves:
+        words = privacy_words(curve.certificate)
+        rows.append(
+            (
+                curve.label,
+                _regret(curve, 1),
+                _regret(curve, curve.silos),
+                words.claimed,
+                words.exact,
+                words.status,
+                rate(curve.agent_rounds_per_second),
+            )
+        )
+    return rows
+
+
+def remarks(source: Source) -> list[str]:
+    """What stands under the table: how to read it, and what happened more than never."""
+    lines = [
+        "group regret at the last round, summed over silos: mean ± standard error; "
+        "privacy as (epsilon, delta)"
+    ]
+    counts = {len(curve.replicates) for curve in source.results.curves}
+    for curve in source.results.curves:
+        if len(counts) > 1:
+            lines.append(f"{curve.label}: {len(curve.replicates)} replicates so far")
+        lines += [
+            f"{curve.label}: {text}, {count} times in all replicates"
+            for event, text in EVENTS.items()
+            if (count := curve.events[event])
+        ]
+    if not source.results.curves:
+        lines = ["no replicate is played to its end yet"]
+    return lines
+
+
+def as_text(source: Source) -> str:
+    """The table in plain text, with title and setting above and remarks below."""
+    rows = [HEADINGS, *table_rows(source)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+    lines = [source.title, f"{source.setting}, {source.replicates}", ""]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(4, "  ".join("-" * width for width in widths))
+    return "\n".join([*lines, "", *remarks(source)]) + "\n"
+
+
+def as_csv(source: Source) -> str:
+    """The table as CSV, one row per curve, every number in full."""
+    file = io.StringIO()
+    records = [_record(curve) for curve in source.results.curves]
+    if records:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+    return file.getvalue()
+
+
+def _record(curve: CurveResult) -> dict[str, Any]:
+    values = curve.to_builtins()
+    certificate = curve.certificate
+    claimed, exact = certificate["claimed"] or {}, certificate["exact"] or {}
+    record = {key: values[key] for key in ("label", "algorithm", "protocol", "replicates")}
+    for name in ("group_regret", "per_silo_regret", "time_average_regret"):
+        record[f"{name}_mean"] = values[name]["mean"]
+        record[f"{name}_stderr"] = values[name]["stderr"]
+    return {
+        **record,
+        "claimed_epsilon": claimed.get("epsilon"),
+        "claimed_delta": claimed.get("delta"),
+        "exact_epsilon": exact.get("epsilon"),
+        "exact_delta": exact.get("delta"),
+        "privacy_status": certificate["status"],
+        "privacy_unit": certificate["unit"],
+        "privacy_relation": certificate["relation"],
+        "synchronisations": curve.synchronisations,
+        "bytes_up": curve.bytes_up,
+        "bytes_down": curve.bytes_down,
+        **curve.events,
+        "agent_rounds_per_second": curve.agent_rounds_per_second,
+    }
+
+
+def _regret(curve: CurveResult, divisor: int) -> str:
+    final = curve.final(divisor)
+    return plus_minus(final["mean"], final["stderr"] if len(curve.replicates) > 1 else None)
+
+
+def plus_minus(mean: float, stderr: float | None) -> str:
+    """Mean and standard error to two digits of the error; five digits when there is none."""
+    if not stderr or not math.isfinite(stderr):
+        return _fixed(mean, 4 - _magnitude(mean))
+    decimals = 1 - _magnitude(stderr)
+    return f"{_fixed(mean, decimals)} ± {_fixed(stderr, decimals)}"
+
+
+def rate(per_second: float | None) -> str:
+    """Agent-rounds per second to three digits: 12.3 M."""
+    if per_second is None:
+        return "-"
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if per_second >= size:
+            return f"{per_second / size:#.3g}".rstrip(".") + letter
+    return f"{per_second:.3g}"
+
+
+def _magnitude(value: float) -> int:
+    """Power of ten of the leading digit."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:.{min(max(decimals, 0), 8)}f}"

@@ -1,0 +1,40 @@
+"""Fixtures shared by the tests."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """No test reads or writes the user's cache."""
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def mslr() -> Path:
+    """Real MSLR rows where they lie beside the project."""
+    path = SHARED / "data" / "mslr"
+    if not path.exists():
+        pytest.skip("../shared/data/mslr is not here: real MSLR rows are not shipped")
+    return path
+
+
+@pytest.fixture
+def heart() -> Path:
+    path = SHARED / "data" / "heart-disease" / "heart_disease_4sites.csv"
+    if not path.exists():
+        pytest.skip("../shared/data/heart-disease is not here: the rows are not shipped")
+    return path
+
+
+@pytest.fixture
+def recorded():
+    """A small replay: contexts (M, T, K, d) of norm <= 1 and rewards (M, T, K)."""
+    draw = np.random.default_rng(5)
+    contexts = draw.normal(size=(3, 24, 4, 5))
+    contexts /= np.linalg.norm(contexts, axis=-1, keepdims=True) * 1.0001
+    return contexts, draw.uniform(size=(3, 24, 4))

@@ -1,0 +1,593 @@
+"""The command line: what it prints where, its exit codes, and that bad input writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastfed import experiments
+from fastfed.bandits import ALGORITHMS
+from fastfed.cli import COMMANDS, cli
+from fastfed.cli.options import quick_horizon
+from fastfed.cli.progress import EVERY, Lines, duration
+from fastfed.environments import ENVIRONMENTS
+from fastfed.privacy import MECHANISMS
+from fastfed.report.keys import check_figure
+from fastfed.simulation.experiment import experiment_from_spec
+
+SPEC = """
+name = "small"
+horizon = 60
+silos = 4
+replicates = 2
+checkpoints = 6
+
+[environment]
+kind = "sphere"
+dimension = 3
+actions = 5
+
+[[curve]]
+label = "open"
+algorithm = "fedlinucb"
+batch_size = 10
+
+[[curve]]
+label = "LDP"
+algorithm = "private-fedlinucb"
+epsilon = [1.0, 5.0]
+delta = 1e-5
+batch_size = 10
+"""
+
+# Long enough that it is still running when it is stopped.
+LONG = SPEC.replace("horizon = 60", "horizon = 2_000_000").replace("silos = 4", "silos = 20")
+
+
+def fastfed(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def played(folder: Path) -> dict[tuple[int, int], bytes]:
+    """Every cell of a store, as its bytes."""
+    with sqlite3.connect(folder / "results.sqlite") as db:
+        return {
+            (p, r): b
+            for p, r, b in db.execute("SELECT position, replicate, group_regret FROM cells")
+        }
+
+
+def timings(folder: Path) -> dict[tuple[int, int], float]:
+    with sqlite3.connect(folder / "results.sqlite") as db:
+        return {
+            (p, r): s for p, r, s in db.execute("SELECT position, replicate, seconds FROM timings")
+        }
+
+
+# ---- help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], [], ["--version"], ["run", "--help"], ["calibrate", "-h"]]
+)
+def test_help_loads_nothing_heavy(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from fastfed.cli import cli\n"
+        f"try:\n    cli.main({args!r}, prog_name='fastfed')\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'numpy', 'scipy', 'numba', 'matplotlib', 'sklearn', 'sqlite3'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "fastfed" in done.stdout
+
+
+def test_help_of_the_group_says_what_each_command_says() -> None:
+    for name, (_, summary) in COMMANDS.items():
+        text = fastfed(name, "--help").output
+        assert summary in " ".join(text.split()), name
+
+
+def test_python_m_fastfed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fastfed", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fastfed ")
+
+
+# ---- list, calibrate, privacy, doctor ----------------------------------------------------------
+
+
+def test_list_json_names_everything() -> None:
+    result = fastfed("list", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    listed = json.loads(result.stdout)
+    assert list(listed) == ["algorithms", "environments", "figures"]
+    assert [a["id"] for a in listed["algorithms"]] == list(ALGORITHMS)
+    assert [e["id"] for e in listed["environments"]] == list(ENVIRONMENTS)
+    assert [f["id"] for f in listed["figures"]] == experiments.figure_ids()
+    assert all({"id", "paper", "summary"} <= set(a) for a in listed["algorithms"])
+    assert all({"id", "paper", "title"} <= set(f) for f in listed["figures"])
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "environments", "figures"])
+def test_list_one_kind(kind: str) -> None:
+    assert list(json.loads(fastfed("list", kind, "--json").stdout)) == [kind]
+    text = fastfed("list", kind).stdout
+    assert text.startswith(f"{kind}\nid ")
+
+
+def test_calibrate_json_has_the_keys() -> None:
+    for mechanism in MECHANISMS:
+        result = fastfed(
+            "calibrate", mechanism, "--epsilon", 1, "--delta", 1e-5, "--releases", 400, "--json"
+        )
+        found = json.loads(result.stdout)
+        assert list(found) == [
+            "mechanism", "epsilon", "delta", "relation", "releases", "noise_std", "mu", "source",
+        ]  # fmt: skip
+        assert found["mechanism"] == mechanism
+        assert found["noise_std"] > 0
+        assert mechanism in fastfed("calibrate", "--help").output
+
+
+def test_calibrate_relation_and_text() -> None:
+    args = ("calibrate", "gaussian", "--epsilon", 1, "--delta", 1e-5)
+    std = {
+        relation: json.loads(fastfed(*args, "--relation", relation, "--json").stdout)["noise_std"]
+        for relation in ("replace", "zero-out")
+    }
+    assert std["replace"] > std["zero-out"]
+    assert f"noise std   {std['replace']:.6g}" in fastfed(*args).stdout
+
+
+def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
+    before = sorted(spec.parent.iterdir())
+    curves = json.loads(fastfed("privacy", spec, "--json").stdout)["curves"]
+    assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 1", "LDP, epsilon = 5"]
+    assert [c["certificate"]["status"] for c in curves] == ["none", "proven", "proven"]
+    assert curves[1]["certificate"]["claimed"] == {"epsilon": 1.0, "delta": 1e-5}
+    text = fastfed("privacy", spec).stdout
+    assert "LDP, epsilon = 5\n================\nPrivacy certificate\n" in text
+    assert sorted(spec.parent.iterdir()) == before
+
+
+def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "rank.txt"
+    write_letor(data, queries=3)
+    from fastfed.environments.letor_files import read_letor
+
+    read_letor(data)
+    result = fastfed("doctor", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert [e["path"] for e in found["cache"]["entries"]] == [str(data)]
+    assert found["build"]["compiled"] and found["problems"] == []
+
+    data.write_text(data.read_text() + "1 qid:9 1:0.5 2:0.5\n")
+    for result in (fastfed("doctor"), fastfed("doctor", "--data", data)):
+        assert result.exit_code == 1
+        assert "changed since it was cached" in result.stdout
+    assert fastfed("doctor", "--data", tmp_path / "none").exit_code == 2
+
+
+def test_bench_prints_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastfed.simulation import bench
+
+    row = {
+        "name": "tiny",
+        "microseconds_per_agent_round": 1.234,
+        "reference_microseconds_per_agent_round": 50.0,
+        "ratio": 40.5,
+        "ratio_without_data": 30.1,
+        "limit_microseconds": 2.0,
+        "threads": 1,
+    }
+    monkeypatch.setattr(bench, "run_bench", lambda: [row])
+    assert json.loads(fastfed("bench", "--json").stdout) == [row]
+    assert "tiny" in (text := fastfed("bench").stdout) and "1.23" in text and "40.5" in text
+
+
+# ---- run ---------------------------------------------------------------------------------------
+
+
+def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = fastfed("run", spec, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in out.iterdir()) == [
+        "certificates.txt", "figure.png", "figure.svg", "results.sqlite", "table.csv", "table.txt",
+    ]  # fmt: skip
+    assert result.stdout == (out / "table.txt").read_text()
+    assert "agent-rounds" in result.stderr.splitlines()[0] and "about" in result.stderr
+
+    listed = json.loads(fastfed("results", out, "--json").stdout)
+    assert {"experiment", "horizon", "silos", "curves"} <= set(listed)
+    assert {
+        "label", "algorithm", "protocol", "replicates", "group_regret", "per_silo_regret",
+        "time_average_regret", "rounds", "mean_curve", "stderr_curve", "synchronisations",
+        "bytes_up", "bytes_down", "agent_rounds_per_second", "certificate",
+    } <= set(listed["curves"][0])  # fmt: skip
+    assert fastfed("results", out).stdout == (out / "table.txt").read_text()
+    assert fastfed("results", out, "--csv").stdout == (out / "table.csv").read_text()
+
+
+def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
+    spec: Path, tmp_path: Path
+) -> None:
+    grown, straight = tmp_path / "grown", tmp_path / "straight"
+    fastfed("run", spec, "-o", grown, "--replicates", 2)
+    first, clock = played(grown), timings(grown)
+    assert len(first) == 6
+    assert fastfed("run", spec, "-o", grown, "--replicates", 4, "--threads", 1).exit_code == 0
+    fastfed("run", spec, "-o", straight, "--replicates", 4, "--threads", 2)
+    assert played(grown) == played(straight)
+    # A repeated replicate would have another time.
+    assert {k: timings(grown)[k] for k in clock} == clock
+
+    again = fastfed("run", spec, "-o", grown, "--replicates", 4)
+    assert again.exit_code == 0 and "nothing left to play" in again.stderr
+    assert "4 replicates" in again.stdout
+
+
+def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
+    fastfed("run", spec, "-o", tmp_path / "a", "--seed", 7)
+    spec.write_text(SPEC.replace("silos = 4", "silos = 4\nseed = 7"))
+    fastfed("run", spec, "-o", tmp_path / "b")
+    fastfed("run", spec, "-o", tmp_path / "c", "--seed", 8)
+    assert played(tmp_path / "a") == played(tmp_path / "b") != played(tmp_path / "c")
+
+
+def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert fastfed("run", spec, "-o", out, "--quick").exit_code == 0
+    listed = json.loads(fastfed("results", out, "--json").stdout)
+    # A tenth of 60 rounds is less than a batch.
+    assert listed["horizon"] == 10
+    assert {c["replicates"] for c in listed["curves"]} == {2}
+    assert {c["synchronisations"] for c in listed["curves"]} == {1}
+    whole = fastfed("run", spec, "-o", out)
+    assert whole.exit_code == 2 and "different" in whole.stderr
+
+
+@pytest.mark.parametrize(
+    ("horizon", "batches", "expected"),
+    [(1000, [25], 100), (1000, [25, 300], 300), (5, ["theorem"], 1), (40, [100], 40)],
+)
+def test_quick_horizon(horizon: int, batches: list[Any], expected: int) -> None:
+    curves = [{"batch_size": b} for b in batches] + [{"algorithm": "local-linucb"}]
+    assert quick_horizon({"horizon": horizon, "curve": curves}) == expected
+    assert quick_horizon({"horizon": horizon, "curve": [{"batch_size": batches}]}) == expected
+
+
+def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fastfed("run", spec, "-o", out)
+    spec.write_text(SPEC + '[figure]\ntitle = "A new title"\ny = "time-average"\n')
+    again = fastfed("run", spec, "-o", out)
+    assert "nothing left to play" in again.stderr
+    assert again.stdout.startswith("A new title\n")
+    assert fastfed("results", out).stdout.startswith("A new title\n")
+
+
+def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine_for_cli.py").write_text(
+        "import numpy as np\n"
+        "def rounds(seed, replicate, silo, round):\n"
+        "    return np.eye(3), np.array([0.2, 0.5, 0.9])\n"
+    )
+    table = 'kind = "python"\nfunction = "mine_for_cli:rounds"\ndimension = 3\nactions = 3\n'
+    spec.write_text(SPEC.replace('kind = "sphere"\ndimension = 3\nactions = 5\n', table))
+    result = fastfed("run", spec, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+
+
+def test_run_without_matplotlib(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = fastfed("run", spec, "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert 'pip install "fastfed[figures]"' in result.stderr
+    assert not list((tmp_path / "out").glob("figure.*"))
+    assert (tmp_path / "out" / "table.txt").exists()
+
+
+def test_report_draws_again_from_the_store(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fastfed("run", spec, "-o", out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    for path in out.iterdir():
+        if path.name != "results.sqlite":
+            path.unlink()
+    assert fastfed("report", out).exit_code == 0
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
+def test_interrupt_keeps_what_was_played(tmp_path: Path) -> None:
+    spec, out = tmp_path / "long.toml", tmp_path / "out"
+    spec.write_text(LONG)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fastfed", "run", spec, "-o", out, "--threads", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    line = child.stderr.readline()  # the estimate: it plays from now on
+    assert "agent-rounds" in line
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert errors.splitlines()[-1].startswith("interrupted:") and "Traceback" not in errors
+    empty = fastfed("results", out)
+    assert empty.exit_code == 0 and "no replicate is played" in empty.stdout
+    assert json.loads(fastfed("results", out, "--json").stdout)["curves"] == []
+
+
+def test_closed_pipe_is_quiet() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fastfed", "list", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    errors = child.stderr.read()
+    assert (child.wait(timeout=60), errors) == (1, "")
+
+
+# ---- progress ----------------------------------------------------------------------------------
+
+
+def test_lines_come_at_most_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = Lines(1000, clock=lambda: now)
+    for _ in range(100):
+        now += EVERY / 10.0
+        lines(10)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 10
+    assert printed[0] == "10 %, 20 agent-rounds/s, 45 s left"
+    assert printed[-1] == "100 %, 20 agent-rounds/s"
+
+
+def test_duration() -> None:
+    spans = [(0.2, "1 s"), (59.4, "59 s"), (125, "2 min 5 s"), (7500, "2 h 5 min")]
+    assert [duration(s) for s, _ in spans] == [text for _, text in spans]
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", experiments.figure_ids())
+def test_every_figure_is_well_formed(name: str) -> None:
+    figure = experiments.figure(name)
+    check_figure(figure.spec["figure"])
+    assert figure.spec["figure"]["id"] == figure.spec["name"] == name
+    assert all(panel in experiments.figure_ids() for panel in figure.panels)
+    if not figure.needs_data:
+        assert experiment_from_spec(experiments.figure_spec(figure)).curves
+
+
+def test_figures_that_need_data_play_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    name = next(f.id for f in experiments.figures() if f.needs_data and f.panels)
+    panels = [f.id for f in experiments.with_panels([name])]
+    assert len(panels) > 1
+    missing = fastfed("reproduce", name, "-o", tmp_path / "out")
+    assert missing.exit_code == 2 and "--data" in missing.stderr
+    assert not (tmp_path / "out").exists()
+
+    data = tmp_path / "rank.txt"
+    write_letor(data, queries=20, features=136)
+    result = fastfed("reproduce", name, "-o", tmp_path / "out", "--data", data, "--quick")
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(panels)
+
+
+def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "FOLDER", tmp_path / "figures")
+    (tmp_path / "figures").mkdir()
+    for name, environment in {
+        "free": 'kind = "sphere"\ndimension = 3\nactions = 5',
+        "data": 'kind = "letor"\npath = "DATA"',
+    }.items():
+        text = SPEC.replace('kind = "sphere"\ndimension = 3\nactions = 5', environment)
+        (tmp_path / "figures" / f"{name}.toml").write_text(
+            text.replace('name = "small"', f'name = "{name}"')
+            + f'[figure]\nid = "{name}"\npaper = "p"\ntitle = "t"\nsays = "So it goes."\n'
+            + "full = { horizon = 80, replicates = 3 }\n"
+        )
+    result = fastfed("reproduce", "all", "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "skipped data" in result.stderr
+    assert "p: So it goes." in result.stdout
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["free"]
+
+    full = fastfed("reproduce", "free", "-o", tmp_path / "full", "--full")
+    assert full.exit_code == 0 and "T = 80 rounds" in full.stdout and "3 replicates" in full.stdout
+    both = fastfed("reproduce", "free", "-o", tmp_path / "x", "--full", "--quick")
+    assert both.exit_code == 2
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+
+def write_letor(path: Path, queries: int, features: int = 2) -> None:
+    rows = []
+    for q in range(queries):
+        for row in range(3):
+            values = " ".join(
+                f"{j}:{(7 * q + 3 * row + 5 * j) % 11 * 40}" for j in range(1, features + 1)
+            )
+            rows.append(f"{(q + row) % 3} qid:{q + 1} {values}")
+    path.write_text("\n".join(rows) + "\n")
+
+
+def complains(result: Result, *words: str) -> None:
+    """Exit code 2, one line on standard error with these words, nothing on standard output."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    for word in words:
+        assert word in result.stderr
+
+
+BAD_SPECS = {
+    "epsilon zero": ("epsilon = [1.0, 5.0]", "epsilon = 0", ["epsilon must be > 0, got 0", "LDP"]),
+    "epsilon negative": ("epsilon = [1.0, 5.0]", "epsilon = [1.0, -1]", ["epsilon", "-1", "LDP"]),
+    "epsilon NaN": ("epsilon = [1.0, 5.0]", "epsilon = nan", ["epsilon", "nan"]),
+    "epsilon text": ("epsilon = [1.0, 5.0]", 'epsilon = "one"', ["epsilon", "LDP"]),
+    "delta one": ("delta = 1e-5", "delta = 1.0", ["delta", "1.0"]),
+    "delta zero": ("delta = 1e-5", "delta = 0", ["delta", "got 0"]),
+    "delta missing": ("delta = 1e-5", "", ["delta is required"]),
+    "B > T": ("batch_size = 10\n", "batch_size = 61\n", ["batch_size", "60", "61"]),
+    "no silos": ("silos = 4", "silos = 0", ["silos", ">= 1", "got 0"]),
+    "half a silo": ("silos = 4", "silos = 0.5", ["silos", "0.5"]),
+    "no dimension": ("dimension = 3", "dimension = 0", ["dimension", "got 0"]),
+    "giant dimension": ("dimension = 3", "dimension = 1_000_000_000_000", ["dimension"]),
+    "horizon": ("horizon = 60", "horizon = -5", ["horizon", "-5"]),
+    "top key": ("checkpoints", "chekpoints", ["chekpoints", 'mean "checkpoints"']),
+    "environment key": ("actions", "action", ['"action"', 'mean "actions"']),
+    "curve key": ("delta", "dleta", ["dleta", 'mean "delta"', "LDP"]),
+    "algorithm": ('"fedlinucb"', '"fedlinuc"', ["fedlinuc", 'mean "fedlinucb"', "open"]),
+    "environment": ('"sphere"', '"spere"', ["spere", 'mean "sphere"']),
+    "figure key": ("[[curve]]", '[figure]\ntitel = "x"\n[[curve]]', ["titel", 'mean "title"']),
+    "figure y": ("[[curve]]", '[figure]\ny = "sum"\n[[curve]]', ["figure.y", "time-average"]),
+    "figure": ('name = "small"', 'name = "small"\nfigure = 3', ["figure must be a table"]),
+    "not TOML": ("horizon = 60", "horizon == 60", ["not TOML", "line 3, column 10"]),
+    "same label": ('label = "LDP"\n', 'label = "open"\n', ["open"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SPECS)
+def test_bad_spec(case: str, spec: Path, tmp_path: Path) -> None:
+    old, new, words = BAD_SPECS[case]
+    assert old in SPEC
+    text = SPEC.replace(old, new, 1)
+    if case == "same label":
+        text = text.replace("[1.0, 5.0]", "1.0")
+    spec.write_text(text)
+    before = sorted(tmp_path.iterdir())
+    complains(fastfed("run", spec, "-o", tmp_path / "out"), str(spec), *words)
+    complains(fastfed("run", spec, "-o", tmp_path / "out", "--quick"), str(spec), *words)
+    complains(fastfed("privacy", spec), str(spec), *words)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_empty_and_missing_specs(tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty.toml", tmp_path / "binary.toml"
+    empty.write_text("")
+    binary.write_bytes(b"\xff\xfe\x00")
+    out = tmp_path / "out"
+    complains(fastfed("run", empty, "-o", out), "empty.toml", "name is required")
+    complains(fastfed("run", binary, "-o", out), "binary.toml", "UTF-8")
+    complains(fastfed("run", tmp_path / "no.toml", "-o", out), "no.toml", "cannot be read")
+    complains(fastfed("run", tmp_path, "-o", out), "cannot be read")
+    a_figure = experiments.figure_ids()[0]
+    complains(fastfed("run", a_figure, "-o", out), f"fastfed reproduce {a_figure}")
+    assert not out.exists()
+
+
+def test_fewer_queries_than_silos(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    write_letor(tmp_path / "rank.txt", queries=3)
+    table = 'kind = "letor"\npath = "rank.txt"\n'
+    spec.write_text(SPEC.replace('kind = "sphere"\ndimension = 3\nactions = 5\n', table))
+    complains(fastfed("run", spec, "-o", tmp_path / "out"), "silos", "3 queries", "got 4")
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_folder_of_another_experiment(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fastfed("run", spec, "-o", out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    spec.write_text(SPEC.replace("dimension = 3", "dimension = 4"))
+    complains(fastfed("run", spec, "-o", out), "another experiment", "environment")
+    complains(fastfed("run", spec, "-o", out, "--seed", 1), "another experiment", "seed")
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_output_that_cannot_be_written(spec: Path, tmp_path: Path) -> None:
+    complains(fastfed("run", spec, "-o", spec / "below"), "cannot write", str(spec / "below"))
+    complains(fastfed("run", spec, "-o", spec), "cannot write", str(spec))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "results.sqlite").write_text("no database")
+    complains(fastfed("run", spec, "-o", broken), "results.sqlite", "damaged")
+    complains(fastfed("results", broken), "results.sqlite")
+    complains(fastfed("report", tmp_path), "no results")
+    complains(fastfed("results", tmp_path / "nothing"), "not a folder")
+
+
+def test_write_protected_output(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    fastfed("run", spec, "-o", out)
+    # Root may write anywhere, so the system's answer is replaced.
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or Path(path) != out)
+    complains(fastfed("run", spec, "-o", out, "--replicates", 3), "permission denied", str(out))
+    assert len(played(out)) == 6
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["rn"], ['unknown command "rn"', 'mean "run"']),
+        (["reproduce", "zc24-fig3aa", "-o", "x"], ['unknown figure "zc24-fig3aa"', "zc24-fig3a"]),
+        (["run", "s.toml"], ["--output"]),
+        (["run"], ["SPEC.toml"]),
+        (["run", "s.toml", "-o", "x", "--replicats", "3"], ["--replicats", "--replicates"]),
+        (["run", "s.toml", "-o", "x", "--replicates", "0"], ["--replicates", "0"]),
+        (["run", "s.toml", "-o", "x", "--threads", "two"], ["--threads", "two"]),
+        (["list", "figure"], ['"figures"']),
+        (["results", ".", "--json", "--csv"], ["--json", "--csv"]),
+        (["calibrate", "gausian", "--epsilon", "1", "--delta", "0.1"], ['mean "gaussian"']),
+        (["calibrate", "gaussian", "--epsilon", "nan", "--delta", "0.1"], ["epsilon", "nan"]),
+        (["calibrate", "gaussian", "--epsilon", "-1", "--delta", "0.1"], ["epsilon", "-1"]),
+        (["calibrate", "gaussian", "--epsilon", "1", "--delta", "0"], ["delta", "got 0"]),
+        (["calibrate", "gaussian", "--epsilon", "1", "--delta", "1"], ["delta", "got 1"]),
+        (
+            ["calibrate", "gaussian", "--epsilon", "1", "--delta", "0.1", "--relation", "replaced"],
+            ["relation", 'mean "replace"'],
+        ),
+    ],
+)
+def test_bad_arguments(
+    args: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    complains(fastfed(*args), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
+    complains(fastfed("run", spec, "-o", tmp_path / "out", "--seed", -1), "seed", ">= 0", "-1")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,175 @@
+"""The step driver and the compiled driver play the same rounds, bit for bit."""
+
+import numpy as np
+import problems
+import pytest
+
+import fastfed
+from fastfed._random import SeededNoise
+from fastfed.environments import Replay, Sphere
+from fastfed.simulation import compiled, step
+from fastfed.simulation.experiment import make_experiment
+
+
+def experiment(environment, sizes, **more):
+    keys = {k: sizes[k] for k in ("batch_size", "lazy")}
+    table = problems.curve(sizes["protocol"], **keys, **more)
+    return make_experiment(
+        name="drivers",
+        environment=environment,
+        curves=[table],
+        horizon=sizes["horizon"],
+        silos=sizes["silos"],
+        seed=7,
+        checkpoints=5,
+    )
+
+
+def same(a, b):
+    np.testing.assert_array_equal(a.actions, b.actions)
+    np.testing.assert_array_equal(a.rewards, b.rewards)
+    np.testing.assert_array_equal(a.group_regret, b.group_regret)
+    np.testing.assert_array_equal(a.total, b.total)
+    assert a.indefinite == b.indefinite
+    assert (a.clipped_features, a.clipped_rewards) == (b.clipped_features, b.clipped_rewards)
+
+
+def both(e, **keys):
+    opened = e.environment.open(e.seed, 0, e.silos)
+    plans = [c.system.plan for c in e.curves]
+    played = compiled.play(opened, plans, e.checkpoints, record=True, **keys)
+    return played, step.play(opened, plans, e.checkpoints)
+
+
+@pytest.mark.parametrize(
+    "sizes", [s for _, s in problems.corners()], ids=[n for n, _ in problems.corners()]
+)
+def test_the_two_drivers_agree_bit_for_bit(sizes):
+    sphere = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
+    (fast,), (readable,) = both(experiment(sphere, sizes))
+    same(fast, readable)
+
+
+@pytest.mark.parametrize("regularizer", [1e-3, 2.0])
+def test_they_agree_where_the_noisy_v_is_indefinite(regularizer):
+    """A regularizer far below the noise: V must be shifted, and both drivers count it."""
+    sizes = {"silos": 3, "horizon": 60, "batch_size": 4, "lazy": True, "protocol": "silo-ldp"}
+    e = experiment(Sphere(dimension=6, actions=8), sizes, regularizer=regularizer, epsilon=1.0)
+    (fast,), (readable,) = both(e)
+    assert fast.indefinite > 0
+    assert np.isfinite(fast.total).all()
+    same(fast, readable)
+
+
+def test_they_agree_on_gaussian_rewards_that_are_clipped():
+    sizes = {"silos": 2, "horizon": 30, "batch_size": 5, "lazy": False, "protocol": "central"}
+    sphere = Sphere(dimension=3, actions=4, reward=fastfed.environments.RewardLaw("gaussian", 0.5))
+    (fast,), (readable,) = both(experiment(sphere, sizes))
+    assert fast.clipped_rewards > 0
+    same(fast, readable)
+
+
+@pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
+def test_they_agree_on_a_pool(recorded, sampling):
+    sizes = {"silos": 3, "horizon": 24, "batch_size": 5, "lazy": False, "protocol": "silo-ldp"}
+    replay = Replay.from_arrays(*recorded, sampling=sampling)
+    (fast,), (readable,) = both(experiment(replay, sizes))
+    same(fast, readable)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("rounds_per_call", [1, 7, None])
+def test_threads_and_calls_change_nothing(threads, rounds_per_call):
+    sizes = dict(problems.corners())["plain, silo-ldp, eager"]
+    e = experiment(Sphere(dimension=4, actions=9), sizes)
+    opened = e.environment.open(e.seed, 0, e.silos)
+    plans = [c.system.plan for c in e.curves]
+    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.play(
+        opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
+    )
+    same(one, many)
+
+
+def test_curves_played_together_equal_curves_played_alone():
+    environment = Sphere(dimension=4, actions=9)
+    curves = [problems.curve(p, batch_size=b, lazy=z) for p, b, z in (
+        ("none", 7, True), ("silo-ldp", 5, False), ("central", 1, True))]  # fmt: skip
+    keys = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
+    together = fastfed.simulate(environment, curves=curves, threads=2, **keys)
+    for curve in curves:
+        alone = fastfed.simulate(environment, curves=[curve], threads=1, **keys)
+        np.testing.assert_array_equal(
+            alone.curves[0].group_regret, together[curve["label"]].group_regret
+        )
+
+
+def test_simulate_with_the_step_driver_equals_the_compiled_one():
+    keys = {"horizon": 30, "silos": 3, "replicates": 2, "seed": 11, "batch_size": 4,
+            "epsilon": [5.0, 50.0], "delta": 1e-3}  # fmt: skip
+    environment = {"kind": "sphere", "dimension": 3, "actions": 6}
+    a = fastfed.simulate(environment, "private-fedlinucb", **keys)
+    b = fastfed.simulate(environment, "private-fedlinucb", driver="step", **keys)
+    for one, other in zip(a.curves, b.curves, strict=True):
+        np.testing.assert_array_equal(one.group_regret, other.group_regret)
+
+
+def test_the_seed_matters_and_repeats():
+    def regret(seed):
+        r = fastfed.simulate({"kind": "sphere", "dimension": 3, "actions": 6}, "fedlinucb",
+                             horizon=30, silos=2, batch_size=5, seed=seed)  # fmt: skip
+        return r.curves[0].group_regret
+
+    np.testing.assert_array_equal(regret(1), regret(1))
+    assert (regret(1) != regret(2)).any()
+
+
+def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
+    """The public pieces, deployed: OS noise, prefix protocol, noise of a node drawn once."""
+    system = fastfed.make_system(
+        "private-fedlinucb", silos=2, horizon=40, dimension=2, protocol="silo-ldp-prefix",
+        batch_size=5, epsilon=50.0, delta=1e-3,
+    )  # fmt: skip
+    silos = [fastfed.Silo(system.plan, i) for i in range(2)]
+    server = fastfed.Server(system.plan)
+    actions = np.array([[1.0, 0.0], [0.0, 1.0]])
+    for _ in range(40):
+        for silo in silos:
+            a = silo.select(actions)
+            silo.observe(float(a == 1))
+        if silos[0].due:
+            broadcast = server.combine([s.report() for s in reversed(silos)])
+            for silo in silos:
+                silo.receive(broadcast)
+    assert broadcast.release == 8
+    assert broadcast.covariance.shape == (2, 2)
+    assert not broadcast.values.flags.writeable
+    assert "simulation" not in " ".join(system.deployed_certificate.caveats)
+
+
+def test_misuse_of_a_silo_is_one_clear_sentence():
+    system = fastfed.make_system("fedlinucb", silos=2, horizon=10, dimension=2, batch_size=5)
+    silo = fastfed.Silo(system.plan, 0, SeededNoise(0))
+    with pytest.raises(fastfed.InputError, match="observe needs a select"):
+        silo.observe(1.0)
+    silo.select([[1.0, 0.0]])
+    with pytest.raises(fastfed.InputError, match="select was called twice"):
+        silo.select([[1.0, 0.0]])
+    with pytest.raises(fastfed.InputError, match="reward must be finite"):
+        silo.observe(float("nan"))
+    silo.observe(1.0)
+    with pytest.raises(fastfed.InputError, match="no report due"):
+        silo.report()
+    with pytest.raises(fastfed.InputError, match=r"actions must be finite, got nan at index \(0, 1\)"):
+        silo.select([[1.0, float("nan")]])
+    with pytest.raises(fastfed.InputError, match=r"actions must have shape \(any, 2\)"):
+        silo.select([[1.0, 0.0, 0.0]])
+    for _ in range(4):
+        silo.select([[1.0, 0.0]])
+        silo.observe(1.0)
+    with pytest.raises(fastfed.InputError, match="must report and receive release 1"):
+        silo.select([[1.0, 0.0]])
+    report = silo.report()
+    server = fastfed.Server(system.plan)
+    with pytest.raises(fastfed.InputError, match="one report of each of the 2 silos"):
+        server.combine([report])

@@ -1,0 +1,70 @@
+"""Who may import whom: the layers of the package, walked over the source of every module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fastfed
+
+ROOT = Path(fastfed.__file__).parent
+SHARED = {"_validate", "_random", "_kernels", "kernels", "__init__"}
+# What each layer may import beside itself; kernels know nothing, the CLI may know all.
+ALLOWED = {
+    "_kernels": set(),
+    "_validate": set(),
+    "_random": {"_kernels", "_validate"},
+    "_reference": set(),
+    "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
+    "privacy": {"_kernels", "_validate", "_random"},
+    "protocols": {"_kernels", "_validate", "_random", "privacy"},
+    "bandits": {"_kernels", "_validate", "_random", "privacy", "protocols"},
+    "environments": {"_kernels", "_validate", "_random"},
+    "results": {"_validate"},
+    "simulation": {
+        "_kernels", "_validate", "_random", "_reference", "privacy", "protocols", "bandits",
+        "environments", "results",
+    },
+    "experiments": {"_validate", "simulation"},
+    "report": {"_validate", "results", "privacy"},
+}  # fmt: skip
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        yield relative.parts[0].removesuffix(".py"), relative, path
+
+
+def imports(path: Path, package: list[str]):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1]
+            module = [node.module] if node.module else []
+            names = [".".join([*base, *module, a.name]) for a in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "fastfed" and len(parts) > 1 and parts[1] != "__version__":
+                yield parts[1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "relative", "path"), list(modules()), ids=lambda value: str(value)[-40:]
+)
+def test_lower_layers_never_import_higher_ones(layer, relative, path):
+    if layer not in ALLOWED:
+        assert layer in {"cli", "__init__", "__main__"}, f"{relative} belongs to no layer"
+        return
+    package = ["fastfed", *relative.parts[:-1]]
+    found = set(imports(path, package)) - {layer}
+    assert found <= ALLOWED[layer], f"{relative} imports {sorted(found - ALLOWED[layer])}"
+
+
+def test_the_walk_sees_imports():
+    seen = set(imports(ROOT / "simulation" / "step.py", ["fastfed", "simulation"]))
+    assert {"bandits", "protocols", "_random"} <= seen

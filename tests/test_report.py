@@ -1,0 +1,261 @@
+"""Tables, figure and certificates: what they say, and that the same results give the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfed._validate import InputError
+from fastfed.environments import Sphere
+from fastfed.privacy.certificate import as_text
+from fastfed.report import table
+from fastfed.report.certificates import certificates_text
+from fastfed.report.figure import COLOURS, NOT_PRIVATE, draw, line_styles
+from fastfed.report.keys import check_figure
+from fastfed.report.privacy_words import privacy_words
+from fastfed.report.source import Source, read_source, spaced
+from fastfed.report.table import plus_minus, rate
+from fastfed.report.write import write_report
+from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.run import run
+
+
+def an_experiment(**figure: Any) -> Experiment:
+    private = {"algorithm": "private-fedlinucb", "delta": 1e-5, "batch_size": 10}
+    return make_experiment(
+        name="small",
+        environment=Sphere(dimension=3, actions=5),
+        curves=[
+            {"label": "open", "algorithm": "fedlinucb", "batch_size": 20},
+            {"label": "lazy", "epsilon": [1.0, 5.0], **private},
+            {"label": "eager", "epsilon": 1.0, "lazy": False, **private},
+            {"label": "alone", "algorithm": "local-linucb", "radius_multiplier": 0.5},
+        ],
+        horizon=60,
+        silos=4,
+        replicates=3,
+        checkpoints=6,
+        figure=figure,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "out"
+    run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
+    return path
+
+
+@pytest.fixture
+def source(folder: Path) -> Source:
+    return read_source(folder)
+
+
+def test_source_names_the_setting(source: Source) -> None:
+    assert source.title == "Small, and $quare"
+    assert source.setting == (
+        "M = 4 silos, T = 60 rounds, d = 3, B = 20 | 10, radius multiplier 1 | 0.5"
+    )
+    assert source.replicates == "3 replicates"
+    assert source.notes == ("one note",)
+    assert len(source.results.curves[0].replicates) == 3
+
+
+def test_source_takes_the_first_replicates(folder: Path, source: Source) -> None:
+    two = read_source(folder, 2)
+    assert two.replicates == "2 replicates"
+    for a, b in zip(two.results.curves, source.results.curves, strict=True):
+        np.testing.assert_array_equal(a.group_regret, b.group_regret[:2])
+
+
+def test_text_table_has_the_numbers_of_the_results(source: Source) -> None:
+    lines = table.as_text(source).splitlines()
+    assert lines[0] == source.title
+    for curve, line in zip(source.results.curves, lines[5:], strict=False):
+        assert line.startswith(curve.label)
+        assert plus_minus(curve.mean[-1], curve.stderr[-1]) in line
+        assert plus_minus(curve.mean[-1] / 4, curve.stderr[-1] / 4) in line
+        assert curve.certificate["status"] in line
+
+
+def test_csv_has_full_numbers(source: Source) -> None:
+    rows = list(csv.DictReader(io.StringIO(table.as_csv(source))))
+    assert [r["label"] for r in rows] == [c.label for c in source.results.curves]
+    for row, curve in zip(rows, source.results.curves, strict=True):
+        assert float(row["group_regret_mean"]) == curve.mean[-1]
+        assert float(row["per_silo_regret_stderr"]) == curve.stderr[-1] / 4
+    by = {r["label"]: r for r in rows}
+    assert (by["open"]["claimed_epsilon"], by["open"]["exact_epsilon"]) == ("", "")
+    assert by["lazy, epsilon = 5"]["claimed_epsilon"] == "5.0"
+    assert (by["eager"]["exact_epsilon"], by["eager"]["privacy_status"]) == ("", "unproven")
+
+
+def test_table_says_what_happened(source: Source) -> None:
+    curve = replace(
+        source.results.curves[1],
+        events={"indefinite": 3, "clipped_features": 0, "clipped_rewards": 0},
+        replicates=(0, 1),
+    )
+    changed = replace(
+        source, results=replace(source.results, curves=(source.results.curves[0], curve))
+    )
+    text = table.as_text(changed)
+    assert (
+        "lazy, epsilon = 1: V was not positive definite and was shifted until it was, 3 times"
+        in text
+    )
+    assert "lazy, epsilon = 1: 2 replicates so far" in text
+    assert "2 to 3 replicates" in text
+    assert "clipped" not in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "stderr", "expected"),
+    [
+        (12345.678, 67.891, "12346 ± 68"),
+        (12345.678, 678.91, "12346 ± 679"),
+        (1.23456, 0.0123, "1.235 ± 0.012"),
+        (99.96, 9.96, "100.0 ± 10.0"),
+        (0.0, 0.0, "0.0000"),
+        (12345.678, None, "12346"),
+        (-3.0, 1.5, "-3.0 ± 1.5"),
+        (123.456, math.nan, "123.46"),
+    ],
+)
+def test_plus_minus(mean: float, stderr: float | None, expected: str) -> None:
+    assert plus_minus(mean, stderr) == expected
+
+
+def test_rate_and_spaced() -> None:
+    rates = [(12.3e6, "12.3 M"), (412_000, "412 k"), (2.5e9, "2.50 G"), (87, "87"), (None, "-")]
+    assert [rate(value) for value, _ in rates] == [text for _, text in rates]
+    assert (spaced(999), spaced(10_000), spaced(1_234_567)) == ("999", "10 000", "1 234 567")
+
+
+def certificate(claimed: Any, exact: Any, status: str, also: Any = ()) -> dict[str, Any]:
+    pair = ("epsilon", "delta")
+    return {
+        "unit": "user",
+        "claimed": claimed and dict(zip(pair, claimed, strict=True)),
+        "exact": exact and dict(zip(pair, exact, strict=True)),
+        "status": status,
+        "also": [{"unit": u, "exact": dict(zip(pair, e, strict=True))} for u, e in also],
+    }
+
+
+@pytest.mark.parametrize(
+    ("stored", "short"),
+    [
+        (certificate(None, None, "none"), "not private"),
+        (certificate((1, 1e-5), (1.0 - 1e-12, 1e-5), "proven"), "(1, 1e-05)"),
+        (certificate((1, 0.1), (0.15001, 0.1), "proven"), "claimed (1, 0.1), exact (0.1501, 0.1)"),
+        (certificate((1, 0.1), None, "unproven"), "claimed (1, 0.1), unproven"),
+        (
+            certificate((1, 0.1), None, "unproven", [("item", (2.0, 0.1))]),
+            "claimed (1, 0.1), unproven, only per item (2, 0.1)",
+        ),
+        (
+            certificate((1, 0.1), None, "unproven", [("user", (1.0, 0.1))]),
+            "claimed (1, 0.1), unproven, only conditional (1, 0.1)",
+        ),
+    ],
+)
+def test_privacy_in_a_few_words(stored: dict[str, Any], short: str) -> None:
+    assert privacy_words(stored).short == short
+
+
+def test_certificates_are_those_of_the_experiment(source: Source) -> None:
+    curves = source.results.curves
+    text = certificates_text((c.label, c.certificate) for c in curves)
+    for curve in an_experiment().curves:
+        heading = f"{curve.label}\n{'=' * len(curve.label)}\n"
+        assert heading + as_text(curve.system.certificate) in text
+
+
+def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
+    first, second = draw(source), draw(source)
+    assert first == second
+    assert first["png"].startswith(b"\x89PNG")
+    assert ElementTree.fromstring(first["svg"]).tag.endswith("svg")
+    assert b"<dc:date>" not in first["svg"]
+
+
+def test_drawing_leaves_no_trace(source: Source) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    draw(source)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
+    figure = {**source.results.figure, "y": "cumulative"}
+    cumulative = replace(source, results=replace(source.results, figure=figure))
+    assert draw(cumulative)["png"] != draw(source)["png"]
+    without = replace(source, results=replace(source.results, figure={**figure, "note": []}))
+    assert draw(without)["png"] != draw(cumulative)["png"]
+
+
+def test_figure_of_one_replicate_and_odd_labels(folder: Path) -> None:
+    one = read_source(folder, 1)
+    curves = tuple(
+        replace(c, label=label)
+        for c, label in zip(
+            one.results.curves, ["_x", "$a", "\\frac", "[b]", "é" * 200], strict=True
+        )
+    )
+    odd = replace(one, results=replace(one.results, curves=curves))
+    assert draw(odd)["png"].startswith(b"\x89PNG")
+
+
+def test_lines_can_be_told_apart(source: Source) -> None:
+    private = source.results.curves[1]
+    styles = line_styles((source.results.curves[0], *[private] * 20))
+    assert len({(s["color"], str(s["linestyle"])) for s in styles}) == 21
+    assert styles[0]["color"] == NOT_PRIVATE
+    assert {s["color"] for s in styles[1:]} == set(COLOURS)
+
+
+def test_write_report_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
+    empty = replace(source, results=replace(source.results, curves=()))
+    written = {p.name for p in write_report(empty, tmp_path)}
+    assert written == {"table.txt", "table.csv", "certificates.txt"}
+    assert "no replicate is played" in (tmp_path / "table.txt").read_text()
+
+
+def test_write_report_where_nothing_can_be_written(source: Source, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        write_report(source, file)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        3,
+        {"title": 3},
+        {"y": "log"},
+        {"note": [1]},
+        {"titel": "x"},
+        {"full": 1},
+        {"y": ["cumulative"]},
+    ],
+)
+def test_bad_figure_tables(figure: Any) -> None:
+    with pytest.raises(InputError, match="figure"):
+        check_figure(figure)
+
+
+def test_good_figure_tables() -> None:
+    check_figure({})
+    check_figure({"title": "t", "y": "cumulative", "note": ["a", "b"], "panels": [], "full": {}})
