@@ -45,7 +45,7 @@ batch_size = 10
 [[curve]]
 label = "LDP"
 algorithm = "private-fedlinucb"
-epsilon = [1.0, 5.0]
+epsilon = [0.5, 1.5]
 delta = 1e-5
 batch_size = 10
 """
@@ -164,11 +164,11 @@ def test_calibrate_relation_and_text() -> None:
 def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     before = sorted(spec.parent.iterdir())
     curves = json.loads(fastfed("privacy", spec, "--json").stdout)["curves"]
-    assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 1", "LDP, epsilon = 5"]
+    assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 0.5", "LDP, epsilon = 1.5"]
     assert [c["certificate"]["status"] for c in curves] == ["none", "proven", "proven"]
-    assert curves[1]["certificate"]["claimed"] == {"epsilon": 1.0, "delta": 1e-5}
+    assert curves[1]["certificate"]["claimed"] == {"epsilon": 0.5, "delta": 1e-5}
     text = fastfed("privacy", spec).stdout
-    assert "LDP, epsilon = 5\n================\nPrivacy certificate\n" in text
+    assert "LDP, epsilon = 1.5\n==================\nPrivacy certificate\n" in text
     assert sorted(spec.parent.iterdir()) == before
 
 
@@ -458,10 +458,10 @@ def complains(result: Result, *words: str) -> None:
 
 
 BAD_SPECS = {
-    "epsilon zero": ("epsilon = [1.0, 5.0]", "epsilon = 0", ["epsilon must be > 0, got 0", "LDP"]),
-    "epsilon negative": ("epsilon = [1.0, 5.0]", "epsilon = [1.0, -1]", ["epsilon", "-1", "LDP"]),
-    "epsilon NaN": ("epsilon = [1.0, 5.0]", "epsilon = nan", ["epsilon", "nan"]),
-    "epsilon text": ("epsilon = [1.0, 5.0]", 'epsilon = "one"', ["epsilon", "LDP"]),
+    "epsilon zero": ("epsilon = [0.5, 1.5]", "epsilon = 0", ["epsilon must be > 0, got 0", "LDP"]),
+    "epsilon negative": ("epsilon = [0.5, 1.5]", "epsilon = [1.0, -1]", ["epsilon", "-1", "LDP"]),
+    "epsilon NaN": ("epsilon = [0.5, 1.5]", "epsilon = nan", ["epsilon", "nan"]),
+    "epsilon text": ("epsilon = [0.5, 1.5]", 'epsilon = "one"', ["epsilon", "LDP"]),
     "delta one": ("delta = 1e-5", "delta = 1.0", ["delta", "1.0"]),
     "delta zero": ("delta = 1e-5", "delta = 0", ["delta", "got 0"]),
     "delta missing": ("delta = 1e-5", "", ["delta is required"]),
@@ -490,7 +490,7 @@ def test_bad_spec(case: str, spec: Path, tmp_path: Path) -> None:
     assert old in SPEC
     text = SPEC.replace(old, new, 1)
     if case == "same label":
-        text = text.replace("[1.0, 5.0]", "1.0")
+        text = text.replace("[0.5, 1.5]", "1.0")
     spec.write_text(text)
     before = sorted(tmp_path.iterdir())
     complains(fastfed("run", spec, "-o", tmp_path / "out"), str(spec), *words)

@@ -35,7 +35,7 @@ def an_experiment(**figure: Any) -> Experiment:
         environment=Sphere(dimension=3, actions=5),
         curves=[
             {"label": "open", "algorithm": "fedlinucb", "batch_size": 20},
-            {"label": "lazy", "epsilon": [1.0, 5.0], **private},
+            {"label": "lazy", "epsilon": [0.5, 1.5], **private},
             {"label": "eager", "epsilon": 1.0, "lazy": False, **private},
             {"label": "alone", "algorithm": "local-linucb", "radius_multiplier": 0.5},
         ],
@@ -94,7 +94,7 @@ def test_csv_has_full_numbers(source: Source) -> None:
         assert float(row["per_silo_regret_stderr"]) == curve.stderr[-1] / 4
     by = {r["label"]: r for r in rows}
     assert (by["open"]["claimed_epsilon"], by["open"]["exact_epsilon"]) == ("", "")
-    assert by["lazy, epsilon = 5"]["claimed_epsilon"] == "5.0"
+    assert by["lazy, epsilon = 1.5"]["claimed_epsilon"] == "1.5"
     assert (by["eager"]["exact_epsilon"], by["eager"]["privacy_status"]) == ("", "unproven")
 
 
@@ -109,10 +109,10 @@ def test_table_says_what_happened(source: Source) -> None:
     )
     text = table.as_text(changed)
     assert (
-        "lazy, epsilon = 1: V was not positive definite and was shifted until it was, 3 times"
+        "lazy, epsilon = 0.5: V was not positive definite and was shifted until it was, 3 times"
         in text
     )
-    assert "lazy, epsilon = 1: 2 replicates so far" in text
+    assert "lazy, epsilon = 0.5: 2 replicates so far" in text
     assert "2 to 3 replicates" in text
     assert "clipped" not in text
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from fastfed._kernels import implementation, native, twins
 
-LEAVES = (
-    "philox normals_f32 normals_f64 normals_from_bits uniform below permutation log factor solve "
-    "log_det observe accumulate rank_one sherman_morrison clip_norm scores select node_level psum "
-    "prefix add add_noise node_normals refresh radius_at"
-).split()
+LEAVES = [
+    *("philox", "normals_f32", "normals_f64", "normals_from_bits", "uniform", "below"),
+    *("permutation", "log", "factor", "solve", "log_det", "observe", "accumulate", "rank_one"),
+    *("sherman_morrison", "clip_norm", "scores", "select", "node_level", "psum", "prefix", "add"),
+    *("add_noise", "node_normals", "refresh", "radius_at"),
+]
 WORD = st.integers(0, 2**32 - 1)
 KEY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 6), WORD, WORD, WORD)
 # Shapes where vectors of eight and sixteen lanes begin, end and overhang, and the largest papers'.

@@ -15,10 +15,10 @@ FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * RO
  * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
  * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
  * exact one (Higham 2002, Section 3.1). g is the same with d + 5: three roundings more pay for
- * beta, for the sum of mean and bonus, and for the comparison with the floor. Over the rows of W that gives
- * ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the width is
- * off by at most that, and by g of itself for the norm's own rounding; the mean by at most
- * g ||theta|| ||x||. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself and
+ * beta, for the sum of mean and bonus, and for the comparison with the floor. Over the rows of W
+ * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
+ * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
+ * most g ||theta|| ||x||. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself and
  * of the exact float64 score, both of the order of u g and d 2^-53.
  *
  * Underflow adds up to 2^-150 to each product, so sqrt(d) 2^-75 to a root and d 2^-150 to a
@@ -203,8 +203,8 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
     memset(w32 + (d + 1) * d, 0, (size_t)((padded_rows(d) - d - 1) * d) * sizeof(float));
     for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
         pack32(actions, first, d, panel);
-        sieve_panel(panel, w32, (float)beta, slack, (float)theta_norm, d, approx + first, length + first,
-                    own + first);
+        sieve_panel(panel, w32, (float)beta, slack, (float)theta_norm, d, approx + first,
+                    length + first, own + first);
     }
     for (int64_t a = count; a < padded; a++)
         approx[a] = -INFINITY;

@@ -1,0 +1,280 @@
+"""Environments: the law of what they hand out, through the one C interface."""
+
+import numpy as np
+import pytest
+
+import fastfed
+from fastfed.environments import (
+    Classification,
+    Letor,
+    Python,
+    Replay,
+    RewardLaw,
+    Sphere,
+    environment_from_spec,
+    environment_signature,
+)
+
+
+class TestSphere:
+    def test_actions_and_means_are_as_the_paper_says(self):
+        sphere = Sphere(dimension=6, actions=37)
+        opened = sphere.open(3, 1, silos=2)
+        theta = sphere.theta(3, 1)
+        assert np.linalg.norm(theta) == pytest.approx(1.0)
+        assert theta[-1] == pytest.approx(np.sqrt(0.5))
+        for silo, t in ((0, 1), (1, 1), (0, 2)):
+            x, mean = opened.round(silo, t)
+            assert x.shape == (37, 6)
+            np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1.0, atol=1e-6)
+            np.testing.assert_allclose(x[:, -1], np.sqrt(0.5), rtol=1e-6)
+            np.testing.assert_allclose(mean, x.astype(float) @ theta, atol=1e-12)
+            assert mean.min() >= -1e-6
+            assert mean.max() <= 1 + 1e-6
+
+    def test_rounds_silos_and_replicates_differ_and_repeat(self):
+        def first(replicate, silo, t, seed=0):
+            return Sphere(dimension=4, actions=3).open(seed, replicate, 2).round(silo, t)[0]
+
+        reference = first(0, 0, 1)
+        np.testing.assert_array_equal(reference, first(0, 0, 1))
+        for other in (first(1, 0, 1), first(0, 1, 1), first(0, 0, 2), first(0, 0, 1, seed=1)):
+            assert (other[:, :-1] != reference[:, :-1]).all()
+
+    def test_directions_are_uniform(self):
+        """Every coordinate of u has mean 0 and variance 1/(d - 1); pairs are uncorrelated."""
+        opened = Sphere(dimension=5, actions=100).open(0, 0, 1)
+        u = np.concatenate([opened.round(0, t)[0][:, :4] for t in range(1, 201)]) * np.sqrt(2)
+        n = len(u)
+        # Five standard errors: a false alarm about once in a million runs of these 14 numbers.
+        assert np.abs(u.mean(axis=0)).max() < 5 * np.sqrt(0.25 / n)
+        covariance = u.T @ u / n
+        assert np.abs(covariance - np.eye(4) / 4).max() < 5 * np.sqrt(0.125 / n)
+
+    def test_shared_contexts_and_basis_actions(self):
+        sphere = Sphere(dimension=3, actions=5, basis_actions=True, contexts="shared")
+        one, other = (sphere.open(0, r, 1).round(0, 1)[0] for r in (0, 1))
+        np.testing.assert_array_equal(one, other)
+        h = np.sqrt(0.5)
+        np.testing.assert_allclose(one[:3], [[h, 0, h], [0, h, h], [0, 0, 1]], rtol=1e-6)
+
+    def test_bernoulli_rewards_have_the_mean(self):
+        opened = Sphere(dimension=3, actions=4).open(0, 0, 1)
+        drawn = np.array([opened.reward(0, t, 0.3) for t in range(1, 20001)])
+        assert set(drawn) == {0.0, 1.0}
+        assert abs(drawn.mean() - 0.3) < 5 * np.sqrt(0.21 / len(drawn))
+
+    def test_gaussian_rewards_have_mean_and_std(self):
+        opened = Sphere(dimension=3, actions=4, reward=RewardLaw("gaussian", 0.5)).open(0, 0, 1)
+        drawn = np.array([opened.reward(0, t, 0.3) for t in range(1, 20001)])
+        assert abs(drawn.mean() - 0.3) < 5 * 0.5 / np.sqrt(len(drawn))
+        assert abs(drawn.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(drawn))
+
+    @pytest.mark.parametrize(
+        ("keys", "sentence"),
+        [
+            ({"dimension": 0}, "dimension must be an integer >= 1 .*, got 0"),
+            ({"actions": 0}, "actions must be an integer >= 1 .*, got 0"),
+            ({"contexts": "share"}, 'did you mean "shared"'),
+            ({"dimension": 9, "actions": 5, "basis_actions": True}, "actions >= dimension"),
+        ],
+    )
+    def test_bad_sizes_are_refused(self, keys, sentence):
+        with pytest.raises(fastfed.InputError, match=sentence):
+            Sphere(**keys)
+
+
+class TestReplay:
+    def test_rounds_are_the_recorded_ones(self, recorded):
+        contexts, rewards = recorded
+        opened = Replay.from_arrays(contexts, rewards, sampling="in-order").open(0, 0, 3)
+        x, mean = opened.round(2, 7)
+        np.testing.assert_array_equal(x, contexts[2, 6].astype(np.float32))
+        np.testing.assert_array_equal(mean, rewards[2, 6])
+
+    def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
+        opened = Replay.from_arrays(*recorded).open(0, 0, 3)
+        met = [opened.query(1, t) for t in range(1, 25)]
+        assert sorted(met) == list(range(24, 48))
+        assert met != sorted(met)
+        again = Replay.from_arrays(*recorded).open(0, 1, 3)
+        assert met != [again.query(1, t) for t in range(1, 25)]
+
+    def test_a_horizon_beyond_the_data_names_the_largest(self, recorded):
+        with pytest.raises(fastfed.InputError, match="horizon must be <= 24"):
+            Replay.from_arrays(*recorded).facts(3, 25)
+
+    def test_nan_and_large_norms_are_refused(self, recorded):
+        contexts, rewards = recorded
+        with pytest.raises(fastfed.InputError, match=r"contexts must be finite, got nan at index"):
+            Replay.from_arrays(np.where(contexts > 0.9, np.nan, contexts), rewards)
+        with pytest.raises(fastfed.InputError, match="norms <= 1, got 1.9998"):
+            Replay.from_arrays(2 * contexts, rewards)
+        with pytest.raises(fastfed.InputError, match="rewards must have shape"):
+            Replay.from_arrays(contexts, rewards[:, :, :2])
+
+    def test_a_spec_names_an_npz(self, recorded, tmp_path):
+        contexts, rewards = recorded
+        np.savez(tmp_path / "r.npz", contexts=contexts, rewards=rewards)
+        replay = environment_from_spec({"kind": "replay", "path": str(tmp_path / "r.npz")})
+        assert replay.natural_silos() == 3
+        (tmp_path / "bad.npz").write_text("nothing")
+        with pytest.raises(fastfed.InputError, match="must be an .npz file with the arrays"):
+            Replay(path=str(tmp_path / "bad.npz"))
+
+
+class TestPython:
+    @staticmethod
+    def draw(seed, replicate, silo, t):
+        generator = np.random.default_rng([seed, replicate, silo, t])
+        x = generator.normal(size=(1 + t % 4, 3))
+        x /= 1.001 * np.linalg.norm(x, axis=1, keepdims=True)
+        return x, 0.5 + 0.5 * x[:, 0]
+
+    def test_a_plain_function_plays_the_same_in_both_drivers(self):
+        environment = Python(function=self.draw, dimension=3, actions=4)
+        keys = {"horizon": 20, "silos": 2, "batch_size": 4, "seed": 5}
+        fast = fastfed.simulate(environment, "fedlinucb", threads=2, **keys)
+        step = fastfed.simulate(environment, "fedlinucb", driver="step", **keys)
+        np.testing.assert_array_equal(fast.curves[0].group_regret, step.curves[0].group_regret)
+        assert fast.curves[0].group_regret[0, -1] > 0
+
+    def test_its_exceptions_and_nonsense_come_out_as_they_are(self):
+        def broken(seed, replicate, silo, t):
+            if t == 3:
+                raise KeyError("no such user")
+            return TestPython.draw(seed, replicate, silo, t)
+
+        keys = {"algorithm": "fedlinucb", "horizon": 20, "silos": 2, "batch_size": 4}
+        with pytest.raises(KeyError, match="no such user"):
+            fastfed.simulate(Python(function=broken, dimension=3, actions=4), **keys)
+        with pytest.raises(fastfed.InputError, match=r"features must have shape \(any, 2\)"):
+            fastfed.simulate(Python(function=self.draw, dimension=2, actions=4), **keys)
+        with pytest.raises(fastfed.InputError, match="features must hold 1 to 2 actions, got 3"):
+            fastfed.simulate(Python(function=self.draw, dimension=3, actions=2), **keys)
+        with pytest.raises(fastfed.InputError, match="must be finite"):
+            nan = Python(function=lambda *k: (np.full((2, 3), np.nan), [0, 0]), dimension=3, actions=4)
+            fastfed.simulate(nan, **keys)
+
+    def test_a_compiled_function_equals_the_plain_one(self):
+        import numba
+
+        @numba.cfunc(environment_signature())
+        def compiled(state, seed, replicate, silo, t, x, mean):
+            features = numba.carray(x, (3, 2))
+            means = numba.carray(mean, (3,))
+            scale = numba.carray(state, (1,))[0]
+            for a in range(3):
+                angle = 0.1 * a + 0.01 * t + silo + replicate
+                features[a, 0] = np.cos(angle) * scale
+                features[a, 1] = np.sin(angle) * scale
+                means[a] = 0.5 + 0.5 * features[a, 0]
+            return 3
+
+        def plain(seed, replicate, silo, t):
+            angle = np.array([0.1 * a + 0.01 * t + silo + replicate for a in range(3)])
+            x = np.column_stack([np.cos(angle) * 0.9, np.sin(angle) * 0.9])
+            return x, 0.5 + 0.5 * x[:, 0]
+
+        state = np.array([0.9])
+        fast = Python(function=compiled, dimension=2, actions=3, state=state).open(0, 1, 2)
+        slow = Python(function=plain, dimension=2, actions=3).open(0, 1, 2)
+        for silo, t in ((0, 1), (1, 9)):
+            for a, b in zip(fast.round(silo, t), slow.round(silo, t), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12)
+
+    def test_a_compiled_failure_status_is_an_error(self):
+        import numba
+
+        @numba.cfunc(environment_signature())
+        def failing(state, seed, replicate, silo, t, x, mean):
+            return -7
+
+        with pytest.raises(RuntimeError, match="status -7"):
+            fastfed.simulate(
+                Python(function=failing, dimension=2, actions=3), "fedlinucb",
+                horizon=4, silos=1, batch_size=2,
+            )  # fmt: skip
+
+    def test_a_spec_names_a_function(self):
+        made = environment_from_spec(
+            {"kind": "python", "function": "test_environments:TestPython", "dimension": 3, "actions": 4}
+        )
+        assert made.kind == "python"
+        for text, sentence in (
+            ("nowhere", 'function must be "module:name"'),
+            ("no_such_module:f", "cannot be imported"),
+            ("math:nonsense", 'module "math" has no "nonsense"'),
+        ):
+            with pytest.raises(fastfed.InputError, match=sentence):
+                Python(function=text, dimension=3, actions=4)
+
+
+class TestClassification:
+    def test_digits_reward_the_digit_and_meet_every_image_at_most_once(self):
+        pytest.importorskip("sklearn")
+        environment = Classification(data="digits", dimension=12)
+        facts = environment.facts(10, 175)
+        assert (facts.actions, facts.dimension, facts.multiplicity) == (10, 12, 1)
+        opened = environment.open(0, 0, 10)
+        x, mean = opened.round(3, 5)
+        assert sorted(mean) == [0.0] * 9 + [1.0]
+        assert np.linalg.norm(x, axis=1).max() <= 1 + 1e-6
+        with pytest.raises(fastfed.InputError, match="horizon must be <= 179"):
+            environment.facts(10, 180)
+
+    def test_learning_on_digits_beats_chance(self):
+        pytest.importorskip("sklearn")
+        r = fastfed.simulate(
+            {"kind": "classification", "data": "digits"}, "fedlinucb", horizon=175, silos=10,
+            batch_size=5, radius_multiplier=0.1, replicates=2,
+        )  # fmt: skip
+        assert r.curves[0].final()["mean"] < 0.8 * 0.9 * 1750
+
+    def test_four_hospitals(self, heart):
+        environment = environment_from_spec(
+            {"kind": "classification", "data": str(heart), "label": "num", "silo": "site"}
+        )
+        assert environment.natural_silos() == 4
+        r = fastfed.simulate(
+            environment, "private-fedlinucb", horizon=100, batch_size=10, epsilon=5.0, delta=1e-4
+        )
+        assert r.silos == 4
+        assert r.curves[0].certificate["status"] == "proven"
+
+
+class TestLetor:
+    def test_real_mslr_rows_learn_and_say_that_queries_return(self, mslr):
+        environment = Letor(path=str(mslr), features="anchor-url")
+        facts = environment.facts(10, 500)
+        assert facts.dimension == 57
+        assert facts.multiplicity == 500
+        r = fastfed.simulate(
+            environment, silos=10, horizon=500, curves=[
+                {"label": "plain", "algorithm": "fedlinucb", "batch_size": 25,
+                 "radius_multiplier": 0.1},
+                {"label": "private", "algorithm": "private-fedlinucb", "batch_size": 25,
+                 "epsilon": 1.0, "delta": 1e-5},
+            ],
+        )  # fmt: skip
+        assert r["plain"].final()["mean"] < r["private"].final()["mean"]
+        certificate = r["private"].certificate
+        assert certificate["status"] == "unproven"
+        assert certificate["exact"] is None
+        assert any("served up to 500 times" in c for c in certificate["caveats"])
+        assert certificate["also"][0]["exact"]["epsilon"] == pytest.approx(1.0)
+
+    def test_in_two_drivers(self, mslr):
+        keys = {"horizon": 12, "silos": 3, "batch_size": 4, "seed": 2}
+        environment = Letor(path=str(mslr / "vali.txt"), features="text", scaling="row")
+        a = fastfed.simulate(environment, "fedlinucb", lazy=False, **keys)
+        b = fastfed.simulate(environment, "fedlinucb", lazy=False, driver="step", **keys)
+        np.testing.assert_array_equal(a.curves[0].group_regret, b.curves[0].group_regret)
+
+    def test_fewer_queries_than_silos(self, mslr):
+        with pytest.raises(fastfed.InputError, match="silos must be at most the 18 queries"):
+            Letor(path=str(mslr / "vali.txt")).facts(19, 10)
+
+    def test_a_missing_path_is_refused(self):
+        with pytest.raises(fastfed.InputError, match="path must be an existing file or folder"):
+            Letor(path="/nowhere/at/all")

@@ -1,0 +1,246 @@
+"""The same bits at every instruction-set level, from the same C sources built plainly for each.
+
+The installed extension picks its clones by the processor when it loads, which nothing outside it
+can steer; so the sources are compiled here, once per level, into libraries of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfed._kernels import native
+
+SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
+EXACT, FUSED = ("random", "linalg", "scores", "protocol"), ("sieve",)
+FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
+# What Linux calls the features that a level has and the one below has not. "portable" is the code
+# for compilers without vector extensions.
+LEVELS = {
+    "portable": (),
+    "x86-64-v2": ("sse4_2", "ssse3", "popcnt"),
+    "x86-64-v3": ("avx2", "bmi2", "fma"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+}
+PORTABLE = """
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#undef __GNUC__
+"""
+# Arguments and, after the colon, the result: p pointer, i int64_t, j int, d double.
+SIGNATURES = {
+    "ff_normals_f32": "pip:",
+    "ff_normals_f64": "pip:",
+    "ff_normals_from_bits": "ppip:",
+    "ff_permutation": "pip:",
+    "ff_log": "d:d",
+    "ff_factor": "pip:j",
+    "ff_solve": "ppipp:",
+    "ff_log_det": "pi:d",
+    "ff_observe": "pppdip:d",
+    "ff_accumulate": "pppdi:",
+    "ff_rank_one": "pppdi:",
+    "ff_sherman_morrison": "ppip:",
+    "ff_clip_norm": "pid:j",
+    "ff_score_scratch": "ii:i",
+    "ff_scores": "pppddipp:",
+    "ff_select": "pppddipp:i",
+    "ff_prefix": "piip:",
+    "ff_add_noise": "pppip:",
+    "ff_refresh": "pdippp:d",
+}
+TYPES = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int64,
+    "j": ctypes.c_int,
+    "d": ctypes.c_double,
+    "": None,
+}
+D, K = 21, 45
+S = D + D * (D + 1) // 2
+
+
+class Actions(ctypes.Structure):
+    """ff_actions of ff_scores.h."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("is_double", ctypes.c_int64),
+        ("action_stride", ctypes.c_int64),
+        ("feature_stride", ctypes.c_int64),
+        ("actions", ctypes.c_int64),
+        ("mean", ctypes.c_void_p),
+        ("best", ctypes.c_double),
+    ]
+
+
+def processor_features() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+class Leaves:
+    """The leaf functions built for one level; `Leaves.f(...)` takes arrays, numbers, structs."""
+
+    def __init__(self, folder: Path, level: str) -> None:
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            pytest.skip("no C compiler here to build the levels with")
+        if platform.machine() not in ("x86_64", "AMD64"):
+            pytest.skip(f"the levels are those of x86-64, this is {platform.machine()}")
+        if not set(LEVELS.get(level, ())) <= processor_features():
+            pytest.skip(f"this processor cannot run {level}")
+        if not SOURCES.exists():
+            pytest.skip("the C sources are not beside the tests")
+        objects = []
+        for name in EXACT + FUSED:
+            source = folder / f"{name}.c"
+            source.write_text(
+                (PORTABLE if level == "portable" else "") + f'#include "ff_{name}.c"\n'
+            )
+            objects.append(str(source.with_suffix(".o")))
+            command = [compiler, *FLAGS.split(), "-I", str(SOURCES), "-c", str(source)]
+            command += ["-o", objects[-1], f"-march={'x86-64' if level == 'portable' else level}"]
+            # As in the extension: the sieve alone may fuse multiplications and additions.
+            command += [] if name in FUSED else ["-ffp-contract=off"]
+            subprocess.run(command, check=True)
+        library = folder / "leaves.so"
+        subprocess.run([compiler, "-shared", "-o", str(library), *objects, "-lm"], check=True)
+        self._library = ctypes.CDLL(str(library))
+
+    def __getattr__(self, name: str):
+        function = self._library[f"ff_{name}"]
+        arguments, result = SIGNATURES[f"ff_{name}"].split(":")
+        function.argtypes, function.restype = [TYPES[a] for a in arguments], TYPES[result]
+
+        def call(*values):
+            return function(*(v.ctypes.data if isinstance(v, np.ndarray) else v for v in values))
+
+        return call
+
+
+def inputs() -> dict[str, np.ndarray]:
+    """One fixed input of every kind; actions 7 and 30 nearly tie."""
+    draw = np.random.default_rng(11)
+    rows = draw.normal(size=(2 * D, D))
+    v = np.eye(D) + rows.T @ rows / D
+    actions = draw.normal(size=(K, D))
+    actions[7] *= 2.0
+    actions[30] = actions[7] * (1.0 + 1e-9)
+    return {
+        "stream": np.array([1, 2, 3, 4, 5], np.uint32),
+        "bits": draw.integers(0, 2**53, size=(2, 1001), dtype=np.uint64),
+        "positive": np.exp(draw.uniform(-50, 50, size=200)),
+        "v": v,
+        "packed": v[np.tril_indices(D)],
+        "x": draw.normal(size=D),
+        "u": draw.normal(size=D),
+        "actions": actions,
+        "statistic": draw.normal(size=S),
+        "normals": draw.normal(size=S),
+        "nodes": draw.normal(size=(5, S)),
+    }
+
+
+def outputs(leaves: Leaves) -> dict[str, bytes]:
+    """What every leaf function makes of the inputs."""
+    given = inputs()
+    found: dict[str, bytes] = {}
+
+    def keep(name: str, *values) -> None:
+        found[name] = b"".join(np.asarray(v).tobytes() for v in values)
+
+    for name, dtype in (("normals_f32", np.float32), ("normals_f64", np.float64)):
+        out = np.empty(4096, dtype)
+        getattr(leaves, name)(given["stream"], 4096, out)
+        keep(name, out)
+    out = np.empty(2002)
+    leaves.normals_from_bits(*given["bits"], 1001, out)
+    keep("normals_from_bits", out)
+    order = np.empty(100, np.int64)
+    leaves.permutation(given["stream"], 100, order)
+    keep("permutation", order)
+    keep("log", [leaves.log(x) for x in given["positive"]])
+
+    x, u, y = given["x"], given["u"], 0.7
+    w, theta, scratch = np.empty((D, D)), np.empty(D), np.empty(S + 3 * D)
+    assert leaves.factor(given["packed"], D, w) == 0
+    keep("factor", w)
+    leaves.solve(w, u, D, scratch, theta)
+    keep("solve", theta)
+    keep("log_det", leaves.log_det(w, D))
+
+    for dtype in (np.float32, np.float64):
+        for layout in "CF":
+            a = np.asarray(given["actions"], dtype, order=layout)
+            steps = [stride // a.itemsize for stride in a.strides]
+            view = ctypes.byref(Actions(a.ctypes.data, a.itemsize == 8, *steps, K))
+            space, scores, best = np.empty(leaves.score_scratch(D, K)), np.empty(K), np.empty(D)
+            for gamma in (0.0, 0.2):
+                leaves.scores(view, w, theta, 0.4, gamma, D, space, scores)
+                chosen = leaves.select(view, w, theta, 0.4, gamma, D, space, best)
+                assert chosen == np.argmax(scores)
+                keep(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
+
+    ratio = leaves.observe(w, theta, x, y, D, scratch)
+    keep("observe", w, theta, ratio)
+    statistic = given["statistic"].copy()
+    leaves.accumulate(statistic[D:], statistic, x, y, D)
+    keep("accumulate", statistic)
+    gram, bias = given["v"].copy(), u.copy()
+    leaves.rank_one(gram, bias, x, y, D)
+    keep("rank_one", gram, bias)
+    inverse = np.eye(D) * 0.5
+    for row in given["actions"]:
+        leaves.sherman_morrison(inverse, row, D, scratch)
+    keep("sherman_morrison", inverse)
+    clipped = x.copy()
+    leaves.clip_norm(clipped, D, 1.0)
+    keep("clip_norm", clipped)
+    out = np.empty(S)
+    leaves.prefix(given["nodes"], 0b11101, S, out)
+    keep("prefix", out)
+    leaves.add_noise(statistic, given["normals"], np.array([1.1, 0.7, 1.3]), D, out)
+    keep("add_noise", out)
+    shift = leaves.refresh(given["statistic"], 0.5, D, w, theta, scratch)
+    assert shift > 0.0
+    keep("refresh", w, theta, shift)
+    return found
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory) -> dict[str, bytes]:
+    return outputs(Leaves(tmp_path_factory.mktemp("baseline"), "x86-64"))
+
+
+@pytest.mark.parametrize("level", list(LEVELS))
+def test_every_level_gives_the_bits_of_the_baseline(level, baseline, tmp_path):
+    found = outputs(Leaves(tmp_path, level))
+    assert list(found) == list(baseline)
+    assert not [name for name in found if found[name] != baseline[name]]
+
+
+def test_the_extension_gives_the_bits_of_the_baseline(baseline):
+    """It runs the clones of this very processor, built as they are shipped."""
+    given = inputs()
+    w = native.factor(given["packed"], D)
+    assert w.tobytes() == baseline["factor"]
+    assert native.solve(w, given["u"]).tobytes() == baseline["solve"]
+    assert native.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
+    logs = [native.log(x) for x in given["positive"]]
+    assert np.array(logs).tobytes() == baseline["log"]
+    theta = native.solve(w, given["u"])
+    scores = native.scores(given["actions"], w, theta, 0.4, 0.0)
+    chosen, best = native.select(given["actions"], w, theta, 0.4, 0.0)
+    expected = baseline["scores and select float64 C 0.0"]
+    assert scores.tobytes() + np.int64(chosen).tobytes() + best.tobytes() == expected

@@ -1,0 +1,219 @@
+"""Runs that are stored: what is committed, what is repeated, what is refused."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+
+import fastfed
+from fastfed.results.store import FILE
+from fastfed.simulation import run as run_module
+from fastfed.simulation.experiment import experiment_from_spec, load_experiment
+from fastfed.simulation.run import missing_passes, predict_seconds
+
+
+def spec(**changes):
+    return {
+        "name": "small",
+        "horizon": 60,
+        "silos": 3,
+        "replicates": 3,
+        "seed": 4,
+        "checkpoints": 7,
+        "environment": {"kind": "sphere", "dimension": 3, "actions": 5},
+        "curve": [
+            {"label": "plain", "algorithm": "fedlinucb", "batch_size": 10},
+            {
+                "label": "private",
+                "algorithm": "private-fedlinucb",
+                "batch_size": 10,
+                "epsilon": [1.0, 10.0],
+                "delta": 1e-3,
+            },
+        ],
+        **changes,
+    }
+
+
+def cells(folder):
+    """Everything in the store but timings, byte for byte."""
+    with sqlite3.connect(folder / FILE) as db:
+        return [
+            list(db.execute(f"SELECT * FROM {table} ORDER BY 1, 2"))
+            for table in ("meta", "curves", "cells")
+        ]
+
+
+def same(a, b):
+    assert [c.label for c in a.curves] == [c.label for c in b.curves]
+    for one, other in zip(a.curves, b.curves, strict=True):
+        np.testing.assert_array_equal(one.group_regret, other.group_regret)
+        assert one.certificate == other.certificate
+
+
+def test_labels_of_a_sweep_carry_the_values():
+    e = experiment_from_spec(spec())
+    assert [c.label for c in e.curves] == [
+        "plain",
+        "private, epsilon = 1.0",
+        "private, epsilon = 10.0",
+    ]
+
+
+def test_a_run_is_stored_and_loads_as_it_was(tmp_path):
+    played = fastfed.run(experiment_from_spec(spec()), tmp_path / "out")
+    loaded = fastfed.load(tmp_path / "out")
+    same(played, loaded)
+    assert loaded.curves[0].group_regret.shape == (3, 7)
+    assert loaded.curves[0].rounds[-1] == 60
+    assert loaded.curves[0].agent_rounds_per_second > 0
+    direct = fastfed.simulate(
+        spec()["environment"], curves=spec()["curve"], horizon=60, silos=3, replicates=3, seed=4,
+        checkpoints=7,
+    )  # fmt: skip
+    same(played, direct)
+
+
+def test_more_replicates_later_repeat_nothing_and_equal_a_straight_run(tmp_path, monkeypatch):
+    few = experiment_from_spec(spec(replicates=2))
+    fastfed.run(few, tmp_path / "a")
+    played = []
+    original = run_module.play_pass
+
+    def counted(experiment, work, *rest, **keys):
+        played.append(work.replicate)
+        return original(experiment, work, *rest, **keys)
+
+    monkeypatch.setattr(run_module, "play_pass", counted)
+    grown = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
+    assert sorted(played) == [2, 3, 4]
+    fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
+    assert sorted(played) == [2, 3, 4]
+    straight = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "b")
+    same(grown, straight)
+    assert cells(tmp_path / "a") == cells(tmp_path / "b")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_leave_the_same_bytes(tmp_path, threads):
+    fastfed.run(experiment_from_spec(spec()), tmp_path / "one", threads=1)
+    fastfed.run(experiment_from_spec(spec()), tmp_path / "many", threads=threads)
+    assert cells(tmp_path / "one") == cells(tmp_path / "many")
+
+
+def test_an_interrupted_run_keeps_what_was_played(tmp_path):
+    e = experiment_from_spec(spec())
+    heard = []
+
+    def stop(agent_rounds):
+        heard.append(agent_rounds)
+        if sum(heard) > 2 * 3 * 60 * 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fastfed.run(e, tmp_path / "out", threads=1, progress=stop)
+    left = missing_passes(e, {(c[0], c[1]) for c in cells(tmp_path / "out")[2]})
+    assert 0 < len(left) < 3
+    finished = fastfed.run(e, tmp_path / "out")
+    same(finished, fastfed.run(e, tmp_path / "straight"))
+    assert cells(tmp_path / "out") == cells(tmp_path / "straight")
+
+
+def test_another_experiment_in_the_folder_is_refused_and_untouched(tmp_path):
+    fastfed.run(experiment_from_spec(spec()), tmp_path)
+    before = cells(tmp_path)
+    other = experiment_from_spec(spec(horizon=50))
+    with pytest.raises(fastfed.InputError, match=r'another experiment \("small", different horizon'):
+        fastfed.run(other, tmp_path)
+    assert cells(tmp_path) == before
+
+
+def test_what_is_not_a_store_is_refused(tmp_path):
+    (tmp_path / FILE).write_text("not a database at all")
+    with pytest.raises(fastfed.InputError, match="not a store of fastfed"):
+        fastfed.load(tmp_path)
+    with pytest.raises(fastfed.InputError, match="holds no results"):
+        fastfed.load(tmp_path / "..")
+    with pytest.raises(fastfed.InputError, match="is not a folder"):
+        fastfed.load(tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fastfed.InputError, match="cannot write to"):
+        fastfed.run(experiment_from_spec(spec()), tmp_path / "file" / "out")
+
+
+def test_the_prediction_is_a_positive_time():
+    e = experiment_from_spec(spec())
+    assert predict_seconds(e, missing_passes(e, set()), 2) > 0
+    assert predict_seconds(e, [], 2) == 0
+
+
+def test_paired_differences_are_less_noisy_than_the_curves(tmp_path):
+    r = fastfed.run(experiment_from_spec(spec(replicates=12)), tmp_path)
+    mean, stderr = r.paired_difference("private, epsilon = 1.0", "plain")
+    a, b = r["private, epsilon = 1.0"], r["plain"]
+    assert mean == pytest.approx(a.mean[-1] - b.mean[-1])
+    assert stderr < np.hypot(a.stderr[-1], b.stderr[-1])
+    with pytest.raises(KeyError, match="no curve"):
+        r["nonsense"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"silos": 0}, "silos must be an integer >= 1"),
+        ({"silos": None}, "silos is required"),
+        ({"horizon": 0}, "horizon must be an integer >= 1"),
+        ({"horizon": 10.5}, "horizon must be an integer"),
+        ({"replicates": 0}, "replicates must be an integer >= 1"),
+        ({"seed": -1}, "seed must be an integer >= 0"),
+        ({"checkpoints": 0}, "checkpoints must be an integer >= 1"),
+        ({"horizn": 5}, 'unknown key "horizn"; did you mean "horizon"'),
+        ({"environment": {"kind": "spere"}}, 'unknown environment "spere"; did you mean "sphere"'),
+        ({"environment": {}}, "environment.kind is required"),
+        ({"environment": {"kind": "sphere", "dimensions": 3}}, 'did you mean "dimension"'),
+        ({"environment": {"kind": "letor"}}, "environment.path is required"),
+        ({"curve": []}, "curve is required"),
+        ({"curve": {"label": "x"}}, r"write \[\[curve\]\]"),
+        (
+            {"curve": [{"label": "x", "algorithm": "fedlinub", "batch_size": 5}]},
+            r'unknown algorithm "fedlinub"; did you mean "fedlinucb".*\(curve "x"\)',
+        ),
+        (
+            {"curve": [{"algorithm": "fedlinucb", "batch_size": 5}] * 2},
+            'label must be unique, got "fedlinucb" twice',
+        ),
+        (
+            {"curve": [{"algorithm": "fedlinucb", "batch_size": []}]},
+            "batch_size must not be an empty list",
+        ),
+        ({"environment": {"kind": "sphere", "reward": {"kind": "bernouli"}}}, "did you mean"),
+        ({"environment": {"kind": "sphere", "reward": {"kind": "none", "std": 1}}}, "reward.std"),
+    ],
+)
+def test_bad_specs_are_one_clear_sentence(changes, sentence):
+    with pytest.raises(fastfed.InputError, match=sentence) as error:
+        experiment_from_spec(spec(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_a_spec_that_is_not_toml_names_line_and_column(tmp_path):
+    (tmp_path / "bad.toml").write_text('name = "x"\nhorizon = = 3\n')
+    with pytest.raises(fastfed.InputError, match=r"bad.toml: not TOML: .*line 2, column 11"):
+        load_experiment(tmp_path / "bad.toml")
+    with pytest.raises(fastfed.InputError, match="cannot be read"):
+        load_experiment(tmp_path / "none.toml")
+
+
+def test_data_paths_are_relative_to_the_spec(tmp_path):
+    rows = "\n".join(f"{i % 3} qid:{i // 2} 1:{i}.5 2:{i % 5}" for i in range(24))
+    (tmp_path / "rows.txt").write_text(rows + "\n")
+    (tmp_path / "s.toml").write_text(
+        'name = "l"\nhorizon = 6\nsilos = 2\n[environment]\nkind = "letor"\npath = "rows.txt"\n'
+        '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 2\n'
+    )
+    pytest.importorskip("sklearn")
+    e = load_experiment(tmp_path / "s.toml")
+    assert e.facts.dimension == 3

@@ -1,0 +1,253 @@
+"""Radius, regularizer and the events they rest on; certificates of systems."""
+
+import math
+
+import numpy as np
+import pytest
+
+import fastfed
+from fastfed.bandits import ALGORITHMS, make_system
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.theory import NoiseLaw
+from fastfed.privacy.sensitivity import layout_stds
+from fastfed.privacy.tree import max_prefix_nodes
+from fastfed.protocols.plan import NoiseStd
+
+SETTING = Setting(silos=100, horizon=10_000, dimension=10)
+
+
+def private(setting=SETTING, **keys):
+    defaults = {"batch_size": 25, "epsilon": 1.0, "delta": 1e-5}
+    return ALGORITHMS["private-fedlinucb"].make({**defaults, **keys}, setting)
+
+
+def noise_matrices(layout, count, d, rng):
+    off, diagonal = layout_stds(layout, 1.0)
+    lower = np.tril(rng.normal(size=(count, d, d)), -1) * off
+    return lower + lower.transpose(0, 2, 1) + np.eye(d) * rng.normal(size=(count, 1, d)) * diagonal
+
+
+@pytest.mark.parametrize("layout", ["iid", "goe1", "goe2"])
+@pytest.mark.parametrize("d", [1, 2, 10, 40])
+def test_the_operator_norm_bound_holds_with_its_probability(layout, d):
+    """2 000 draws at failure probability 0.05: more than 150 failures once in 10^8 runs."""
+    off, diagonal = layout_stds(layout, 1.0)
+    law = NoiseLaw(NoiseStd(1.0, off, diagonal), noises=1, prefix_nodes=1, releases=1)
+    rng = np.random.default_rng(0)
+    norms = np.abs(np.linalg.eigvalsh(noise_matrices(layout, 2000, d, rng))).max(axis=1)
+    assert (norms > law.operator_norm(d, 0.05)).sum() <= 150
+    # And it is not absurdly loose.
+    assert law.operator_norm(d, 0.05) < 5.5 * np.median(norms) + 3
+
+
+@pytest.mark.parametrize("d", [1, 3, 30])
+def test_the_vector_norm_bound_holds_with_its_probability(d):
+    law = NoiseLaw(NoiseStd(2.0, 1.0, 1.0), noises=3, prefix_nodes=2, releases=1)
+    h = np.random.default_rng(1).normal(size=(4000, d)) * 2.0 * math.sqrt(6)
+    assert (np.linalg.norm(h, axis=1) > law.vector_norm(d, 0.05)).sum() <= 270
+
+
+def test_regularity_of_lemma_c2_over_a_whole_tree():
+    """lambda_min <= H_k <= lambda_max and ||h_k|| <= nu at every release, for 300 whole runs."""
+    system = make_system(
+        "private-fedlinucb", silos=3, horizon=64, dimension=4, batch_size=1, epsilon=1.0,
+        delta=1e-5, failure_probability=0.2,
+    )  # fmt: skip
+    plan, theory = system.plan, system.theory
+    rng = np.random.default_rng(3)
+    off, diagonal = plan.noise_std.off_diagonal, plan.noise_std.diagonal
+    failures = 0
+    for _ in range(300):
+        lower = np.tril(rng.normal(size=(65, 4, 4)), -1) * off * math.sqrt(3)
+        spread = rng.normal(size=(65, 1, 4)) * diagonal * math.sqrt(3)
+        nodes = lower + lower.transpose(0, 2, 1) + np.eye(4) * spread
+        vectors = rng.normal(size=(65, 4)) * plan.noise_std.bias * math.sqrt(3)
+        ok = True
+        for k in range(1, 65):
+            chosen, rest = [], k
+            while rest:
+                chosen.append(rest)
+                rest -= rest & -rest
+            h_matrix = theory.regularizer * np.eye(4) + nodes[chosen].sum(axis=0)
+            values = np.linalg.eigvalsh(h_matrix)
+            h = vectors[chosen].sum(axis=0)
+            ok &= values[0] >= theory.lambda_min
+            ok &= values[-1] <= theory.lambda_max
+            ok &= h @ np.linalg.solve(h_matrix, h) <= theory.nu**2
+        failures += not ok
+    assert failures <= 0.1 * 300  # alpha / 2 is the noise's share
+
+
+def test_confidence_sets_cover_in_a_whole_run():
+    """theta* stays inside every confidence set: 60 runs, failure probability 0.2."""
+    from fastfed.environments import Sphere
+    from fastfed.simulation import step
+    from fastfed.simulation.experiment import setting_of
+
+    sphere = Sphere(dimension=3, actions=5)
+    setting = setting_of(sphere.facts(2, 60), 2, 60)
+    system = private(setting, batch_size=5, epsilon=8.0, failure_probability=0.2)
+    plan, outside = system.plan, 0
+    for replicate in range(60):
+        opened = sphere.open(0, replicate, 2)
+        theta = sphere.theta(0, replicate)
+        (played,) = step.play(opened, [plan], np.array([60]))
+        d, k = 3, plan.releases
+        v = np.zeros((d, d))
+        v[np.tril_indices(d)] = played.total[d:]
+        v = v + np.tril(v, -1).T + plan.regularizer[k] * np.eye(d)
+        error = theta - np.linalg.solve(v, played.total[:d])
+        outside += error @ v @ error > plan.radius.at(k, plan.rows(k, 60), d) ** 2
+    assert outside <= 0.2 * 60
+
+
+def test_lemma_c2_radius_is_the_printed_formula():
+    system = private()
+    theory, plan = system.theory, system.plan
+    assert theory.proven
+    lam, low = theory.regularizer, theory.lambda_min
+    assert lam == pytest.approx(2 * low)
+    assert theory.lambda_max == pytest.approx(1.5 * lam)
+    t = 100 * 7 * 25
+    expected = (
+        0.5 * math.sqrt(2 * math.log(2 / 0.01) + 10 * math.log(1 + t / (10 * low)))
+        + math.sqrt(1.5 * lam) + theory.nu
+    )  # fmt: skip
+    assert plan.radius.at(7, plan.rows(7, 180), 10) == pytest.approx(expected, rel=1e-12)
+
+
+def test_lemma_c4_is_as_printed_and_unproven():
+    system = private(radius="lemma-c4")
+    lam = system.theory.regularizer
+    expected = 0.5 * math.sqrt(2 * math.log(200) + 10 * math.log(1 + 2500 / (10 * lam))) + math.sqrt(lam)
+    assert system.plan.radius.at(1, system.plan.rows(1, 30), 10) == pytest.approx(expected)
+    assert not system.theory.proven
+    assert any("regret bound is unproven" in c for c in system.certificate.caveats)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 0.1), (5.0, 0.001)])
+def test_published_code_constants(epsilon, delta):
+    """EXPERIMENTS: s, Lambda and the radius of the published code at T = 10^4, M = 100, B = 25."""
+    system = private(
+        epsilon=epsilon, delta=delta, calibration="published-code", radius="published-code",
+        lazy=False, failure_probability=0.01,
+    )  # fmt: skip
+    n, m, d = 9, 100, 10
+    s = math.sqrt(n * (math.log(1 / delta) + epsilon)) / epsilon
+    lam = math.sqrt(m * n) * s * (math.sqrt(n + math.log(100)) + math.sqrt(d))
+    assert system.plan.noise_std.bias == pytest.approx(s)
+    assert system.plan.noise_std.off_diagonal == pytest.approx(s / math.sqrt(2))
+    assert system.theory.regularizer == pytest.approx(lam)
+    t = 333
+    beta = math.sqrt(lam) * math.sqrt(d) + 0.5 * math.sqrt(
+        d * math.log(1 + t * m / (d * lam)) + math.log(100)
+    )
+    assert system.plan.radius.at(13, system.plan.rows(13, t), d) == pytest.approx(beta)
+    assert system.plan.clip is None
+    plain = ALGORITHMS["fedlinucb"].make(
+        {"batch_size": 25, "radius": "published-code", "lazy": False}, SETTING
+    )
+    assert plain.theory.regularizer == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "exact"),
+    [
+        ({"epsilon": 1.0, "delta": 0.001, "calibration": "theorem"}, 0.608),
+        ({"epsilon": 5.0, "delta": 0.1, "calibration": "published-code", "clip": True}, 11.88),
+        ({"epsilon": 1.0, "delta": 0.01}, 1.0),
+    ],
+)
+def test_exact_privacy_of_the_tables(keys, exact):
+    certificate = private(**keys).certificate
+    assert certificate.status == "proven"
+    assert certificate.exact.epsilon == pytest.approx(exact, rel=1e-3)
+
+
+def test_exact_noise_at_400_releases():
+    assert private(epsilon=1.0, delta=0.01).certificate.noise_std["bias"] == pytest.approx(11.3, abs=0.05)
+
+
+def test_an_eager_run_is_unproven_for_users_and_proven_for_realised_pairs():
+    certificate = private(lazy=False).certificate
+    assert (certificate.status, certificate.exact, certificate.unit) == ("unproven", None, "user")
+    (side,) = certificate.also
+    assert (side.unit, side.status) == ("item", "proven")
+    assert side.exact.epsilon == pytest.approx(1.0)
+    # With B = 1 nothing raw is ever left over, so the eager run is as good as the lazy one.
+    assert private(lazy=False, batch_size=1).certificate.status == "proven"
+
+
+def test_a_lazy_run_also_protects_users_of_one_silo_from_each_other():
+    models = [s.model for s in private().certificate.also]
+    assert models == ["joint differential privacy against users of the same silo"]
+    assert private(protocol="central").certificate.also == ()
+
+
+def test_unbounded_rewards_leave_the_value_only_under_an_assumption():
+    setting = Setting(100, 10_000, 10, reward_scale=0.5, reward_range=None)
+    certificate = private(setting, calibration="published-code", epsilon=5.0, delta=0.1).certificate
+    assert certificate.status == "unproven"
+    failed = [c.text for c in certificate.conditions if not c.holds]
+    assert any(text.startswith("rewards bounded") for text in failed)
+    side = certificate.also[0]
+    assert side.exact.epsilon == pytest.approx(11.88, rel=1e-3)
+    assert any("assumes, against this run: rewards bounded" in c for c in side.caveats)
+    clipped = private(setting, clip=True).certificate
+    assert clipped.status == "proven"
+    assert any("clipping does not move their mean" in c for c in clipped.caveats)
+
+
+def test_nothing_private_says_none():
+    for algorithm, keys in (("fedlinucb", {"batch_size": 25}), ("local-linucb", {})):
+        certificate = ALGORITHMS[algorithm].make(keys, SETTING).certificate
+        assert certificate.status == "none"
+        assert certificate.claimed is certificate.exact is None
+        assert certificate.caveats[0] == "no privacy"
+
+
+def test_the_batch_rule():
+    """Corollary 5.2: B = sqrt(T / M)."""
+    assert private(batch_size="theorem").plan.batch_size == 10
+    assert private(batch_size="theorem").plan.releases == 1000
+
+
+def test_a_last_short_batch_is_never_released():
+    setting = Setting(3, 103, 4)
+    plan = private(setting, batch_size=10).plan
+    assert plan.releases == 10
+    assert plan.bytes_up == 8 * 14 * 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be > 0, got 0"),
+        ({"epsilon": float("nan")}, "epsilon must be > 0, got nan"),
+        ({"epsilon": "one"}, "epsilon must be float"),
+        ({"delta": 0.0}, "delta must be > 0 and < 1, got 0"),
+        ({"delta": 1.0}, "delta must be > 0 and < 1, got 1"),
+        ({"batch_size": 10_001}, r"batch_size must be <= horizon \(10000\), got 10001"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
+        ({"batch_size": None}, "batch_size is required"),
+        ({"batch_size": "theorm"}, 'did you mean "theorem"'),
+        ({"protocol": "silo-dp"}, 'did you mean "silo-ldp"'),
+        ({"calibration": "exakt"}, 'did you mean "exact"'),
+        ({"relation": "swap"}, "relation must be one of"),
+        ({"layout": "goe"}, "layout must be one of"),
+        ({"radius": "lemma"}, "radius must be one of"),
+        ({"radius_multiplier": 0}, "radius_multiplier must be > 0"),
+        ({"failure_probability": 1.0}, "failure_probability must be > 0 and < 1"),
+        ({"regularizer": -1.0}, "regularizer must be > 0"),
+        ({"batchsize": 25}, 'unknown key "batchsize" for private-fedlinucb; did you mean "batch_size"'),
+    ],
+)
+def test_bad_keys_are_one_clear_sentence(keys, sentence):
+    with pytest.raises(fastfed.InputError, match=sentence):
+        private(**keys)
+
+
+def test_prefix_sizes_reach_the_noise_law():
+    assert max_prefix_nodes(400) == 8
+    law = NoiseLaw(NoiseStd(1.0, 1.0, 1.0), noises=100, prefix_nodes=8, releases=400)
+    assert law.scale == pytest.approx(math.sqrt(800))
