@@ -54,7 +54,10 @@ def number(
     result = float(value)
     wanted = [
         (above is None or result > above, f"> {above:g}" if above is not None else ""),
-        (at_least is None or result >= at_least, f">= {at_least:g}" if at_least is not None else ""),
+        (
+            at_least is None or result >= at_least,
+            f">= {at_least:g}" if at_least is not None else "",
+        ),
         (below is None or result < below, f"< {below:g}" if below is not None else ""),
         (at_most is None or result <= at_most, f"<= {at_most:g}" if at_most is not None else ""),
     ]

@@ -106,8 +106,9 @@ def rank_one_update(
 def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True) -> np.ndarray:
     """V^{-1} becomes (V + x x')^{-1}, in place; returns it.
 
-    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2); the relative error
-    grows slowly, and stays below 1e-9 over 10^5 updates of a well-conditioned V.
+    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2). Over
+    10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
+    smaller lambda the factor (inverse_factor) keeps more digits.
     Source: Sherman & Morrison 1950.
 
     Raises InputError for an inverse that cannot be updated in place, is not symmetric (1e-8,

@@ -71,7 +71,10 @@ def test_json_has_exactly_the_documented_keys() -> None:
         ({"exact": Guarantee(1.1, 0.01)}, "is above claimed epsilon 1, delta 0.01"),
         ({"exact": Guarantee(0.5, 0.02)}, "a failed ClaimCondition must say so"),
         ({"exact": Guarantee(1.1, 0.01), "conditions": [MET]}, "is above claimed"),
-        ({"exact": Guarantee(1.1, 0.01), "conditions": [FAILS, MISSED]}, "every condition must hold"),
+        (
+            {"exact": Guarantee(1.1, 0.01), "conditions": [FAILS, MISSED]},
+            "every condition must hold",
+        ),
         ({"status": "unproven"}, 'exact must be None when status is "unproven"'),
         ({"status": "none"}, 'exact must be None when status is "none"'),
         ({"status": "prooven"}, 'did you mean "proven"?'),

@@ -160,7 +160,9 @@ def test_misuse_of_a_silo_is_one_clear_sentence():
     silo.observe(1.0)
     with pytest.raises(fastfed.InputError, match="no report due"):
         silo.report()
-    with pytest.raises(fastfed.InputError, match=r"actions must be finite, got nan at index \(0, 1\)"):
+    with pytest.raises(
+        fastfed.InputError, match=r"actions must be finite, got nan at index \(0, 1\)"
+    ):
         silo.select([[1.0, float("nan")]])
     with pytest.raises(fastfed.InputError, match=r"actions must have shape \(any, 2\)"):
         silo.select([[1.0, 0.0, 0.0]])

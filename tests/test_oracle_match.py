@@ -38,7 +38,9 @@ def oracle_replay(experiment, outcome):
         counted = k * plan.batch_size if plan.lazy else t
         r = plan.radius
         inside = 1.0 + rows * counted / (plan.dimension * r.log_lambda[k])
-        return r.multiplier * (r.offset[k] + r.scale * np.sqrt(r.base + plan.dimension * np.log(inside)))
+        return r.multiplier * (
+            r.offset[k] + r.scale * np.sqrt(r.base + plan.dimension * np.log(inside))
+        )
 
     return replay(
         contexts=lambda t, i: opened.round(i, t)[0].astype(float),

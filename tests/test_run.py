@@ -123,7 +123,9 @@ def test_another_experiment_in_the_folder_is_refused_and_untouched(tmp_path):
     fastfed.run(experiment_from_spec(spec()), tmp_path)
     before = cells(tmp_path)
     other = experiment_from_spec(spec(horizon=50))
-    with pytest.raises(fastfed.InputError, match=r'another experiment \("small", different horizon'):
+    with pytest.raises(
+        fastfed.InputError, match=r'another experiment \("small", different horizon'
+    ):
         fastfed.run(other, tmp_path)
     assert cells(tmp_path) == before
 

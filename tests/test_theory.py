@@ -119,7 +119,9 @@ def test_lemma_c2_radius_is_the_printed_formula():
 def test_lemma_c4_is_as_printed_and_unproven():
     system = private(radius="lemma-c4")
     lam = system.theory.regularizer
-    expected = 0.5 * math.sqrt(2 * math.log(200) + 10 * math.log(1 + 2500 / (10 * lam))) + math.sqrt(lam)
+    expected = 0.5 * math.sqrt(
+        2 * math.log(200) + 10 * math.log(1 + 2500 / (10 * lam))
+    ) + math.sqrt(lam)
     assert system.plan.radius.at(1, system.plan.rows(1, 30), 10) == pytest.approx(expected)
     assert not system.theory.proven
     assert any("regret bound is unproven" in c for c in system.certificate.caveats)
@@ -165,7 +167,9 @@ def test_exact_privacy_of_the_tables(keys, exact):
 
 
 def test_exact_noise_at_400_releases():
-    assert private(epsilon=1.0, delta=0.01).certificate.noise_std["bias"] == pytest.approx(11.3, abs=0.05)
+    assert private(epsilon=1.0, delta=0.01).certificate.noise_std["bias"] == pytest.approx(
+        11.3, abs=0.05
+    )
 
 
 def test_an_eager_run_is_unproven_for_users_and_proven_for_realised_pairs():
@@ -239,7 +243,10 @@ def test_a_last_short_batch_is_never_released():
         ({"radius_multiplier": 0}, "radius_multiplier must be > 0"),
         ({"failure_probability": 1.0}, "failure_probability must be > 0 and < 1"),
         ({"regularizer": -1.0}, "regularizer must be > 0"),
-        ({"batchsize": 25}, 'unknown key "batchsize" for private-fedlinucb; did you mean "batch_size"'),
+        (
+            {"batchsize": 25},
+            'unknown key "batchsize" for private-fedlinucb; did you mean "batch_size"',
+        ),
     ],
 )
 def test_bad_keys_are_one_clear_sentence(keys, sentence):

@@ -425,8 +425,8 @@ def test_select_survives_what_is_not_finite(bad):
         with np.errstate(all="ignore"):
             assert check_select(spoiled, w, theta, 1.0) in range(40)
             assert twins.select(spoiled, w, theta, 1.0, 0.0)[0] in range(40)
-    for matrix, vector in ((w * bad, theta), (w, theta * bad)):
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        for matrix, vector in ((w * bad, theta), (w, theta * bad)):
             assert check_select(actions, matrix, vector, 1.0) in range(40)
 
 

@@ -20,6 +20,10 @@ from fastfed.protocols.protocol import Protocol
 FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
 
 
+#: Every schedule here is fixed in advance.
+SCHEDULE = Condition("synchronisation rounds do not depend on data", True)
+
+
 @dataclass(frozen=True)
 class Assumptions:
     """What the accounting of one release assumes of the run."""
@@ -28,7 +32,6 @@ class Assumptions:
     features: Condition
     rewards: Condition
     once: Condition
-    schedule: Condition = Condition("synchronisation rounds do not depend on data", True)
 
     @classmethod
     def of(cls, setting: Setting, clip: Clip | None, released_only: bool) -> Assumptions:
@@ -46,7 +49,7 @@ class Assumptions:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        return (self.schedule, self.released_only, self.features, self.rewards, self.once)
+        return (SCHEDULE, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def aloud(self) -> tuple[str, ...]:
@@ -93,7 +96,9 @@ def certify(
 
     also = []
     if not released_only:
-        also.append(side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)"))
+        also.append(
+            side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
+        )
     elif not proven:
         also.append(side("user", f"{protocol.model}; under the assumptions in the caveats"))
     if released_only and protocol.noise_by == "silos":
@@ -133,7 +138,7 @@ def _caveats(
         )
     if setting.multiplicity > 1:
         caveats.append(
-            f"one record can be served up to {setting.multiplicity} times, so a user is not one round"
+            f"one record can be served up to {setting.multiplicity} times: a user is not one round"
         )
     if budget.delta * users >= 1.0:
         caveats.append(

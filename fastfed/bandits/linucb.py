@@ -41,7 +41,9 @@ class Estimate:
             raise native.status_error(-2)
         return shift
 
-    def select(self, actions: np.ndarray, radius: float, second: float = 0.0) -> tuple[int, np.ndarray]:
+    def select(
+        self, actions: np.ndarray, radius: float, second: float = 0.0
+    ) -> tuple[int, np.ndarray]:
         """(index, features) of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
         return native.select(actions, self.w, self.theta, radius, second)
 

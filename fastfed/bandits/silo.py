@@ -30,7 +30,9 @@ class Silo:
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
         self._batch = np.zeros(plan.statistic_size)
-        self._randomizer = Randomizer(plan, self.index, noise if noise is not None else SystemNoise())
+        self._randomizer = Randomizer(
+            plan, self.index, noise if noise is not None else SystemNoise()
+        )
         self._chosen: np.ndarray | None = None
 
     @property
@@ -103,7 +105,5 @@ class Silo:
                 f"broadcast must have dimension {self.plan.dimension}, got {broadcast.dimension}"
             )
         self.release = broadcast.release
-        shift = self._estimate.refresh(
-            broadcast.values, float(self.plan.regularizer[self.release])
-        )
+        shift = self._estimate.refresh(broadcast.values, float(self.plan.regularizer[self.release]))
         self.indefinite += shift > 0.0

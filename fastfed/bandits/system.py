@@ -15,7 +15,6 @@ from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Clip, Plan
 
-
 #: The caveat of every certificate whose noise comes from seeded streams.
 SIMULATION = (
     "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it"

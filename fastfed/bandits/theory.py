@@ -83,7 +83,11 @@ class Theory:
     def caveats(self) -> tuple[str, ...]:
         """What a certificate says of the regret bound: nothing when it is proven."""
         failing = [c.text for c in self.conditions if not c.holds]
-        return (f"the regret bound is unproven here; missing: {'; '.join(failing)}",) if failing else ()
+        return (
+            (f"the regret bound is unproven here; missing: {'; '.join(failing)}",)
+            if failing
+            else ()
+        )
 
 
 def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> float:
@@ -148,12 +152,17 @@ def make_theory(
     scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
 
     inside = setting.reward_range is not None and (
-        clip is None or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
+        clip is None
+        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
     )
     conditions = (
-        Condition("the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear),
+        Condition(
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
+        ),
         Condition("rewards are bounded, and clipping does not move their mean", inside),
-        Condition("the regularizer exceeds the noise's operator norm with high probability", definite),
+        Condition(
+            "the regularizer exceeds the noise's operator norm with high probability", definite
+        ),
         Condition(
             f'the radius is a proven one ("{radius}", multiplier {radius_multiplier:g})',
             radius == "lemma-c2" and radius_multiplier >= 1.0,

@@ -29,7 +29,9 @@ class RewardLaw:
         if spec is None:
             return cls(default)
         if not isinstance(spec, dict):
-            raise InputError(f"reward must be a table such as {{ kind = \"bernoulli\" }}, got {spec!r}")
+            raise InputError(
+                f'reward must be a table such as {{ kind = "bernoulli" }}, got {spec!r}'
+            )
         unknown = sorted(set(spec) - {"kind", "std"})
         if unknown:
             raise InputError(f'unknown key "{unknown[0]}" in reward; it takes kind and std')

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._validate import InputError, array, integer
+from fastfed._validate import InputError, array, integer, show
 from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
@@ -61,7 +61,8 @@ class Python:
             self.function = _import(self.function)
         if not callable(self.function) and not hasattr(self.function, "address"):
             raise InputError(
-                f"function must be a numba.cfunc, a callable or \"module:name\", got {self.function!r}"
+                'function must be a numba.cfunc, a callable or "module:name", '
+                f"got {show(self.function)}"
             )
         if self.state is not None:
             if not self.compiled:
@@ -109,9 +110,7 @@ class Python:
             raise InputError("function must return (features, expected rewards)")
         features = array("features", result[0], shape=(None, self.dimension))
         if not 1 <= len(features) <= self.actions:
-            raise InputError(
-                f"features must hold 1 to {self.actions} actions, got {len(features)}"
-            )
+            raise InputError(f"features must hold 1 to {self.actions} actions, got {len(features)}")
         return features, array("expected rewards", result[1], shape=(len(features),))
 
     def describe(self) -> dict[str, Any]:

@@ -52,9 +52,7 @@ class Replay(PoolEnvironment):
         cls, contexts: Any, rewards: Any, sampling: str = "without-replacement"
     ) -> Replay:
         """The environment of two arrays; rewards are what is observed, without noise."""
-        return cls(
-            contexts=contexts, rewards=rewards, sampling=sampling, reward=RewardLaw("none")
-        )
+        return cls(contexts=contexts, rewards=rewards, sampling=sampling, reward=RewardLaw("none"))
 
     def load(self, silos: int | None) -> Pool:
         m, t, k, d = self.contexts.shape
@@ -87,4 +85,6 @@ def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             return file["contexts"], file["rewards"]
     except (OSError, ValueError, KeyError):
-        raise InputError(f"{path} must be an .npz file with the arrays contexts and rewards") from None
+        raise InputError(
+            f"{path} must be an .npz file with the arrays contexts and rewards"
+        ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class Sphere:
 
     dimension: int = 10
     actions: int = 100
-    reward: RewardLaw = RewardLaw()
+    reward: RewardLaw = field(default_factory=RewardLaw)
     basis_actions: bool = False
     contexts: str = "per-replicate"
     kind = "sphere"

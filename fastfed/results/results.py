@@ -97,7 +97,8 @@ class Results:
         shared = sorted(set(a.replicates) & set(b.replicates))
         difference = np.array(
             [
-                a.group_regret[a.replicates.index(r), -1] - b.group_regret[b.replicates.index(r), -1]
+                a.group_regret[a.replicates.index(r), -1]
+                - b.group_regret[b.replicates.index(r), -1]
                 for r in shared
             ]
         )

@@ -124,7 +124,9 @@ class Store:
         """(position, replicate) of every committed cell."""
         return set(self._db.execute("SELECT position, replicate FROM cells"))
 
-    def commit(self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int) -> None:
+    def commit(
+        self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int
+    ) -> None:
         """Commit cells played in one pass, all or none; ``seconds`` is each cell's share."""
         with self._db:
             for c in cells:

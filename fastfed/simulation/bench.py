@@ -77,13 +77,13 @@ CASES = (
 )
 
 
-def _experiment(environment: Environment, rounds: int) -> Experiment:
+def bench_experiment(environment: Environment, rounds: int) -> Experiment:
     return make_experiment(
         name="bench", environment=environment, curves=[dict(CURVE)], horizon=rounds, silos=SILOS
     )
 
 
-def _ours(experiment: Experiment) -> float:
+def ours_microseconds(experiment: Experiment) -> float:
     """Microseconds per agent-round of the compiled driver, one thread."""
     opened = experiment.environment.open(0, 0, experiment.silos)
     plans = [c.system.plan for c in experiment.curves]
@@ -92,7 +92,7 @@ def _ours(experiment: Experiment) -> float:
     return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds
 
 
-def _reference_seconds(experiment: Experiment) -> tuple[float, float]:
+def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
     """(microseconds per agent-round, the part spent on contexts) of the reference."""
     system = experiment.curves[0].system
     keys: dict[str, Any] = {
@@ -120,13 +120,13 @@ def _reference_seconds(experiment: Experiment) -> tuple[float, float]:
 def measure(case: Case, repeats: int = 5) -> dict[str, Any]:
     """One case: ours and the reference in turn, medians of the figures and of the ratios."""
     environment = case.environment()
-    ours_experiment = _experiment(environment, case.rounds)
-    reference_experiment = _experiment(environment, case.reference_rounds)
-    _ours(ours_experiment)
+    ours_experiment = bench_experiment(environment, case.rounds)
+    reference_experiment = bench_experiment(environment, case.reference_rounds)
+    ours_microseconds(ours_experiment)
     ours, reference, ratio, without = [], [], [], []
     for _ in range(repeats):
-        mine = _ours(ours_experiment)
-        total, data = _reference_seconds(reference_experiment)
+        mine = ours_microseconds(ours_experiment)
+        total, data = reference_microseconds(reference_experiment)
         ours.append(mine)
         reference.append(total)
         ratio.append(total / mine)

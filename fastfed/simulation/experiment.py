@@ -76,9 +76,7 @@ class Experiment:
             "horizon": self.horizon,
             "seed": self.seed,
             "checkpoints": len(self.checkpoints),
-            "curves": [
-                {"label": c.label, "algorithm": c.algorithm, **c.keys} for c in self.curves
-            ],
+            "curves": [{"label": c.label, "algorithm": c.algorithm, **c.keys} for c in self.curves],
         }
 
     def digest(self) -> str:

@@ -40,9 +40,7 @@ def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[P
     together = experiment.facts.contexts_made
     passes: list[Pass] = []
     for replicate in range(experiment.replicates):
-        left = tuple(
-            i for i in range(len(experiment.curves)) if (i, replicate) not in done
-        )
+        left = tuple(i for i in range(len(experiment.curves)) if (i, replicate) not in done)
         if together:
             passes.extend(
                 Pass(replicate, left[i : i + MOST_TOGETHER])

@@ -1,0 +1,291 @@
+"""The public doors of fastfed.kernels: values against plain NumPy, in-place rules, messages."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fastfed import kernels
+from fastfed._random import SeededNoise
+from fastfed._validate import InputError
+from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
+from fastfed.privacy.tree import prefix_nodes
+
+BOTH = pytest.mark.parametrize("use_native", [True, False])
+SIZES = pytest.mark.parametrize("d", [1, 2, 7, 33, 140])
+
+
+def problem(d, k=20):
+    draw = np.random.default_rng(d)
+    x = draw.normal(size=(3 * d, d)) / np.sqrt(d)
+    return np.eye(d) + x.T @ x, draw.normal(size=(k, d)), draw.normal(size=d)
+
+
+# ---- updates in place ---------------------------------------------------------------------------
+
+
+@BOTH
+@SIZES
+def test_rank_one_update(d, use_native):
+    gram, actions, bias = problem(d)
+    expected = gram + np.outer(actions[0], actions[0]), bias + actions[0] * 0.5
+    result = kernels.rank_one_update(gram, bias, actions[0], 0.5, use_native=use_native)
+    assert result[0] is gram and result[1] is bias
+    np.testing.assert_allclose(gram, expected[0], rtol=1e-14)
+    np.testing.assert_allclose(bias, expected[1], rtol=1e-14)
+    assert np.array_equal(gram, gram.T)
+
+
+@BOTH
+@SIZES
+def test_sherman_morrison(d, use_native):
+    v, actions, _ = problem(d)
+    inverse = np.ascontiguousarray(np.linalg.inv(v))
+    result = kernels.sherman_morrison(inverse, actions[0], use_native=use_native)
+    assert result is inverse
+    expected = np.linalg.inv(v + np.outer(actions[0], actions[0]))
+    np.testing.assert_allclose(inverse, expected, rtol=1e-9, atol=1e-11)
+
+
+@BOTH
+def test_vectors_may_be_lists_integers_views_and_parts_of_the_target(use_native):
+    gram, bias = np.eye(2), np.zeros(2)
+    kernels.rank_one_update(gram, bias, [1, 2], 3, use_native=use_native)
+    assert gram.tolist() == [[2.0, 2.0], [2.0, 5.0]] and bias.tolist() == [3.0, 6.0]
+    x = np.arange(6.0)[::-3]
+    x.flags.writeable = False
+    kernels.rank_one_update(gram, bias, x, 1.0, use_native=use_native)
+    assert gram.tolist() == [[27.0, 12.0], [12.0, 9.0]] and bias.tolist() == [8.0, 8.0]
+    gram = np.array([[1.0, 2.0], [2.0, 5.0]])
+    kernels.rank_one_update(gram, np.zeros(2), gram[0], 0.0, use_native=use_native)
+    assert gram.tolist() == [[2.0, 4.0], [4.0, 9.0]]
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+UNFIT = [
+    (np.eye(3, dtype=np.float32), "must be a float64 array, for it is updated in place, got float"),
+    (np.eye(3, dtype=int), "must be a float64 array, for it is updated in place, got int"),
+    (np.eye(3).tolist(), "must be a float64 array, for it is updated in place, got list"),
+    (np.eye(3).astype(">f8"), "must be a float64 array, for it is updated in place, got >f8"),
+    (frozen(np.eye(3)), "must be writable and C-contiguous, .* got writeable False"),
+    (np.eye(6)[::2, ::2], r"must be writable and C-contiguous, .* got writeable True, strides"),
+    (np.asfortranarray(np.ones((3, 3))), "must be writable and C-contiguous"),
+    (np.eye(3)[:2].copy(), r"must have shape \(d, d\) with d >= 1, got \(2, 3\)"),
+    (np.empty((0, 0)), r"must have shape \(d, d\) with d >= 1, got \(0, 0\)"),
+    (np.ones(3), r"must have shape \(any, any\), got \(3,\)"),
+    (np.diag([1.0, np.nan, 1.0]), r"must be finite, got nan at index \(1, 1\)"),
+]
+
+
+@pytest.mark.parametrize(("target", "message"), UNFIT)
+def test_unfit_targets_are_refused(target, message):
+    with pytest.raises(InputError, match=f"^gram {message}"):
+        kernels.rank_one_update(target, np.zeros(3), np.ones(3), 1.0)
+    with pytest.raises(InputError, match=f"^inverse {message}"):
+        kernels.sherman_morrison(target, np.ones(3))
+
+
+def test_refused_updates_change_nothing():
+    gram, bias = np.eye(2), np.zeros(2)
+    for x, y, message in (
+        ([1.0, np.nan], 1.0, r"x must be finite, got nan at index \(1,\)"),
+        ([1.0], 1.0, r"x must have shape \(2\), got \(1,\)"),
+        ("abc", 1.0, "x must be an array of numbers, got 'abc'"),
+        ([1.0, 1.0], math.inf, "y must be finite, got inf"),
+        ([1.0, 1.0], "1", "y must be a number, got '1'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kernels.rank_one_update(gram, bias, x, y)
+    with pytest.raises(InputError, match="bias must be writable"):
+        kernels.rank_one_update(gram, np.zeros(4)[::2], [1.0, 1.0], 1.0)
+    with pytest.raises(InputError, match=r"bias must have shape \(2\), got \(3,\)"):
+        kernels.rank_one_update(gram, np.zeros(3), [1.0, 1.0], 1.0)
+    with pytest.raises(InputError, match="gram and bias must not share memory"):
+        kernels.rank_one_update(gram, gram[0], [1.0, 1.0], 1.0)
+    assert np.array_equal(gram, np.eye(2)) and not bias.any()
+
+    for inverse, message in (
+        ([[1.0, 0.5], [0.0, 1.0]], r"symmetric, got 0.5 at \(0, 1\) and 0.0 at \(1, 0\)"),
+        ([[-1.0, 0.0], [0.0, -1.0]], "positive definite and of finite scale, .* = -2.0"),
+        ([[1e308, 0.0], [0.0, 1e308]], "positive definite and of finite scale, .* = inf"),
+    ):
+        target = np.array(inverse)
+        with pytest.raises(InputError, match=f"inverse must be {message}"):
+            kernels.sherman_morrison(target, [1.0, 1.0])
+        assert np.array_equal(target, inverse)
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+
+@BOTH
+@SIZES
+def test_inverse_factor(d, use_native):
+    v, _, _ = problem(d)
+    factor = kernels.inverse_factor(v, use_native=use_native)
+    np.testing.assert_allclose(factor @ v @ factor.T, np.eye(d), atol=1e-10)
+    assert not np.triu(factor, 1).any()
+    # A cost of rounding in V's upper triangle is not the caller's fault.
+    assert np.array_equal(
+        kernels.inverse_factor(v + np.triu(v, 1) * 1e-15, use_native=use_native), factor
+    )
+
+
+@BOTH
+@SIZES
+def test_scores_and_argmax_are_the_formula(d, use_native):
+    v, actions, theta = problem(d)
+    factor, inverse = kernels.inverse_factor(v), np.linalg.inv(v)
+    width = np.sqrt(np.einsum("ki,ij,kj->k", actions, inverse, actions))
+    for second in (0.0, 0.6):
+        expected = actions @ theta + 1.3 * width
+        expected += second * np.linalg.norm(actions @ inverse, axis=1)
+        keywords = {"second_radius": second, "use_native": use_native}
+        for x in (actions, frozen(np.asfortranarray(actions)), np.repeat(actions, 2, 1)[:, ::2]):
+            found = kernels.ucb_scores(x, factor, theta, 1.3, **keywords)
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+            chosen = kernels.ucb_argmax(x, factor, theta, 1.3, **keywords)
+            assert chosen == int(np.argmax(expected)) and type(chosen) is int
+        single = kernels.ucb_scores(actions.astype(np.float32), factor, theta, 1.3, **keywords)
+        np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_actions_of_other_types_are_converted(use_native):
+    factor, keywords = np.eye(2), {"use_native": use_native}
+    rows = [[1, 0], [0, 3], [0, 3]]
+    for actions in (rows, np.array(rows), np.array(rows, ">f8"), np.array(rows, np.float16)):
+        found = kernels.ucb_scores(actions, factor, [0, 1], 2, **keywords)
+        assert found.tolist() == [2.0, 9.0, 9.0]
+        assert kernels.ucb_argmax(actions, factor, [0, 1], 2, **keywords) == 1
+    packed = np.zeros(3, np.dtype([("tag", "u1"), ("x", "f8", 2)]))
+    packed["x"] = rows
+    assert not packed["x"].flags.aligned
+    assert kernels.ucb_scores(packed["x"], factor, [0, 1], 2, **keywords).tolist() == [2, 9, 9]
+    assert kernels.ucb_argmax([[0.0, 0.0]], factor, [0, 1], 0.0, **keywords) == 0
+
+
+@pytest.mark.parametrize("door", [kernels.ucb_scores, kernels.ucb_argmax])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"actions": np.ones((3, 5))}, r"actions must have shape \(any, 2\), got \(3, 5\)"),
+        ({"actions": np.ones((0, 2))}, r"actions must hold at least one action, got shape \(0, 2"),
+        ({"actions": [[1.0, np.inf]]}, r"actions must be finite, got inf at index \(0, 1\)"),
+        ({"actions": np.full((1, 2), np.nan, np.float32)}, "actions must be finite, got nan"),
+        ({"actions": [1.0, 2.0]}, r"actions must have shape \(any, 2\), got \(2,\)"),
+        ({"factor": np.ones((2, 3))}, r"factor must have shape \(d, d\) with d >= 1"),
+        ({"factor": [[1.0, 0.5], [0.5, 1.0]]}, r"factor must be lower triangular .*inverse_factor"),
+        ({"factor": [[1.0, 0.0], [0.5, 0.0]]}, "factor must be lower triangular with a positive"),
+        ({"theta": [1.0]}, r"theta must have shape \(2\), got \(1,\)"),
+        ({"radius": -1.0}, "radius must be >= 0, got -1.0"),
+        ({"radius": math.nan}, "radius must be >= 0, got nan"),
+        ({"second_radius": -0.5}, "second_radius must be >= 0, got -0.5"),
+    ],
+)
+def test_bad_scores_input(door, changed, message):
+    given = {"actions": np.ones((3, 2)), "factor": np.eye(2), "theta": np.ones(2), "radius": 1.0}
+    with pytest.raises(InputError, match=message):
+        door(**(given | changed))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("v", "message"),
+    [
+        ([[1.0, 2.0], [2.0, 1.0]], "V must be positive definite, .* smallest eigenvalue -1"),
+        ([[1.0, 2.0], [3.0, 10.0]], r"V must be symmetric, got 2.0 at \(0, 1\) and 3.0"),
+        ([[1.0, 2.0]], r"V must have shape \(d, d\) with d >= 1, got \(1, 2\)"),
+        ([1.0], r"V must have 2 axes, got shape \(1,\)"),
+        ([[np.inf]], r"V must be finite, got inf at index \(0, 0\)"),
+        ([[0.0]], "V must be positive definite"),
+    ],
+)
+def test_bad_matrices(v, message, use_native):
+    with pytest.raises(InputError, match=message):
+        kernels.inverse_factor(v, use_native=use_native)
+
+
+# ---- noise --------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tree_noise_of_a_node(layout, use_native):
+    """The very normals a simulation draws, at the layout's scales, in a symmetric matrix."""
+    d, std = 6, 1.7
+    key = {"replicate": 2, "silo": 5, "layout": layout, "use_native": use_native}
+    bias, covariance = kernels.tree_noise(9, 12, d, std, of="node", **key)
+    drawn = SeededNoise(9, 2).node(5, 12, d)
+    off, on = layout_stds(layout, std)
+    scale = np.where(np.eye(d, dtype=bool), on, off)
+    assert np.array_equal(bias, std * drawn[:d])
+    assert np.array_equal(covariance, covariance.T)
+    expected = (scale[np.tril_indices(d)] * drawn[d:]).tolist()
+    assert covariance[np.tril_indices(d)].tolist() == expected
+
+
+@BOTH
+@pytest.mark.parametrize("release", [1, 2, 3, 7, 8, 9, 22, 2**20 + 5, 2**32 - 1])
+def test_tree_noise_of_a_prefix_is_the_sum_of_its_nodes(release, use_native):
+    bias, covariance = kernels.tree_noise(3, release, 4, 0.5, use_native=use_native)
+    nodes = [kernels.tree_noise(3, k, 4, 0.5, of="node") for k in prefix_nodes(release)]
+    np.testing.assert_allclose(bias, sum(b for b, _ in nodes), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(covariance, sum(c for _, c in nodes), rtol=1e-12, atol=1e-12)
+
+
+def test_tree_noise_without_noise_is_zero():
+    bias, covariance = kernels.tree_noise(1, 7, 3, 0.0)
+    assert not bias.any() and not covariance.any()
+
+
+@BOTH
+def test_normals_are_keyed(use_native):
+    keywords = {"use_native": use_native}
+    base = kernels.normals(1, 33, **keywords)
+    assert base.dtype == np.float64 and base.shape == (33,)
+    assert np.array_equal(base, kernels.normals(1, 33, **keywords))
+    assert np.array_equal(base, kernels.normals(1, 33, use_native=not use_native))
+    for part in ("purpose", "replicate", "silo", "index"):
+        assert not np.isin(kernels.normals(1, 33, **{part: 1}, **keywords), base).any()
+    assert not np.isin(kernels.normals(2, 33, **keywords), base).any()
+    single = kernels.normals(1, 5, dtype="float32", **keywords)
+    assert single.dtype == np.float32 and len(single) == 5
+    assert kernels.normals(1, 0, **keywords).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("door", "given", "message"),
+    [
+        (kernels.normals, {"seed": -1, "count": 3}, "seed must be an integer >= 0 and <= "),
+        (kernels.normals, {"seed": 2**63, "count": 3}, "seed must be an integer >= 0 and <= "),
+        (kernels.normals, {"seed": 1.0, "count": 3}, "seed must be an integer, got 1.0"),
+        (kernels.normals, {"seed": 1, "count": -1}, "count must be an integer >= 0"),
+        (kernels.normals, {"seed": 1, "count": 1, "silo": 2**32}, "silo must be an integer >= 0"),
+        (kernels.normals, {"seed": 1, "count": 1, "purpose": -1}, "purpose must be an integer"),
+        (kernels.normals, {"seed": 1, "count": 1, "dtype": "int8"}, 'must be one of "float32"'),
+        (kernels.tree_noise, {"release": 0}, "release must be an integer >= 1 and <= 4294967295"),
+        (kernels.tree_noise, {"release": 2**32}, "release must be an integer >= 1 and <= "),
+        (kernels.tree_noise, {"dimension": 0}, "dimension must be an integer >= 1, got 0"),
+        (kernels.tree_noise, {"noise_std": -1.0}, "noise_std must be >= 0, got -1.0"),
+        (kernels.tree_noise, {"of": "nodes"}, 'of must be one of .*did you mean "node"'),
+        (kernels.tree_noise, {"layout": "goe"}, 'layout must be one of "iid", "goe1", "goe2"'),
+        (kernels.tree_noise, {"silo": -1}, "silo must be an integer >= 0"),
+    ],
+)
+def test_bad_keys(door, given, message):
+    if door is kernels.tree_noise:
+        given = {"seed": 1, "release": 3, "dimension": 2, "noise_std": 1.0} | given
+    with pytest.raises(InputError, match=message):
+        door(**given)
+
+
+def test_all_names_are_public():
+    for name in kernels.__all__:
+        assert getattr(kernels, name).__doc__
