@@ -96,7 +96,7 @@ setup(
                     *(str(KERNELS / "src" / f"ff_{name}.c") for name in SOURCES),
                 ],
                 include_dirs=[str(KERNELS / "src")],
-                depends=[str(p) for p in sorted((KERNELS / "src").glob("*.h"))],
+                depends=[str(FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
             )
         ],
         language_level=3,

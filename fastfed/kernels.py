@@ -106,9 +106,9 @@ def rank_one_update(
 def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True) -> np.ndarray:
     """V^{-1} becomes (V + x x')^{-1}, in place; returns it.
 
-    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2). Over
-    10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
-    smaller lambda the factor (inverse_factor) keeps more digits.
+    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2). Over 10^5
+    updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a smaller
+    lambda the inverse factor keeps more digits.
     Source: Sherman & Morrison 1950.
 
     Raises InputError for an inverse that cannot be updated in place, is not symmetric (1e-8,
@@ -154,7 +154,8 @@ def _score_inputs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
     w = array("factor", factor, ndim=2)
     d = _square("factor", w)
-    if np.triu(w, 1).any() or not (np.diagonal(w) > 0.0).all():
+    i = np.arange(d)
+    if (w * (i[:, None] < i)).any() or not w.diagonal().min() > 0.0:
         raise InputError(
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
             f"got {show(w.tolist())}"

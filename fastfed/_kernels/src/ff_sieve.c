@@ -92,50 +92,41 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
     }
 }
 
-/* Copy n doubles as floats; returns their Euclidean norm. */
+/* Copy n doubles as floats; returns the sum of their squares. */
 FF_INLINE double narrow(const double *restrict from, int64_t n, float *restrict to)
 {
-    double sum[SIEVE_PANEL] = {0}, total = 0.0;
+    double lane[8] = {0};
     int64_t i = 0;
-    for (; i + SIEVE_PANEL <= n; i += SIEVE_PANEL)
-        for (int l = 0; l < SIEVE_PANEL; l++) {
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++) {
             to[i + l] = (float)from[i + l];
-            sum[l] += from[i + l] * from[i + l];
+            lane[l] += from[i + l] * from[i + l];
         }
-    for (; i < n; i++) {
+    for (int l = 0; i < n; i++, l++) {
         to[i] = (float)from[i];
-        total += from[i] * from[i];
+        lane[l] += from[i] * from[i];
     }
-    for (int l = 0; l < SIEVE_PANEL; l++)
-        total += sum[l];
-    return sqrt(total);
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-/* sqrt(||W||_1 ||W||_inf) >= || |W| ||_2; columns: d doubles of scratch. */
-FF_INLINE double mixed_norm(const double *restrict w, int64_t d, double *restrict columns)
+/* Copy the rows of W as floats, as far as the products of its group of ROWS read them; returns a
+ * bound on || |W| ||_2: the smaller of the Frobenius norm and, far below it while W is near a
+ * multiple of I, the largest diagonal entry plus the Frobenius norm of the rest. */
+FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restrict w32)
 {
-    double rows_max = 0.0, columns_max = 0.0;
-    memset(columns, 0, (size_t)d * sizeof(double));
+    double rest = 0.0, total = 0.0, largest = 0.0;
     for (int64_t i = 0; i < d; i++) {
-        const double *restrict row = w + i * d;
-        double lane[8] = {0};
-        int64_t j = 0;
-        for (; j + 8 <= i + 1; j += 8)
-            for (int l = 0; l < 8; l++) {
-                lane[l] += fabs(row[j + l]);
-                columns[j + l] += fabs(row[j + l]);
-            }
-        for (int l = 0; j <= i; j++, l++) {
-            lane[l] += fabs(row[j]);
-            columns[j] += fabs(row[j]);
-        }
-        const double sum = ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
-                           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-        rows_max = sum > rows_max ? sum : rows_max;
+        const int64_t group = (i / ROWS + 1) * ROWS, columns = group < d ? group : d;
+        const double square = narrow(w + i * d, columns, w32 + i * d), entry = w[i * d + i];
+        total += square;
+        rest += square - entry * entry;
+        largest = entry > largest ? entry : largest;
     }
-    for (int64_t j = 0; j < d; j++)
-        columns_max = columns[j] > columns_max ? columns[j] : columns_max;
-    return sqrt(rows_max * columns_max);
+    /* Cancellation can take rest as far as d 2^-52 of the total, and below zero. */
+    rest += 1e-12 * total;
+    const double frobenius = sqrt(total), split = largest + sqrt(rest);
+    return split < frobenius ? split : frobenius;
 }
 
 /* The actions that the bounds leave, with an error slope of `slope` a length; all of them when
@@ -175,8 +166,8 @@ FF_INLINE int64_t keep(const float *restrict approx, const float *restrict lengt
 int64_t ff_sieve_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    /* In floats: panel, [W; theta], score, length and own bound of every action; column sums. */
-    return SIEVE_PANEL * d / 2 + (padded_rows(d) * d + 1) / 2 + 3 * padded / 2 + d + 16;
+    /* In floats: panel, [W; theta], score, length and own bound of every action. */
+    return SIEVE_PANEL * d / 2 + (padded_rows(d) * d + 1) / 2 + 3 * padded / 2 + 16;
 }
 
 FF_CLONES
@@ -188,18 +179,10 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
     const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
     float *panel = (float *)aligned(scratch), *w32 = panel + SIEVE_PANEL * d;
     float *approx = w32 + padded_rows(d) * d, *length = approx + padded, *own = length + padded;
-    double *columns = aligned((double *)(own + padded));
     const double n = (double)(d + 5);
     const float slack = (float)(1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24));
-    const double frobenius = narrow(w, d * d, w32);
-    const double theta_norm = narrow(theta, d, w32 + d * d);
-    /* So small that float32 loses their relative precision: no bound holds. */
-    if (frobenius < 0x1p-100 || (theta_norm != 0.0 && theta_norm < 0x1p-100) ||
-        (beta != 0.0 && (beta < 0x1p-100 || beta * frobenius < 0x1p-90))) {
-        for (int64_t a = 0; a < count; a++)
-            candidates[a] = a;
-        return count;
-    }
+    const float slope = slack * (float)(beta * narrow_factor(w, d, w32));
+    const float theta_norm = (float)sqrt(narrow(theta, d, w32 + d * d));
     memset(w32 + (d + 1) * d, 0, (size_t)((padded_rows(d) - d - 1) * d) * sizeof(float));
     for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
         pack32(actions, first, d, panel);
@@ -208,13 +191,5 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
     }
     for (int64_t a = count; a < padded; a++)
         approx[a] = -INFINITY;
-    const float slope = slack * (float)beta;
-    int64_t kept = keep(approx, length, own, slope * (float)frobenius, count, candidates);
-    /* Near a multiple of I the Frobenius norm overrates W by sqrt d: worth a second look. */
-    if (kept > 1) {
-        const double mixed = mixed_norm(w, d, columns);
-        if (mixed < frobenius)
-            kept = keep(approx, length, own, slope * (float)mixed, count, candidates);
-    }
-    return kept;
+    return keep(approx, length, own, slope, count, candidates);
 }
