@@ -21,6 +21,7 @@ from fastfed.report.certificates import certificates_text
 from fastfed.report.figure import COLOURS, NOT_PRIVATE, draw, line_styles
 from fastfed.report.keys import check_figure
 from fastfed.report.privacy_words import privacy_words
+from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
 from fastfed.report.table import plus_minus, rate
 from fastfed.report.write import write_report
@@ -259,3 +260,14 @@ def test_bad_figure_tables(figure: Any) -> None:
 def test_good_figure_tables() -> None:
     check_figure({})
     check_figure({"title": "t", "y": "cumulative", "note": ["a", "b"], "panels": [], "full": {}})
+
+
+def test_the_sketch_shows_every_curve_and_ends_at_the_largest_regret(source: Source) -> None:
+    text = sketch(source)
+    for mark, curve in zip("abcdef", source.results.curves, strict=False):
+        assert f"{mark} {curve.label}" in text
+    top = max(c.mean.max() for c in source.results.curves)
+    lines = text.splitlines()
+    assert lines[1].split("|")[0].strip() == f"{top:.4g}"
+    assert lines[1].rstrip()[-1] in "abcdef"  # the worst curve ends in the upper right corner
+    assert all(len(line) <= 88 for line in lines)

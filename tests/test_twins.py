@@ -415,6 +415,25 @@ def test_select_at_all_scales(near):
         check_select(actions * scale, w, theta, beta)
 
 
+@pytest.mark.parametrize("tiny", ["factor", "theta", "radius", "actions"])
+def test_select_where_an_operand_is_subnormal_as_float32(tiny):
+    """Different directions of nearly the same score, so that no error is common to all."""
+    draw = np.random.default_rng(6)
+    for _ in range(2000):
+        d = int(draw.integers(1, 8))
+        scale = 10.0 ** -draw.uniform(36, 44)
+        w = np.abs(np.tril(draw.normal(size=(d, d)))) * (scale if tiny == "factor" else 1.0)
+        theta = np.zeros(d) if tiny in ("factor", "radius") else draw.normal(size=d)
+        beta = {"theta": 0.0, "radius": scale}.get(tiny, 1.0)
+        theta *= scale if tiny == "theta" else 1.0
+        x = draw.normal(size=(30, d)) * (scale if tiny == "actions" else 1e17)
+        scores = native.scores(x, w, theta, beta, 0.0)
+        x, scores = x[scores > 0.0], scores[scores > 0.0]
+        near = 1.0 + draw.normal(size=len(x)) * 10.0 ** draw.uniform(-8, -5)
+        if len(x):
+            check_select(x * (near * scores.mean() / scores)[:, None], w, theta, beta)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_select_survives_what_is_not_finite(bad):
     """An index in range, and the best finite score where it is the largest."""

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import rich_click as click
+
 from fastfed._kernels import native
 from fastfed._validate import InputError
 from fastfed.cli.errors import RunFailed, Stopped
 from fastfed.cli.output import print_results, say
 from fastfed.cli.progress import Heard, duration, progress
+from fastfed.report.sketch import sketch
 from fastfed.report.source import read_source, spaced
 from fastfed.report.write import has_matplotlib, write_report
 from fastfed.results.store import FILE
@@ -44,6 +47,7 @@ def play(experiment: Experiment, folder: Path, threads: int | None) -> None:
     source = read_source(folder, experiment.replicates)
     written = write_report(source, folder)
     print_results(source)
+    click.echo("\n" + sketch(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
     if not has_matplotlib():
         say(NO_MATPLOTLIB)

@@ -12,17 +12,25 @@ from fastfed.cli.output import print_json
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
+@click.option("--curve", metavar="LABEL", help="Only the curve of this label.")
 @json_option
-def privacy(spec: Path, as_json: bool) -> None:
+def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     """What a spec guarantees, without playing it.
 
     The certificate of every curve: what was asked for, what exactly holds, under which
     conditions, and what is not covered.
     """
+    from fastfed._validate import choice
     from fastfed.report.certificates import certificates_text
 
     experiment = load_spec(spec, {})
-    curves = [(c.label, c.system.certificate.to_builtins()) for c in experiment.curves]
+    if curve is not None:
+        choice("--curve", curve, [c.label for c in experiment.curves])
+    curves = [
+        (c.label, c.system.certificate.to_builtins())
+        for c in experiment.curves
+        if curve in (None, c.label)
+    ]
     if as_json:
         print_json({"curves": [{"label": k, "certificate": v} for k, v in curves]})
     else:

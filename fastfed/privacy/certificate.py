@@ -161,34 +161,38 @@ def rounded_up(value: float) -> str:
     return f"{float(up):g}"
 
 
-def as_text(certificate: SideCertificate) -> str:
-    """A plain-text rendering, at most 88 columns wide, for terminals and files."""
-    lines = ["Privacy certificate", *_body(certificate, "  ")]
-    for entry in getattr(certificate, "also", ()):
+def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
+    """A plain-text rendering, at most 88 columns wide, for terminals and files.
+
+    Takes a certificate or its plain data, as stores and JSON keep it.
+    """
+    data = certificate if isinstance(certificate, dict) else certificate.to_builtins()
+    lines = ["Privacy certificate", *_body(data, "  ")]
+    for entry in data.get("also", ()):
         lines += ["", "Also", *_body(entry, "  ")]
     return "\n".join(lines) + "\n"
 
 
-def _pair(guarantee: Guarantee | None, *, round_up: bool = False) -> str:
+def _pair(guarantee: Guarantee | None) -> str:
     if guarantee is None:
         return "none"
-    epsilon = rounded_up(guarantee.epsilon) if round_up else f"{guarantee.epsilon:g}"
-    return f"epsilon {epsilon}, delta {guarantee.delta:g}"
+    return f"epsilon {rounded_up(guarantee.epsilon)}, delta {rounded_up(guarantee.delta)}"
 
 
-def _body(certificate: SideCertificate, indent: str) -> list[str]:
+def _body(data: dict[str, Any], indent: str) -> list[str]:
     marks = {True: "[holds] ", False: "[fails] "}
+    pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
     rows: list[tuple[str, list[str]]] = [
-        ("status", [certificate.status]),
-        ("unit", [certificate.unit]),
-        ("relation", [certificate.relation]),
-        ("model", [certificate.model]),
-        ("claimed", [_pair(certificate.claimed)]),
-        ("exact", [_pair(certificate.exact, round_up=True)]),
-        ("noise std", [f"{name} {std:.6g}" for name, std in certificate.noise_std.items()]),
-        ("conditions", [marks[c.holds] + c.text for c in certificate.conditions]),
-        ("caveats", list(certificate.caveats)),
-        ("source", [certificate.source]),
+        ("status", [data["status"]]),
+        ("unit", [data["unit"]]),
+        ("relation", [data["relation"]]),
+        ("model", [data["model"]]),
+        ("claimed", [_pair(pairs["claimed"])]),
+        ("exact", [_pair(pairs["exact"])]),
+        ("noise std", [f"{name} {std:.6g}" for name, std in data["noise_std"].items()]),
+        ("conditions", [marks[c["holds"]] + c["text"] for c in data["conditions"]]),
+        ("caveats", data["caveats"]),
+        ("source", [data["source"]]),
     ]
     lines: list[str] = []
     for label, texts in rows:

@@ -21,8 +21,9 @@ FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * RO
  * most g ||theta|| ||x||. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself and
  * of the exact float64 score, both of the order of u g and d 2^-53.
  *
- * Underflow adds up to 2^-150 to each product, so sqrt(d) 2^-75 to a root and d 2^-150 to a
- * mean: the constants added to length and own are far above that, and far below what matters. */
+ * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
+ * from 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86
+ * at most: the constants added to length and own are above all that, and far below what matters. */
 FF_INLINE void sieve_panel(const float *restrict panel, const float *restrict w, float beta,
                            float slack, float theta_norm, int64_t d, float *restrict approx,
                            float *restrict length, float *restrict own)
@@ -60,7 +61,7 @@ FF_INLINE void sieve_panel(const float *restrict panel, const float *restrict w,
         const float width = sqrtf(q[a]);
         approx[a] = m[a] + beta * width;
         length[a] = sqrtf(x[a]) + 0x1p-60f;
-        own[a] = slack * (theta_norm * length[a] + beta * width) + beta * 1e-18f + 1e-36f;
+        own[a] = slack * (theta_norm * length[a] + beta * width) + beta * 0x1p-60f + 0x1p-75f;
     }
 }
 
@@ -118,7 +119,7 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
     double rest = 0.0, total = 0.0, largest = 0.0;
     for (int64_t i = 0; i < d; i++) {
         const int64_t group = (i / ROWS + 1) * ROWS, columns = group < d ? group : d;
-        const double square = narrow(w + i * d, columns, w32 + i * d), entry = w[i * d + i];
+        const double square = narrow(w + i * d, columns, w32 + i * d), entry = fabs(w[i * d + i]);
         total += square;
         rest += square - entry * entry;
         largest = entry > largest ? entry : largest;
