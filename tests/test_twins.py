@@ -516,7 +516,9 @@ def test_refresh_of_a_statistic_that_is_not_finite_is_hopeless(run):
 
 
 @repeat()
-@given(*[st.floats(0.0, 10.0)] * 4, st.floats(1e-3, 10.0), st.floats(0, 1e9), st.integers(1, 200))
+@given(
+    *[st.floats(0.0, 10.0)] * 4, st.floats(1e-3, 10.0), st.integers(0, 10**9), st.integers(1, 200)
+)
 def test_radius(multiplier, scale, base, offset, lam, count, d):
     args = multiplier, scale, base, offset, lam, count, d
     assert native.radius_at(*args) == twins.radius_at(*args)

@@ -271,7 +271,7 @@ def log_det(const double[:, ::1] w):
 def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
     """In place; theta may be None."""
     cdef int64_t d = w.shape[0]
-    cdef double[::1] scratch = np.empty(3 * d)
+    cdef double[::1] scratch = np.empty(4 * d)
     cdef double *t = NULL
     if theta is not None:
         t = &theta[0]

@@ -132,27 +132,36 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
     for (int64_t i = 0; i < d; i++)
         z[i] = dot(w + i * d, x, columns_of(i, d));
     memset(partial, 0, (size_t)d * sizeof(double));
+    /* s_i into take first: the roots then run as vectors, and the rows need not wait for them. */
+    double *restrict keep = scratch + 2 * d, *restrict take = scratch + 3 * d;
     double s = 1.0;
     for (int64_t i = 0; i < d; i++) {
+        keep[i] = s;
+        s += z[i] * z[i];
+        take[i] = s;
+    }
+    for (int64_t i = 0; i < d; i++) {
+        const double root = 1.0 / sqrt(keep[i] * take[i]);
+        keep[i] *= root;
+        take[i] = z[i] * root;
+    }
+    for (int64_t i = 0; i < d; i++) {
         double *restrict row = w + i * d;
-        double zi = z[i], next = s + zi * zi;
-        double root = 1.0 / sqrt(s * next);
-        double keep = s * root, take = zi * root;
+        const double zi = z[i], kept = keep[i], taken = take[i];
         const int64_t n = columns_of(i, d);
         int64_t j = 0;
 #if defined(__GNUC__)
         for (; j + 8 <= n; j += 8) {
             const eight old = LOAD(row + j), sum = LOAD(partial + j);
-            STORE(row + j, keep * old - take * sum);
+            STORE(row + j, kept * old - taken * sum);
             STORE(partial + j, sum + zi * old);
         }
 #endif
         for (; j < n; j++) {
             const double old = row[j], sum = partial[j];
-            row[j] = keep * old - take * sum;
+            row[j] = kept * old - taken * sum;
             partial[j] = sum + zi * old;
         }
-        s = next;
     }
     if (theta) {
         /* partial is now W'z = V^{-1} x of the old V. */

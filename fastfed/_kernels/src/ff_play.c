@@ -21,14 +21,14 @@ static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
     p.score = p.mean + actions;
     p.feature = p.score + ff_score_scratch(d, actions);
     p.observe = p.feature + d;
-    p.normals = p.observe + 3 * d;
+    p.normals = p.observe + 4 * d;
     p.packed = p.normals + ff_noise_capacity(d);
     return p;
 }
 
 int64_t ff_play_scratch(int64_t actions, int64_t d)
 {
-    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 4 * d +
+    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 5 * d +
            ff_noise_capacity(d) + ff_packed(d) + d + 16;
 }
 

@@ -40,7 +40,7 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
 /* Four 32-bit words of block `block`. */
 void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
 
-/* A uniform in (0, 1) with 53 bits; block selects which. */
+/* A uniform in (0, 1] with 53 bits; block selects which. */
 double ff_uniform(const ff_stream *s, uint32_t block);
 
 /* A uniform integer in [0, n), n < 2^31, without bias. */
