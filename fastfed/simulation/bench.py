@@ -146,7 +146,7 @@ def run_bench(names: list[str] | None = None) -> list[dict[str, Any]]:
     """All cases (or those named), each measured in one fresh process with BLAS on one thread."""
     pinned = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
     child = subprocess.run(
-        [sys.executable, "-m", "fastfed.simulation.bench", *(names or [])],
+        [sys.executable, "-P", "-m", "fastfed.simulation.bench", *(names or [])],
         env={**os.environ, **pinned},
         stdout=subprocess.PIPE,
         check=True,
