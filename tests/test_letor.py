@@ -15,11 +15,10 @@ from fastfed._validate import InputError
 from fastfed.environments import letor_files
 from fastfed.environments.letor_files import (
     cached_sources,
-    parse_block,
-    parse_lines,
     read_letor,
     verify,
 )
+from fastfed.environments.letor_parse import parse_block, parse_lines
 from fastfed.environments.letor_pool import FEATURE_SETS, letor_pool
 from fastfed.environments.pool import Pool, equal_blocks
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
-from .._validate import integer, number
-from ..privacy.tree import depth
+from fastfed._validate import integer, number
+from fastfed.privacy.tree import depth
 
 
 def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:

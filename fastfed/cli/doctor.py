@@ -12,13 +12,11 @@ import rich_click as click
 from fastfed.cli.options import json_option
 from fastfed.cli.output import print_json, print_table
 
-REQUIRED = ("numpy", "msgspec", "click", "rich-click")
+REQUIRED = ("numpy", "scipy", "numba", "msgspec", "click", "rich-click")
 #: Package: what goes without it.
 OPTIONAL = {
     "matplotlib": "figures",
     "scikit-learn": "learning-to-rank and classification data",
-    "numba": "compiled environments of your own",
-    "scipy": "checks of the accounting",
     "dp-accounting": "checks of the accounting",
 }
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .._validate import InputError, integer, nearest, show
-from .pool import Pool, equal_blocks
+from fastfed._validate import InputError, integer, nearest, show
+from fastfed.environments.pool import Pool, equal_blocks
 
 MAX_CATEGORIES = 50  # distinct texts a column may have and still be one-hot coded
 MAX_CLASSES = 1000

@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import InputError, choice, integer, nearest, number, show
-from .letor_files import (
+from fastfed._validate import InputError, choice, integer, nearest, number, show
+from fastfed.environments.letor_files import (
     FORMAT,
-    MAX_FEATURES,
     Letor,
     cache_folder,
     load_array,
@@ -32,7 +31,8 @@ from .letor_files import (
     read_letor,
     store,
 )
-from .pool import Pool, equal_blocks, feature_major
+from fastfed.environments.letor_parse import MAX_FEATURES
+from fastfed.environments.pool import Pool, equal_blocks, feature_major
 
 INTERCEPT = 0.01  # the value of column 0, as in the published code
 _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 132))

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .._validate import InputError, array, integer
+from fastfed._validate import InputError, array, integer
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
 
 from __future__ import annotations
 
-from .budget import RELATIONS, UNITS, Budget
-from .calibration import (
+from fastfed.privacy.budget import RELATIONS, UNITS, Budget
+from fastfed.privacy.calibration import (
     CALIBRATIONS,
     MECHANISMS,
     Calibrated,
@@ -14,7 +14,7 @@ from .calibration import (
     calibrate,
     calibrate_tree,
 )
-from .certificate import (
+from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
     Condition,
@@ -23,8 +23,8 @@ from .certificate import (
     as_text,
     no_privacy,
 )
-from .gaussian import compose, delta_of, epsilon_of, mu_of
-from .sensitivity import LAYOUTS, layout_stds, user_sensitivity
+from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
+from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
 
 __all__ = [
     "CALIBRATIONS",

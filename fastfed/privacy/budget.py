@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .._validate import choice, number
+from fastfed._validate import choice, number
 
 RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo")

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from .._validate import InputError, choice, integer, number
-from .budget import RELATIONS, Budget
-from .certificate import ClaimCondition, Condition, rounded_up
-from .gaussian import epsilon_of, mu_of
-from .sensitivity import LAYOUTS, layout_stds, sum_sensitivity, user_sensitivity
-from .tree import depth, max_touches
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.gaussian import epsilon_of, mu_of
+from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, sum_sensitivity, user_sensitivity
+from fastfed.privacy.tree import depth, max_touches
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 

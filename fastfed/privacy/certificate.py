@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from .._validate import InputError, choice, number, show
-from .budget import RELATIONS, UNITS
+from fastfed._validate import InputError, choice, number, show
+from fastfed.privacy.budget import RELATIONS, UNITS
 
 STATUSES = ("proven", "unproven", "none")
 WIDTH = 88

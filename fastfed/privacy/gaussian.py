@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from .._validate import number
+from fastfed._validate import number
 
 # Roots are taken at a delta smaller by these relative amounts, far above rounding (about 1e-12 at
 # delta = 1e-300), so that mu_of never overspends and epsilon_of(mu_of(e, d), d) never exceeds e.

@@ -8,15 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from .._kernels import native
-from .._random import BIAS_NOISE, check_seed, system_normals
-from .._validate import InputError, array, choice, integer, number
-from .budget import RELATIONS, Budget
-from .calibration import calibrate
-from .certificate import Certificate, Condition, Guarantee, SideCertificate, rounded_up
-from .gaussian import epsilon_of
-from .sensitivity import sum_sensitivity
-from .tree import depth, max_touches, node_level
+from fastfed._kernels import native
+from fastfed._random import BIAS_NOISE, check_seed, system_normals
+from fastfed._validate import InputError, array, choice, integer, number
+from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.calibration import calibrate
+from fastfed.privacy.certificate import (
+    Certificate,
+    Condition,
+    Guarantee,
+    SideCertificate,
+    rounded_up,
+)
+from fastfed.privacy.gaussian import epsilon_of
+from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.privacy.tree import depth, max_touches, node_level
 
 _SOURCE = (
     "p-sum tree (Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2) with exact Gaussian "

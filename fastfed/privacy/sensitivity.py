@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from .._validate import choice, integer, number
-from .budget import RELATIONS
+from fastfed._validate import choice, integer, number
+from fastfed.privacy.budget import RELATIONS
 
 LAYOUTS = ("iid", "goe1", "goe2")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from .._validate import InputError, integer
+from fastfed._validate import InputError, integer
 
 
 def node_level(release: int) -> int:

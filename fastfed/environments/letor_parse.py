@@ -1,0 +1,219 @@
+"""One LETOR line after another: ``relevance qid:N 1:v 2:v ... [# comment]``.
+
+A plain line is read by a vectorised parser, a whole block of bytes at a time. A block holding
+anything unusual (exponents, unordered features, an error) goes to an exact line-by-line parser,
+which either reads it or names the file and the line. Both give the same numbers: a decimal of at
+most 15 digits is an integer below 2^53 over a power of ten up to 10^22, and that division is
+correctly rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfed._validate import InputError, show
+
+MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
+
+_WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_WHOLE = 2**31 - 1
+_ZERO = np.uint8(ord("0"))
+_POWERS = np.power(10.0, np.arange(16))  # exact: 10^k is a double up to k = 22
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one block: relevance (n,), qid (n,), values float32 (n, largest index)."""
+
+    relevance: np.ndarray
+    qid: np.ndarray
+    values: np.ndarray
+
+
+def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
+    """Rows of whole lines, vectorised; None when a line is anything but plain LETOR text.
+
+    Plain means: every line is digits, a blank, ``qid:`` and digits, then pairs ``digits:decimal``
+    with growing indices and at most 15 digits in a value. Comments are dropped first.
+    """
+    if b"#" in block:
+        block = re.sub(rb"#[^\n]*", b"", block)
+    text = np.frombuffer(b"\n" * 16 + block, dtype=np.uint8)
+    digit = text - _ZERO
+    is_digit = digit < 10
+    # Every byte that is no digit is a mark; numbers are the gaps between marks.
+    at = np.flatnonzero(~is_digit)[15:]
+    kind = text.take(at)
+    gap = np.zeros(len(at), dtype=np.int32)  # digits between the mark before and this one
+    np.subtract(at[1:], at[:-1], out=gap[1:], casting="same_kind")
+    gap[1:] -= 1
+    number = _numbers(_four_digits(digit, is_digit.view(np.uint8)), at, gap)
+
+    lines = np.flatnonzero(kind == ord("\n"))  # first the line end before the block
+    head = lines[:-1] + 1  # the first mark of each line: the blank after the relevance
+    if not len(head) or (np.diff(lines) < 6).any() or gap.max() > 15:
+        return None
+    for step, letter in enumerate(b"qid:", start=1):
+        if (kind[head + step] != letter).any() or gap[head + step].any():
+            return None
+        kind[head + step] = ord(" ")
+    relevance, qid = number[head], number[head + 5]
+    if not (gap[head].all() and gap[head + 5].all()) or relevance.max() > _LARGEST_WHOLE:
+        return None
+    gap[head] = gap[head + 5] = 0
+
+    colon, point, minus = kind == ord(":"), kind == ord("."), kind == ord("-")
+    blank = (kind == ord(" ")) | (kind == ord("\n")) | (kind == ord("\r")) | (kind == ord("\t"))
+    filled = gap > 0
+    before, after = slice(None, -1), slice(1, None)
+    # What may follow what, and where digits must or must not stand: nothing escapes, since each
+    # mark is of one of the four kinds and each gap lies between two marks.
+    wrong = ~(blank | colon | point | minus)
+    wrong[after] |= colon[after] & ~(blank[before] & filled[after])
+    wrong[after] |= point[after] & ~(colon[before] | minus[before])
+    wrong[after] |= point[before] & ~(filled[before] | filled[after])
+    wrong[after] |= minus[after] & (filled[after] | ~colon[before])
+    wrong[after] |= blank[after] & (filled[after] == blank[before]) & ~point[before]
+    if wrong.any():
+        return None
+
+    end = np.flatnonzero(blank[after] > blank[before]) + 1  # the blank that ends each value
+    if not len(end):
+        return None
+    value = number.take(end)
+    dotted = np.flatnonzero(point.take(end - 1))
+    last = end.take(dotted)
+    digits = gap.take(last)
+    if len(last) and (digits + gap.take(last - 1)).max() > 15:
+        return None
+    power = _POWERS.take(digits)
+    value[dotted] = (number.take(last - 1) * power + value.take(dotted)) / power
+    if minus.any():
+        minus[after] |= minus[before] & point[after]
+        np.negative(value, out=value, where=minus.take(end - 1))
+    pairs = np.diff(np.searchsorted(end, lines, side="right"))
+    table = _table(number.take(np.flatnonzero(colon)), value, pairs, limit)
+    if table is None:
+        return None
+    return Rows(relevance.astype(np.int32), qid.astype(np.int64), table)
+
+
+def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
+    """Rows of whole lines, one by one, exactly; InputError says ``name:line`` and what is wrong."""
+    relevance: list[int] = []
+    qids: list[int] = []
+    pairs: list[dict[int, float]] = []
+    for number, text in enumerate(block.split(b"\n"), start=line):
+        words = text.split(b"#", 1)[0].split()
+        if not words:
+            continue
+        where = f"{name}:{number}"
+        relevance.append(_whole(words[0], where, "relevance", 31))
+        if len(words) < 2 or not words[1].startswith(b"qid:"):
+            found = _text(words[1]) if len(words) > 1 else "the end of the line"
+            raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
+        qids.append(_whole(words[1][4:], where, "qid", 63))
+        pairs.append(_pairs(words[2:], where, limit))
+    width = max((max(row, default=0) for row in pairs), default=0)
+    values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
+    for row, found_pairs in enumerate(pairs):
+        for index, value in found_pairs.items():
+            values[row, index - 1] = value
+    return Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
+
+
+def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
+    """The pairs index:value of one line."""
+    result: dict[int, float] = {}
+    for word in words:
+        left, colon, right = word.partition(b":")
+        if not (colon and left.isdigit()):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+        index = int(left[:20])
+        if not 1 <= index <= limit:
+            raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
+        if index in result:
+            raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
+        if _NOT_FINITE.fullmatch(right):
+            raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
+        if not _DECIMAL.fullmatch(right):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+        value = float(right)
+        if abs(value) > _LARGEST:
+            raise InputError(
+                f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
+                f"got {_text(right)}"
+            )
+        result[index] = value
+    return result
+
+
+def _whole(word: bytes, where: str, name: str, bits: int) -> int:
+    """A whole number written as an integer (2) or as one with an empty fraction (2.0)."""
+    if _WHOLE.fullmatch(word) and len(word) <= 40:
+        value = int(word.split(b".")[0])
+        if -(2**bits) <= value < 2**bits:
+            return value
+    raise InputError(f"{where}: {name} must be a whole number, got {_text(word)}")
+
+
+def _text(word: bytes) -> str:
+    """Bytes of a file as they should appear in a message."""
+    return show(word.decode("utf-8", errors="replace"), 40)
+
+
+def _four_digits(digit: np.ndarray, is_digit: np.ndarray) -> np.ndarray:
+    """uint16: at each byte, the number made of the up to four digits that end there.
+
+    digit is byte - 48 and is overwritten; is_digit (uint8) tells the digits. Computed at every
+    byte, since plain passes over memory cost far less than one gathered load per digit.
+    """
+    digit *= is_digit
+    two = digit.copy()
+    two[1:] += digit[:-1] * np.uint8(10)
+    two *= is_digit
+    # A run that reaches back beyond byte i - 1 goes on with the two digits that end at i - 2.
+    earlier = two[:-2] * (is_digit[2:] & is_digit[1:-1])
+    four = two.astype(np.uint16)
+    four[2:] += earlier.astype(np.uint16) * np.uint16(100)
+    return four
+
+
+def _numbers(four: np.ndarray, at: np.ndarray, gap: np.ndarray) -> np.ndarray:
+    """float64: the number in the gap before each mark, exact up to 15 digits; 0 in no gap."""
+    last = at - 1
+    result = four.take(last).astype(np.float64)
+    longer = np.flatnonzero(gap > 4)
+    for reach, scale in ((4, 1e4), (8, 1e8), (12, 1e12)):
+        if not len(longer):
+            break
+        earlier = four.take(last.take(longer) - reach)
+        result[longer] = result.take(longer) + earlier.astype(np.float64) * scale
+        longer = longer[gap.take(longer) > reach + 4]
+    return result
+
+
+def _table(
+    index: np.ndarray, value: np.ndarray, pairs: np.ndarray, limit: int
+) -> np.ndarray | None:
+    """float32 (lines, largest index) from the pairs of all lines; None unless indices grow."""
+    lines, width = len(pairs), int(index.max())
+    if index.min() < 1 or width > limit:
+        return None
+    if len(index) == lines * width and (pairs == width).all():
+        grid = index.reshape(lines, width)
+        if (grid == np.arange(1.0, width + 1.0)).all():
+            return value.reshape(lines, width).astype(np.float32)
+    index = index.astype(np.int64)
+    row = np.repeat(np.arange(lines), pairs)
+    if ((np.diff(index) <= 0) & (row[1:] == row[:-1])).any():
+        return None
+    table = np.zeros((lines, width), dtype=np.float32)
+    table[row, index - 1] = value
+    return table
