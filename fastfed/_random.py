@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._validate import integer
+from fastfed._validate import InputError, integer
 
 #: Purposes of streams; the same numbers stand in src/ff_random.h.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
@@ -29,9 +29,6 @@ def check_seed(seed: object) -> int:
 class NoiseSource(Protocol):
     """Standard normals for the node a silo releases; the same node always gets the same ones."""
 
-    #: "simulation" or "operating system": what the certificate says of it.
-    kind: str
-
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
         ...
@@ -40,31 +37,32 @@ class NoiseSource(Protocol):
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
 
-    kind = "simulation"
-
     def __init__(self, seed: int, replicate: int = 0) -> None:
         self.seed = check_seed(seed)
-        self.replicate = integer("replicate", replicate, at_least=0)
+        self.replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return native.node_normals(self.seed, self.replicate, silo, node, dimension)
 
 
 class SystemNoise:
-    """Noise from the operating system's entropy, for deployments; remembers every node."""
+    """Noise from the operating system's entropy, for deployments.
 
-    kind = "operating system"
+    Remembers which nodes it has drawn and refuses to hand one out again: noise that hides two
+    statistics hides neither. One object serves one system.
+    """
 
     def __init__(self) -> None:
-        self._drawn: dict[tuple[int, int], np.ndarray] = {}
+        self._drawn: set[tuple[int, int]] = set()
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        drawn = self._drawn.get((silo, node))
-        if drawn is None:
-            drawn = self._drawn[silo, node] = system_normals(
-                dimension + dimension * (dimension + 1) // 2
+        if (silo, node) in self._drawn:
+            raise InputError(
+                f"the noise of node {node} of silo {silo} was drawn already; "
+                "use one SystemNoise for each system"
             )
-        return drawn
+        self._drawn.add((silo, node))
+        return system_normals(dimension + dimension * (dimension + 1) // 2)
 
 
 def system_normals(count: int) -> np.ndarray:

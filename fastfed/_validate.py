@@ -39,6 +39,13 @@ def choice(name: str, value: object, options: Sequence[str]) -> str:
     )
 
 
+def boolean(name: str, value: object) -> bool:
+    """Value if it is true or false itself; no text, no number."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise InputError(f"{name} must be true or false, got {show(value)}")
+
+
 def number(
     name: str,
     value: object,
@@ -98,6 +105,8 @@ def array(
 ) -> np.ndarray:
     """Value as a C-contiguous array of dtype; None in shape leaves that axis free."""
     try:
+        if np.iscomplexobj(value):
+            raise TypeError
         result = np.ascontiguousarray(value, dtype=dtype)
     except (TypeError, ValueError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None

@@ -285,3 +285,36 @@ class TestLetor:
     def test_a_missing_path_is_refused(self):
         with pytest.raises(fastfed.InputError, match="path must be an existing file or folder"):
             Letor(path="/nowhere/at/all")
+
+
+def test_a_query_identifier_that_returns_is_a_record_met_again(tmp_path):
+    pytest.importorskip("sklearn")
+    lines = [f"{i % 3} qid:{1 + (i // 2) % 2} 1:{i}.5 2:{i % 5}" for i in range(24)]
+    (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
+    environment = Letor(path=str(tmp_path / "rows.txt"), sampling="without-replacement")
+    assert environment.facts(2, 3).multiplicity == 6
+
+
+def test_a_compiled_function_that_writes_nan_or_no_probability_is_stopped():
+    import numba
+
+    @numba.cfunc(environment_signature())
+    def wild(state, seed, replicate, silo, t, x, mean):
+        features, means = numba.carray(x, (2, 2)), numba.carray(mean, (2,))
+        features[:] = 0.5 if t != 3 or state[0] != 0 else np.nan
+        means[:] = 0.5 if t != 3 or state[0] != 1 else np.nan
+        if t == 3 and state[0] == 2:
+            means[0] = 1.7
+        return 2
+
+    for fault in range(3):
+        environment = Python(function=wild, dimension=2, actions=2, state=np.array([fault]))
+        with pytest.raises(RuntimeError, match="not finite"):
+            fastfed.simulate(environment, "local-linucb", silos=1, horizon=5)
+
+
+def test_read_only_arrays_from_a_function_are_welcome():
+    x, means = np.eye(2), np.array([0.2, 0.8])
+    x.flags.writeable = means.flags.writeable = False
+    environment = Python(function=lambda *key: (x, means), dimension=2, actions=2)
+    assert fastfed.simulate(environment, "local-linucb", silos=1, horizon=5).curves[0].final()

@@ -219,3 +219,38 @@ def test_data_paths_are_relative_to_the_spec(tmp_path):
     pytest.importorskip("sklearn")
     e = load_experiment(tmp_path / "s.toml")
     assert e.facts.dimension == 3
+
+
+def test_checkpoints_are_distinct_rounds_that_end_with_the_last():
+    """Every horizon and count: a floating ceiling once landed on a round past the last."""
+    from fastfed.simulation.outcome import checkpoint_rounds
+
+    for horizon in [*range(1, 400), 10_000, 25_000, 10**5, 10**6]:
+        for count in (1, 2, 7, 19, 145, 200):
+            rounds = checkpoint_rounds(horizon, count)
+            assert len(rounds) == min(count, horizon)
+            assert rounds[-1] == horizon
+            assert rounds[0] >= 1
+            assert (np.diff(rounds) > 0).all()
+
+
+def test_a_resumed_store_shows_the_certificate_of_today(tmp_path):
+    """What is known of a run's privacy may change; what it played may not."""
+    fastfed.run(experiment_from_spec(spec()), tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE curves SET certificate = '{}' WHERE position = 1")
+    resumed = fastfed.run(experiment_from_spec(spec()), tmp_path)
+    assert resumed.curves[1].certificate["status"] == "proven"
+
+
+def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
+    def table(rows):
+        (tmp_path / "d.csv").write_text("x,label\n" + "".join(f"{a},{b}\n" for a, b in rows))
+        environment = {"kind": "classification", "data": str(tmp_path / "d.csv"), "label": "label"}
+        curve = [{"algorithm": "fedlinucb", "batch_size": 2}]
+        return experiment_from_spec(spec(environment=environment, curve=curve, silos=2, horizon=4))
+
+    fastfed.run(table([(i, i % 2) for i in range(8)]), tmp_path / "out")
+    changed = table([(i, (i + 1) % 2) for i in range(8)])
+    with pytest.raises(fastfed.InputError, match="another experiment"):
+        fastfed.run(changed, tmp_path / "out")

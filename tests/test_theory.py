@@ -241,7 +241,7 @@ def test_a_last_short_batch_is_never_released():
         ({"layout": "goe"}, "layout must be one of"),
         ({"radius": "lemma"}, "radius must be one of"),
         ({"radius_multiplier": 0}, "radius_multiplier must be > 0"),
-        ({"failure_probability": 1.0}, "failure_probability must be > 0 and < 1"),
+        ({"failure_probability": 1.0}, "failure_probability must be >= 1e-30 and < 1"),
         ({"regularizer": -1.0}, "regularizer must be > 0"),
         (
             {"batchsize": 25},
@@ -258,3 +258,47 @@ def test_prefix_sizes_reach_the_noise_law():
     assert max_prefix_nodes(400) == 8
     law = NoiseLaw(NoiseStd(1.0, 1.0, 1.0), noises=100, prefix_nodes=8, releases=400)
     assert law.scale == pytest.approx(math.sqrt(800))
+
+
+def test_nothing_unclipped_is_proven_on_anybodys_word():
+    """Features that nobody bounds, rewards that nobody bounds: no exact value at the top."""
+    for keys in ({"clip": False}, {"calibration": "published-code"}):
+        system = make_system(
+            "private-fedlinucb", silos=3, horizon=100, dimension=2, batch_size=10, epsilon=1.0,
+            delta=1e-3, **keys,
+        )  # fmt: skip
+        assert system.plan.clip is None
+        assert system.certificate.status == "unproven"
+        failed = " ".join(c.text for c in system.certificate.conditions if not c.holds)
+        assert "feature norms" in failed
+        assert "rewards bounded" in failed
+    wild = fastfed.Python(function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2)
+    r = fastfed.simulate(
+        wild, "private-fedlinucb", silos=2, horizon=20, batch_size=5, epsilon=1.0, delta=1e-3,
+        clip=False,
+    )  # fmt: skip
+    assert r.curves[0].certificate["status"] == "unproven"
+
+
+def test_a_silo_alone_pays_for_being_one_of_many():
+    """Each of M silos keeps its own confidence sets: ln(M / alpha), as in eager play."""
+    base = ALGORITHMS["local-linucb"].make({}, SETTING).plan.radius.base
+    assert base == pytest.approx(2 * math.log(100 / 0.01))
+
+
+def test_noise_of_a_wrong_shape_never_reaches_a_report():
+    system = make_system(
+        "private-fedlinucb", silos=1, horizon=10, dimension=3, batch_size=1, epsilon=1.0, delta=1e-3
+    )
+
+    class Short:
+        def node(self, silo, node, dimension):
+            return np.zeros(2)
+
+    silo = fastfed.Silo(system.plan, 0, Short())
+    silo.select(np.eye(3))
+    silo.observe(1.0)
+    with pytest.raises(fastfed.InputError, match=r"noise must have shape \(9\)"):
+        silo.report()
+    with pytest.raises(fastfed.InputError, match=r"plan must be a Plan, such as system\.plan"):
+        fastfed.Silo(system)

@@ -113,7 +113,7 @@ class Compiled(Environment):
         self,
         seed: int,
         replicate: int,
-        address: int,
+        callback: Any,
         state: np.ndarray | None,
         dimension: int,
         actions: int,

@@ -70,6 +70,7 @@ cdef extern from "ff_environment.h" nogil:
         FF_CALLBACK_FAILED
         FF_NOT_POSITIVE_DEFINITE
         FF_NO_ACTIONS
+        FF_NOT_FINITE
         FF_WITHOUT_REPLACEMENT
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
@@ -140,7 +141,6 @@ cdef extern from "ff_play.h" nogil:
         double feature_bound
         double reward_low
         double reward_high
-        int64_t releases
         int64_t levels
         double *w
         double *theta
@@ -484,11 +484,11 @@ cdef class Pool(Environment):
 
 
 cdef class Compiled(Environment):
-    """A user's compiled callback, by address (numba.cfunc): see fastfed.environments.python."""
+    """A user's compiled callback (numba.cfunc): see fastfed.environments.python."""
 
-    def __init__(self, seed, replicate, address, state, dimension, actions, reward):
-        cdef uintptr_t function = address
-        self.seed, self.replicate, self.keep = seed, replicate, state
+    def __init__(self, seed, replicate, callback, state, dimension, actions, reward):
+        cdef uintptr_t function = callback.address
+        self.seed, self.replicate, self.keep = seed, replicate, (callback, state)
         self.describe(dimension, actions, 1, 0, reward)
         self.c.fill = <ff_fill>function
         self.c.state = NULL
@@ -503,8 +503,8 @@ cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t 
     cdef Called env = <Called>state
     cdef int64_t k = env.c.actions, d = env.c.dimension
     cdef int64_t n
-    cdef double[:, ::1] features
-    cdef double[::1] means
+    cdef const double[:, ::1] features
+    cdef const double[::1] means
     try:
         result = env.function(seed, replicate, silo, round)
         features, means = env.check(result)
@@ -542,6 +542,8 @@ def status_error(status):
         FF_CALLBACK_FAILED: "the environment's function reported a failure",
         FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
         FF_NO_ACTIONS: "the environment's function returned no actions, or more than declared",
+        FF_NOT_FINITE: "the environment's function returned features or rewards that are not finite, "
+                       "or a probability outside [0, 1]",
     }.get(status, f"the environment's function returned status {status}"))
 
 
@@ -577,7 +579,7 @@ cdef class Pass:
         self.c.silos, self.c.dimension, self.c.horizon = silos, d, horizon
         self.c.checkpoints, self.c.checkpoint_count = &checkpoints[0], checkpoints.shape[0]
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
-        self.c.threads = threads if FF_HAS_OPENMP else 1
+        self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
         # Rows padded so that no two threads share a cache line.
         self.c.scratch_size = (ff_play_scratch(environment.c.actions, d) + 63) // 64 * 64
         scratch = np.empty((self.c.threads, self.c.scratch_size))
@@ -597,7 +599,7 @@ cdef class Pass:
             c.clip = curve["clip"]
             c.feature_bound = curve["feature_bound"]
             c.reward_low, c.reward_high = curve["reward_range"]
-            c.releases, c.levels = curve["releases"], curve["levels"]
+            c.levels = curve["levels"]
             c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
             c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
             c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])

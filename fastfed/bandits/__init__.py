@@ -27,7 +27,8 @@ def make_system(
 
     ``silos`` M, ``horizon`` T, ``dimension`` d; ``keys`` are the algorithm's own, as in a spec
     (epsilon, delta, batch_size, ...). Rewards are clipped to [0, 1] and features to norm 1 by
-    default, so what is observed needs no promise for the privacy to hold.
+    default, so what is observed needs no promise for the privacy to hold. The certificate to
+    hand out is ``deployed_certificate``: the noise of Silo and Server is the operating system's.
 
     >>> system = make_system("private-fedlinucb", silos=3, horizon=1000, dimension=4,
     ...                      batch_size=25, epsilon=1.0, delta=1e-6)
@@ -37,8 +38,12 @@ def make_system(
     if algorithm not in ALGORITHMS:
         raise InputError(f'unknown algorithm "{algorithm}"{nearest(algorithm, ALGORITHMS)}')
     setting = Setting(
-        silos=integer("silos", silos, at_least=1),
-        horizon=integer("horizon", horizon, at_least=1),
-        dimension=integer("dimension", dimension, at_least=1),
+        silos=integer("silos", silos, at_least=1, at_most=2**31),
+        horizon=integer("horizon", horizon, at_least=1, at_most=2**32 - 2),
+        dimension=integer("dimension", dimension, at_least=1, at_most=2**15),
+        # Nothing is known of what a deployment will feed in, but for what clipping enforces.
+        reward_range=None,
+        features_bounded=False,
+        notes=("deployment: that every user is served once, at one silo, is taken on trust",),
     )
     return ALGORITHMS[algorithm].make(keys, setting)

@@ -49,6 +49,7 @@ def assemble(
         failure_probability=keys.failure_probability,
         clip=clip,
         released_only=released_only(keys, batch_size),
+        union=setting.silos,
     )
     plan = Plan(
         silos=setting.silos,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import SIMULATION
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import (
+    FLOATS,
+    SIMULATION,
     Certificate,
     Condition,
     Guarantee,
@@ -16,9 +17,6 @@ from fastfed.privacy.certificate import (
 )
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.protocol import Protocol
-
-FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
-
 
 #: Every schedule here is fixed in advance.
 SCHEDULE = Condition("synchronisation rounds do not depend on data", True)
@@ -42,7 +40,9 @@ class Assumptions:
             released_only=Condition(
                 "actions depend on released statistics only (lazy play, or B = 1)", released_only
             ),
-            features=Condition(f"feature norms <= 1 ({where})", True),
+            features=Condition(
+                f"feature norms <= 1 ({where})", clip is not None or setting.features_bounded
+            ),
             rewards=Condition(f"rewards bounded by 1 in absolute value ({where})", bounded),
             once=Condition("no record is served twice", setting.multiplicity == 1),
         )

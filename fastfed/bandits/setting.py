@@ -20,6 +20,8 @@ class Setting:
     reward_range: tuple[float, float] | None = (0.0, 1.0)
     #: Whether the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear: bool = True
+    #: Whether ||x|| <= 1 is guaranteed before any clipping.
+    features_bounded: bool = True
     #: How often one record can be served.
     multiplicity: int = 1
     #: What a reader of the certificate should know about the data.

@@ -9,7 +9,7 @@ from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols.messages import Broadcast, Report
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.randomizer import Randomizer
 
 
@@ -23,7 +23,7 @@ class Silo:
     """
 
     def __init__(self, plan: Plan, index: int = 0, noise: NoiseSource | None = None) -> None:
-        self.plan = plan
+        self.plan = check_plan(plan)
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
         self.round = 0
         self.release = 0

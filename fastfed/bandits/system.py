@@ -8,17 +8,12 @@ from typing import Any
 
 import msgspec
 
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._validate import InputError, choice, integer, nearest, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
-from fastfed.privacy.certificate import Certificate
+from fastfed.privacy.certificate import SIMULATION, Certificate
 from fastfed.protocols.plan import Clip, Plan
-
-#: The caveat of every certificate whose noise comes from seeded streams.
-SIMULATION = (
-    "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it"
-)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         choice("radius", self.radius, RADII)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
-        number("failure_probability", self.failure_probability, above=0.0, below=1.0)
+        number("failure_probability", self.failure_probability, at_least=1e-30, below=1.0)
         if isinstance(self.regularizer, str):
             choice("regularizer", self.regularizer, REGULARIZERS)
         elif self.regularizer is not None:
@@ -96,8 +91,6 @@ class Algorithm:
         known = self.keys.__struct_fields__
         for key in keys:
             if key not in known:
-                from fastfed._validate import nearest
-
                 raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
         try:
             checked = msgspec.convert(keys, self.keys)

@@ -109,12 +109,13 @@ def make_theory(
     failure_probability: float,
     clip: Clip | None,
     released_only: bool,
+    union: int,
 ) -> Theory:
     """lambda and beta for one curve.
 
     ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
-    self-normalised bound serves all silos. Otherwise each silo has its own V and the bound is
-    taken once per silo: ln(2 M / alpha) where the paper writes ln(2 / alpha).
+    self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
+    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
 
     radius "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4), with lambda_min = lambda -
     ||N||, lambda_max = lambda + ||N||, nu = ||h|| / sqrt(lambda_min), alpha halved over noise and
@@ -123,8 +124,8 @@ def make_theory(
     """
     d, alpha = setting.dimension, failure_probability
     noise_share = 0.0 if law.none else alpha / 2.0
-    n_bound = law.operator_norm(d, noise_share / 2.0) if noise_share else 0.0
-    h_bound = law.vector_norm(d, noise_share / 2.0) if noise_share else 0.0
+    n_bound = law.operator_norm(d, alpha / 4.0)
+    h_bound = law.vector_norm(d, alpha / 4.0)
 
     if isinstance(regularizer, str):
         lam = (
@@ -140,7 +141,7 @@ def make_theory(
     lambda_max = lam + n_bound
     nu = h_bound / math.sqrt(lambda_min)
 
-    union = 1 if released_only else setting.silos
+    union = 1 if released_only else union
     if radius == "lemma-c2":
         base = 2.0 * math.log(union / (alpha - noise_share))
         offset, log_lambda = math.sqrt(lambda_max) + nu, lambda_min

@@ -48,7 +48,8 @@ def environment_from_spec(spec: Any) -> Environment:
         if field.default is missing and field.default_factory is missing and name not in keys:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     if "reward" in keys:
-        keys["reward"] = RewardLaw.from_spec(keys["reward"])
+        factory: Any = fields["reward"].default_factory
+        keys["reward"] = RewardLaw.from_spec(keys["reward"], factory().kind)
     environment: Environment = cls(**keys)
     return environment
 

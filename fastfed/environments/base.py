@@ -23,6 +23,11 @@ class RewardLaw:
     kind: str = "bernoulli"
     std: float = 0.0
 
+    def __post_init__(self) -> None:
+        choice("reward.kind", self.kind, list(REWARD_LAWS))
+        if self.kind == "gaussian":
+            number("reward.std", self.std, above=0.0)
+
     @classmethod
     def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardLaw:
         """From the spec's ``reward`` table, such as {kind = "gaussian", std = 0.5}."""
@@ -37,7 +42,7 @@ class RewardLaw:
             raise InputError(f'unknown key "{unknown[0]}" in reward; it takes kind and std')
         kind = choice("reward.kind", spec.get("kind", default), list(REWARD_LAWS))
         if kind == "gaussian":
-            return cls(kind, number("reward.std", spec.get("std", 0.5), above=0.0))
+            return cls(kind, spec.get("std", 0.5))
         if "std" in spec:
             raise InputError(f'reward.std goes with kind = "gaussian", not with "{kind}"')
         return cls(kind)
@@ -52,7 +57,6 @@ class RewardLaw:
 class Facts:
     """What an environment guarantees; theory and certificates rest on it."""
 
-    silos: int | None  # None: any number
     dimension: int
     actions: int  # the most of any round
     reward: RewardLaw
@@ -60,6 +64,8 @@ class Facts:
     reward_range: tuple[float, float] | None = (0.0, 1.0)
     #: Whether the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear: bool = True
+    #: Whether ||x|| <= 1 is the environment's own doing, not its user's word.
+    features_bounded: bool = True
     #: How often one record can be served: 1 when every round is a new user.
     multiplicity: int = 1
     #: Whether contexts are computed each round, so that curves gain by sharing them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Classification(PoolEnvironment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        integer("projection_seed", self.projection_seed, at_least=0)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         named = isinstance(self.data, (str, Path))
         if not named or (self.data != "digits" and not Path(self.data).exists()):
@@ -57,10 +59,12 @@ class Classification(PoolEnvironment):
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
-        size = None if self.data == "digits" else Path(self.data).stat().st_size
+        digest = None
+        if self.data != "digits":
+            digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
         return {
             "kind": self.kind,
-            "data": [Path(self.data).name, size],
+            "data": [Path(self.data).name, digest],
             "dimension": self.dimension,
             "label": self.label,
             "silo": self.silo,

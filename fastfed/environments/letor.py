@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fastfed._validate import InputError, choice
 from fastfed.environments.pool import Pool
 from fastfed.environments.pool_environment import PoolEnvironment
@@ -40,12 +42,20 @@ class Letor(PoolEnvironment):
             raise InputError('silos is required for the environment "letor"')
         return letor_pool(self.path, silos, self.features, self.scaling)
 
+    def record_multiplicity(self) -> int:
+        """The most runs of rows that share one query identifier: they may be one query."""
+        from fastfed.environments.letor_files import read_letor
+
+        _, counts = np.unique(read_letor(self.path).qids, return_counts=True)
+        return int(counts.max())
+
     def describe(self) -> dict[str, Any]:
-        sources = sorted(p for p in Path(self.path).rglob("*") if p.is_file())
+        from fastfed.environments.letor_files import read_letor
+
         return {
             "kind": self.kind,
             # What was read, not where it lay: a moved folder is still the same data.
-            "files": [[p.name, p.stat().st_size] for p in (sources or [Path(self.path)])],
+            "sources": list(read_letor(self.path).checksums),
             "features": self.features,
             "scaling": self.scaling,
             "sampling": self.sampling,

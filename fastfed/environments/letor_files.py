@@ -36,7 +36,7 @@ _ENDINGS = (".txt", ".txt.gz")
 
 
 @dataclass(frozen=True, eq=False)
-class Letor:
+class LetorRows:
     """Parsed LETOR rows; queries are contiguous runs of one qid inside one file.
 
     Attributes:
@@ -45,6 +45,7 @@ class Letor:
         starts: int64 (queries + 1,), the first row of each query, and n.
         qids: int64 (queries,).
         sources: the files, in the order of their rows.
+        checksums: the SHA-256 of each of them, in hexadecimal.
         folder: where the arrays are cached, or None when they are only in memory.
     """
 
@@ -53,6 +54,7 @@ class Letor:
     starts: np.ndarray
     qids: np.ndarray
     sources: tuple[str, ...]
+    checksums: tuple[str, ...]
     folder: Path | None
 
 
@@ -78,7 +80,7 @@ class _Stamp:
     mtime_ns: int
 
 
-def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Letor:
+def read_letor(path: str | os.PathLike[str], features: int | None = None) -> LetorRows:
     """Rows of a LETOR file (.txt, .gz) or of a folder of them, from the cache when it has them.
 
     A folder is read as its train, vali and test files (.txt or .txt.gz), or when it has none of
@@ -135,7 +137,8 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
         block = blocks.pop(0)
         table[filled : filled + len(block), : block.shape[1]] = block
         filled += len(block)
-    return Letor(table, relevance, starts, qids, tuple(str(s) for s in sources), None)
+    names = tuple(str(s) for s in sources)
+    return LetorRows(table, relevance, starts, qids, names, tuple(digests), None)
 
 
 def source_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -401,7 +404,7 @@ def _rename(temporary: Path, folder: Path) -> None:
         raise
 
 
-def _load(folder: Path) -> Letor | None:
+def _load(folder: Path) -> LetorRows | None:
     """The parsed rows in a cache folder, or None when it does not hold all of them."""
     meta = load_meta(folder)
     if meta is None:
@@ -415,7 +418,8 @@ def _load(folder: Path) -> Letor | None:
         shutil.rmtree(folder, ignore_errors=True)  # damaged: parsed anew by the caller
         return None
     names = tuple(source["name"] for source in meta["sources"])
-    return Letor(features, relevance, starts, qids, names, folder)
+    checksums = tuple(source["sha256"] for source in meta["sources"])
+    return LetorRows(features, relevance, starts, qids, names, checksums, folder)
 
 
 def _entry_folder(stamps: list[_Stamp]) -> Path:

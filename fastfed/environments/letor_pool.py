@@ -24,7 +24,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.letor_files import (
     FORMAT,
-    Letor,
+    LetorRows,
     cache_folder,
     load_array,
     load_meta,
@@ -168,7 +168,7 @@ def _reward_range(
 # ---- making ----------------------------------------------------------------------------------
 
 
-def _cached(letor: Letor, options: dict[str, Any], path: str) -> _Derived:
+def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
     """The derived pool, from the cache beside the parsed rows when it is there."""
     if letor.folder is None:
         return _derive(letor, options, path, None)
@@ -181,7 +181,7 @@ def _cached(letor: Letor, options: dict[str, Any], path: str) -> _Derived:
     return _load(letor, options, folder) or made
 
 
-def _load(letor: Letor, options: dict[str, Any], folder: Path) -> _Derived | None:
+def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
     meta = load_meta(folder)
     if meta is None:
         return None
@@ -195,7 +195,7 @@ def _load(letor: Letor, options: dict[str, Any], folder: Path) -> _Derived | Non
     return _Derived(values, means, theta, tuple(meta["notes"]), meta["linear"])
 
 
-def _derive(letor: Letor, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
+def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
     """Features, means and model; kept in memory, and written to folder if it is given."""
     columns = np.array(options["columns"])
     theta, largest, notes = _fit(letor, columns, options["theta_penalty"])
@@ -223,7 +223,7 @@ def _derive(letor: Letor, options: dict[str, Any], path: str, folder: Path | Non
     return made
 
 
-def _chunks(letor: Letor, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
     """(first query, last query + 1, raw rows float64) in chunks of whole queries."""
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
@@ -240,7 +240,7 @@ def _chunks(letor: Letor, columns: np.ndarray) -> Iterator[tuple[int, int, np.nd
 
 
 def _fit(
-    letor: Letor, columns: np.ndarray, penalty: float
+    letor: LetorRows, columns: np.ndarray, penalty: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """theta* on the raw columns, the largest absolute value of each, and notes.
 
@@ -276,7 +276,7 @@ def _fit(
 
 
 def _by_column(
-    letor: Letor,
+    letor: LetorRows,
     columns: np.ndarray,
     theta: np.ndarray,
     largest: np.ndarray,
@@ -331,7 +331,7 @@ def _by_column(
     return _Derived(values, means, model, notes, absorbed or shift == 0.0)
 
 
-def _by_row(letor: Letor, columns: np.ndarray, theta: np.ndarray) -> _Derived:
+def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray) -> _Derived:
     """The published code's scaling: unit rows, rewards from the raw rows."""
     values = np.empty(len(letor.relevance) * len(columns), dtype=np.float32)
     means = np.empty(len(letor.relevance))
@@ -350,7 +350,7 @@ def _by_row(letor: Letor, columns: np.ndarray, theta: np.ndarray) -> _Derived:
     return _Derived(values, means, theta, notes, False)
 
 
-def _fill(values: np.ndarray, rows: np.ndarray, letor: Letor, first: int, last: int) -> None:
+def _fill(values: np.ndarray, rows: np.ndarray, letor: LetorRows, first: int, last: int) -> None:
     """Write the feature-major blocks of queries first .. last."""
     starts = np.asarray(letor.starts[first : last + 1])
     at = int(starts[0]) * rows.shape[1]

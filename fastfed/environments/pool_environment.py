@@ -54,6 +54,10 @@ class PoolEnvironment(ABC):
         """The number of silos the data themselves say, or None when any number will do."""
         return None
 
+    def record_multiplicity(self) -> int:
+        """How many queries of the pool may be one record."""
+        return 1
+
     def facts(self, silos: int, horizon: int) -> Facts:
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
@@ -71,13 +75,13 @@ class PoolEnvironment(ABC):
             )
         small = pool.theta is None or float(np.linalg.norm(pool.theta)) <= 1.0
         return Facts(
-            silos=len(blocks),
             dimension=pool.dimension,
             actions=pool.max_actions,
             reward=self.reward,
             reward_range=bounds[self.reward.kind],
             linear=pool.linear and small,
-            multiplicity=horizon if self.sampling == "with-replacement" else 1,
+            multiplicity=self.record_multiplicity()
+            * (horizon if self.sampling == "with-replacement" else 1),
             contexts_made=False,
             notes=pool.notes,
         )

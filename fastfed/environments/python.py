@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._validate import InputError, array, integer, show
+from fastfed._validate import InputError, array, boolean, integer, show
 from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
@@ -40,8 +39,9 @@ class Python:
     ``function`` is a ``numba.cfunc`` of ``environment_signature()``, or a plain callable
     ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a spec
     the text "module:name" of either. ``actions`` is the most actions of any round. What the
-    certificate may assume is the user's word: ``linear`` (a linear model with norms at most 1)
-    and ``multiplicity`` (how often one record can be served).
+    certificate may assume is the user's word: ``linear`` (a linear model, ||theta*|| <= 1),
+    ``bounded`` (||x|| <= 1 always; clipping makes sure of it anyway) and ``multiplicity`` (how
+    often one record can be served).
     """
 
     function: Any
@@ -50,6 +50,7 @@ class Python:
     state: Any = None
     reward: RewardLaw = field(default_factory=RewardLaw)
     linear: bool = False
+    bounded: bool = False
     multiplicity: int = 1
     kind = "python"
 
@@ -57,6 +58,8 @@ class Python:
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         integer("multiplicity", self.multiplicity, at_least=1)
+        boolean("linear", self.linear)
+        boolean("bounded", self.bounded)
         if isinstance(self.function, str):
             self.function = _import(self.function)
         if not callable(self.function) and not hasattr(self.function, "address"):
@@ -79,12 +82,12 @@ class Python:
 
     def facts(self, silos: int, horizon: int) -> Facts:
         return Facts(
-            silos=None,
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,
             reward_range=(0.0, 1.0) if self.reward.kind == "bernoulli" else None,
             linear=self.linear,
+            features_bounded=self.bounded,
             multiplicity=self.multiplicity,
             notes=("the environment is its user's own: its properties are taken on trust",),
         )
@@ -94,7 +97,7 @@ class Python:
             return native.Compiled(
                 seed,
                 replicate,
-                self.function.address,
+                self.function,
                 self.state,
                 self.dimension,
                 self.actions,
@@ -111,22 +114,38 @@ class Python:
         features = array("features", result[0], shape=(None, self.dimension))
         if not 1 <= len(features) <= self.actions:
             raise InputError(f"features must hold 1 to {self.actions} actions, got {len(features)}")
-        return features, array("expected rewards", result[1], shape=(len(features),))
+        means = array("expected rewards", result[1], shape=(len(features),))
+        if self.reward.kind == "bernoulli" and not ((means >= 0) & (means <= 1)).all():
+            raise InputError(
+                'reward.kind = "bernoulli" needs expected rewards in [0, 1], '
+                f"got {means[(means < 0) | (means > 1)][0]:g}"
+            )
+        return features, means
 
     def describe(self) -> dict[str, Any]:
-        function: Callable[..., Any] = getattr(self.function, "__wrapped__", self.function)
-        try:
-            source = inspect.getsource(function)
-        except (OSError, TypeError):
-            source = repr(getattr(function, "__qualname__", function))
-        state = b"" if self.state is None else self.state.tobytes()
         return {
             "kind": self.kind,
-            "function": hashlib.sha256(source.encode() + state).hexdigest(),
+            "function": _fingerprint(self.function, self.state),
             "dimension": self.dimension,
             "actions": self.actions,
+            "linear": self.linear,
+            "bounded": self.bounded,
+            "multiplicity": self.multiplicity,
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }
+
+
+def _fingerprint(function: Any, state: np.ndarray | None) -> str:
+    """A digest of what a function does, as far as it shows: source, closure, defaults, state."""
+    plain = getattr(function, "__wrapped__", function)
+    try:
+        source = inspect.getsource(plain if inspect.isroutine(plain) else type(plain))
+    except (OSError, TypeError):
+        source = repr(getattr(plain, "__qualname__", plain))
+    closed = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
+    shown = [source, closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
+    text = "\n".join(map(repr, shown)).encode()
+    return hashlib.sha256(text + (b"" if state is None else state.tobytes())).hexdigest()
 
 
 def _import(text: str) -> Any:
@@ -135,7 +154,7 @@ def _import(text: str) -> Any:
         raise InputError(f'function must be "module:name", got "{text}"')
     try:
         return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise InputError(f'function "{text}" cannot be imported: {error}') from None
     except AttributeError:
         raise InputError(f'module "{module}" has no "{name}"') from None
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise InputError(f'function "{text}" cannot be imported: {error}') from None

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import instance_normals
-from fastfed._validate import InputError, choice, integer
+from fastfed._validate import InputError, boolean, choice, integer
 from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
@@ -34,6 +34,7 @@ class Sphere:
     def __post_init__(self) -> None:
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
+        boolean("basis_actions", self.basis_actions)
         choice("contexts", self.contexts, ["per-replicate", "shared"])
         if self.basis_actions and self.actions < self.dimension:
             raise InputError(
@@ -47,7 +48,6 @@ class Sphere:
     def facts(self, silos: int, horizon: int) -> Facts:
         bounded = self.reward.kind != "gaussian"
         return Facts(
-            silos=None,
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,

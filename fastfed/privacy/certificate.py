@@ -16,6 +16,15 @@ import msgspec
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.budget import RELATIONS, UNITS
 
+#: The caveat of noise from seeded streams.
+SIMULATION = (
+    "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it; "
+    "this covers one replicate of one curve, since curves share their noise and replicates their "
+    "records"
+)
+#: The caveat of noise on a real machine.
+FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
+
 STATUSES = ("proven", "unproven", "none")
 WIDTH = 88
 

@@ -14,6 +14,8 @@ from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.calibration import calibrate
 from fastfed.privacy.certificate import (
+    FLOATS,
+    SIMULATION,
     Certificate,
     Condition,
     Guarantee,
@@ -176,12 +178,9 @@ class TreeRelease:
                 f"under {self.relation}, is at most {self.epsilon:g}"
             )
             conditions.append(Condition(text, epsilon <= self.epsilon))
-        caveats = ["the exact value is for real-valued Gaussian noise; what is released is float64"]
+        caveats = [FLOATS]
         if self._seed is not None:
-            caveats.append(
-                "simulation: the noise comes from a seeded generator, so whoever knows the seed "
-                "can remove it"
-            )
+            caveats.append(SIMULATION)
         if not known:
             caveats.append("the noise comes from a function that was passed in, and is not known")
         model = "central: who adds the vectors is trusted, who reads the sums is not"

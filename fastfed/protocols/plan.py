@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._validate import InputError
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
 
@@ -113,3 +114,10 @@ class Plan:
     def bytes_down(self) -> int:
         """Bytes the server sends to all silos in a whole run."""
         return self.bytes_up
+
+
+def check_plan(plan: object) -> Plan:
+    """Plan if it is one: a system is the likely mistake."""
+    if isinstance(plan, Plan):
+        return plan
+    raise InputError(f"plan must be a Plan, such as system.plan, got {type(plan).__name__}")

@@ -6,13 +6,15 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
-from fastfed.protocols.messages import Report
+from fastfed._validate import array
+from fastfed.protocols.messages import Report, statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
 
 
 def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd) -> np.ndarray:
-    """Statistic plus its node's noise."""
+    """Statistic plus its node's noise; a source that gives too little or NaN is refused."""
+    normals = array("noise", normals, shape=(statistic_size(dimension),))
     return native.add_noise(values, normals, dimension, *std.parts)
 
 
@@ -31,20 +33,22 @@ class Randomizer:
 
     def report(self, batch: np.ndarray) -> Report:
         """The message after the next batch; ``batch`` is its raw statistic (s,)."""
-        self.release += 1
-        return Report(self.release, self.plan.dimension, self._message(batch), self.silo)
+        release = self.release + 1
+        report = Report(release, self.plan.dimension, self._message(batch, release), self.silo)
+        self.release = release
+        return report
 
-    def _message(self, batch: np.ndarray) -> np.ndarray:
+    def _message(self, batch: np.ndarray, release: int) -> np.ndarray:
         sends, d = self.plan.protocol.randomizer, self.plan.dimension
         if sends == SEND_BATCH:
             return batch
-        level = native.node_level(self.release)
+        level = native.node_level(release)
         native.psum(self._sums, batch, level)
         if sends == SEND_NODE:
             return self._sums[level]
-        normals = self.noise.node(self.silo, self.release, d)
+        normals = self.noise.node(self.silo, release, d)
         node = noisy(self._sums[level], normals, d, self.plan.noise_std)
         if sends == SEND_NOISY_NODE:
             return node
         self._nodes[level] = node
-        return native.prefix(self._nodes, self.release)
+        return native.prefix(self._nodes, release)

@@ -10,7 +10,7 @@ from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Broadcast, Report
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import ADD, NOISY_TREE, REPLACE
 from fastfed.protocols.randomizer import noisy
 
@@ -24,7 +24,7 @@ class Server:
     """
 
     def __init__(self, plan: Plan, noise: NoiseSource | None = None) -> None:
-        self.plan = plan
+        self.plan = check_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
@@ -48,6 +48,10 @@ class Server:
                 raise InputError(
                     f"report of silo {report.silo} must be of release {release}, "
                     f"got release {report.release}"
+                )
+            if not np.isfinite(report.values).all():
+                raise InputError(
+                    f"report of silo {report.silo} must be finite, got NaN or infinity"
                 )
             if report.dimension != plan.dimension:
                 raise InputError(

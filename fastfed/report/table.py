@@ -54,7 +54,7 @@ def remarks(source: Source) -> list[str]:
     """What stands under the table: how to read it, and what happened more than never."""
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
-        "privacy as (epsilon, delta)"
+        "privacy as (epsilon, delta); speed of one thread"
     ]
     counts = {len(curve.replicates) for curve in source.results.curves}
     for curve in source.results.curves:

@@ -27,6 +27,7 @@ class CurveResult:
     certificate: dict[str, Any]
     #: Totals over replicates: indefinite V, clipped features, clipped rewards.
     events: dict[str, int]
+    #: Of one thread; None where nothing was timed.
     agent_rounds_per_second: float | None = None
 
     @property

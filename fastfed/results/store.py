@@ -96,8 +96,15 @@ class Store:
             _make(folder, path, meta, curves)
         connection = sqlite3.connect(path, timeout=30.0)
         try:
-            # How it is drawn is no part of what was played: the newest wins.
+            # How it is drawn and what is known of its privacy are no part of what was played:
+            # the newest wins.
             with connection:
+                for position, curve in enumerate(curves):
+                    connection.execute(
+                        "UPDATE curves SET facts = ?1, certificate = ?2 WHERE position = ?3 "
+                        "AND (facts != ?1 OR certificate != ?2)",
+                        (_json(curve.facts), _json(curve.certificate), position),
+                    )
                 connection.execute(
                     "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
                     (_json(meta.get("figure", {})),),
@@ -171,8 +178,9 @@ class Store:
             if not rows:
                 continue
             seconds, played = self._db.execute(
-                "SELECT sum(seconds), sum(agent_rounds) FROM timings WHERE position = ?",
-                (position,),
+                "SELECT sum(seconds * threads), sum(agent_rounds) FROM timings "
+                "WHERE position = ? AND replicate < ?",
+                (position, limit),
             ).fetchone()
             curves.append(
                 CurveResult(

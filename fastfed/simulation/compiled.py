@@ -36,7 +36,6 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "clip": clip is not None,
         "feature_bound": clip.feature if clip else 0.0,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
-        "releases": plan.releases,
         "levels": levels,
         "w": np.zeros((slots, d, d)),
         "theta": np.zeros((slots, d)),

@@ -102,6 +102,7 @@ def setting_of(facts: Facts, silos: int, horizon: int) -> Setting:
         noise_free=facts.reward.kind == "none",
         reward_range=facts.reward_range,
         linear=facts.linear,
+        features_bounded=facts.features_bounded,
         multiplicity=facts.multiplicity,
         notes=facts.notes,
     )
@@ -176,11 +177,15 @@ def make_experiment(
     setting = setting_of(facts, silos, horizon)
     if not curves:
         raise InputError("curve is required: at least one [[curve]] table")
+    tables: list[dict[str, Any]] = []
     for position, table in enumerate(curves):
         if not isinstance(table, dict):
             raise InputError(f"curve {position + 1} must be a table, got {show(table)}")
-        table.setdefault("label", str(table.get("algorithm")))
-    built = tuple(build_curve(c, setting) for table in curves for c in expand(table))
+        label = table.get("label", str(table.get("algorithm")))
+        if not isinstance(label, str) or not label.strip():
+            raise InputError(f"label must be a text, got {show(label)}")
+        tables.append({**table, "label": label})
+    built = tuple(build_curve(c, setting) for table in tables for c in expand(table))
     seen: set[str] = set()
     for curve in built:
         if curve.label in seen:

@@ -23,4 +23,5 @@ class Outcome:
 def checkpoint_rounds(horizon: int, count: int) -> np.ndarray:
     """About ``count`` evenly spaced rounds, the last one always among them, (C,) int64."""
     count = min(count, horizon)
-    return np.unique(np.ceil(np.arange(1, count + 1) * (horizon / count)).astype(np.int64))
+    # Whole-number ceilings: floating ones can land on a round past the last.
+    return -(-np.arange(1, count + 1, dtype=np.int64) * horizon // count)

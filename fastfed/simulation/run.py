@@ -56,6 +56,13 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_threads(threads: int | None) -> int:
+    """Threads to play with; None takes every processor."""
+    if threads is None:
+        return default_threads()
+    return integer("threads", threads, at_least=1, at_most=1024)
+
+
 def play_pass(
     experiment: Experiment,
     work: Pass,
@@ -83,7 +90,7 @@ def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) ->
     work = passes[0]
     environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
     plans = [experiment.curves[i].system.plan for i in work.positions]
-    rounds = min(experiment.horizon, max(p.batch_size for p in plans) or 25)
+    rounds = min(experiment.horizon, 25)
     start = time.perf_counter()
     compiled.play(environment, plans, experiment.checkpoints, last=rounds)
     each = (time.perf_counter() - start) / rounds / len(plans)
@@ -167,7 +174,7 @@ def run(
     Every replicate of every curve is committed once it is played, so the same call again repeats
     nothing. ``on_start`` hears what is left and with how many threads.
     """
-    threads = default_threads() if threads is None else integer("threads", threads, at_least=1)
+    threads = check_threads(threads)
     meta: dict[str, Any] = {
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),

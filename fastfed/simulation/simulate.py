@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, choice, integer
+from fastfed._validate import InputError, choice, show
 from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results
 from fastfed.simulation import step
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.run import curve_rows, default_threads, missing_passes, play_all
+from fastfed.simulation.run import check_threads, curve_rows, missing_passes, play_all
 
 
 def simulate(
@@ -47,8 +47,15 @@ def simulate(
     """
     if isinstance(environment, dict):
         environment = environment_from_spec(environment)
+    if not hasattr(environment, "facts"):
+        raise InputError(
+            'environment must be an environment or a table such as {"kind": "sphere"}, '
+            f"got {show(environment)}"
+        )
     if (algorithm is None) == (curves is None):
         raise InputError("give either algorithm and its keys, or curves")
+    if curves is not None and not isinstance(curves, (list, tuple)):
+        raise InputError(f"curves must be a list of tables, got {show(curves)}")
     if curves is None:
         curves = [{"label": algorithm, "algorithm": algorithm, **keys}]
     elif keys:
@@ -57,14 +64,14 @@ def simulate(
     experiment = make_experiment(
         name=name,
         environment=environment,
-        curves=[dict(c) for c in curves],
+        curves=list(curves),
         horizon=horizon,
         silos=silos,
         replicates=replicates,
         seed=seed,
         checkpoints=checkpoints,
     )
-    threads = default_threads() if threads is None else integer("threads", threads, at_least=1)
+    threads = check_threads(threads)
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
         for work, played, _, _ in play_all(experiment, missing_passes(experiment, set()), threads):

@@ -25,9 +25,19 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->feature_stride = env->feature_major ? env->actions : 1;
     out->actions = k;
     out->mean = mean;
+    /* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
+    double worst = mean[0], sum = mean[0];
     out->best = mean[0];
-    for (int64_t a = 1; a < k; a++)
+    for (int64_t a = 1; a < k; a++) {
         out->best = mean[a] > out->best ? mean[a] : out->best;
+        worst = mean[a] < worst ? mean[a] : worst;
+        sum += mean[a];
+    }
+    if (!isfinite(sum))
+        return FF_NOT_FINITE;
+    const double rounding = 1e-6;
+    if (env->reward_law == FF_REWARD_BERNOULLI && (worst < -rounding || out->best > 1.0 + rounding))
+        return FF_NOT_FINITE;
     return FF_OK;
 }
 

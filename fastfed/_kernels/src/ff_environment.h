@@ -34,7 +34,13 @@ typedef struct {
 } ff_environment;
 
 /* Statuses */
-enum { FF_OK = 0, FF_CALLBACK_FAILED = -1, FF_NOT_POSITIVE_DEFINITE = -2, FF_NO_ACTIONS = -3 };
+enum {
+    FF_OK = 0,
+    FF_CALLBACK_FAILED = -1,
+    FF_NOT_POSITIVE_DEFINITE = -2,
+    FF_NO_ACTIONS = -3,
+    FF_NOT_FINITE = -4
+};
 
 /* Items (floats or doubles) fill may write: K d rounded up for the vector generators. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension);

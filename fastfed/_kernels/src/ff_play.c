@@ -1,5 +1,7 @@
 #include "ff_play.h"
 
+#include <math.h>
+
 #ifdef _OPENMP
 #include <omp.h>
 #define THREAD omp_get_thread_num()
@@ -35,7 +37,7 @@ int64_t ff_play_scratch(int64_t actions, int64_t d)
 /* The factor a silo decides with: the shared one when lazy, its own otherwise. */
 FF_INLINE int64_t slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
 
-static void play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
+static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
                        const ff_actions *actions, const scratch_parts *p)
 {
     const int64_t d = pass->dimension;
@@ -45,6 +47,11 @@ static void play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t r
     const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                                      c->radius_count * (double)counted, d);
     const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    double square = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        square += p->feature[j] * p->feature[j];
+    if (!isfinite(square))
+        return FF_NOT_FINITE;
     double y = ff_reward_of(pass->environment, pass->seed, pass->replicate, silo, round,
                             actions->mean[a]);
     c->regret[silo] += actions->best - actions->mean[a];
@@ -63,6 +70,7 @@ static void play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t r
     ff_accumulate(batch + d, batch, p->feature, y, d);
     if (!c->lazy)
         ff_observe(w, theta, p->feature, y, d, p->observe);
+    return FF_OK;
 }
 
 static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64_t last,
@@ -75,12 +83,12 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
         next++;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
-        const int64_t status = ff_actions_of(env, pass->seed, pass->replicate, silo, round, p.x,
-                                             p.mean, &actions);
+        int64_t status = ff_actions_of(env, pass->seed, pass->replicate, silo, round, p.x, p.mean,
+                                       &actions);
+        for (int64_t i = 0; status == FF_OK && i < pass->curve_count; i++)
+            status = play_round(pass, &pass->curves[i], silo, round, &actions, &p);
         if (status != FF_OK)
             return status;
-        for (int64_t i = 0; i < pass->curve_count; i++)
-            play_round(pass, &pass->curves[i], silo, round, &actions, &p);
         if (next < pass->checkpoint_count && pass->checkpoints[next] == round) {
             for (int64_t i = 0; i < pass->curve_count; i++)
                 pass->curves[i].curve[silo * pass->checkpoint_count + next] =

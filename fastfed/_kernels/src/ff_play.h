@@ -29,7 +29,7 @@ typedef struct {
     int64_t clip;
     double feature_bound, reward_low, reward_high;
     /* state */
-    int64_t releases, levels;
+    int64_t levels;
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */
     double *sums;           /* (M, levels, s): raw p-sums */
