@@ -593,3 +593,23 @@ def test_bad_arguments(
 def test_bad_seed_says_its_bounds(spec: Path, tmp_path: Path) -> None:
     complains(fastfed("run", spec, "-o", tmp_path / "out", "--seed", -1), "seed", ">= 0", "-1")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_failing_environment_is_one_sentence_with_the_round(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(
+        "def draw(seed, replicate, silo, t):\n"
+        "    if t == 3:\n"
+        "        raise KeyError('no such user')\n"
+        "    return [[1.0, 0.0]], [0.5]\n"
+    )
+    (tmp_path / "s.toml").write_text(
+        'name = "f"\nhorizon = 9\nsilos = 2\n[environment]\nkind = "python"\n'
+        'function = "faulty:draw"\ndimension = 2\nactions = 1\n'
+        '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 3\n'
+    )
+    result = fastfed("run", tmp_path / "s.toml", "-o", tmp_path / "out", "--threads", "1")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    where = "in the environment's function (replicate 0, silo 0, round 3)"
+    assert f"{where}: KeyError: 'no such user'" in last

@@ -498,6 +498,10 @@ cdef class Compiled(Environment):
             self.c.state = <void *>pointer
 
 
+#: How the note on an exception of a user's function begins.
+IN_FUNCTION = "in the environment's function"
+
+
 cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                          int64_t round, void *x, double *mean) noexcept with gil:
     cdef Called env = <Called>state
@@ -513,7 +517,10 @@ cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t 
         (<double[:n]>mean)[...] = means
         return n
     except BaseException as error:
-        env.failure = error
+        error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
+        # The silos play on to the end of the segment; the first failure is the one to show.
+        if env.failure is None:
+            env.failure = error
         return FF_CALLBACK_FAILED
 
 

@@ -88,3 +88,8 @@ def failures(folder: Path) -> Iterator[None]:
         raise RunFailed(f"{folder / FILE} cannot be written ({error}); {kept}") from None
     except MemoryError:
         raise RunFailed("out of memory: fewer threads or silos need less") from None
+    except Exception as error:
+        notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(native.IN_FUNCTION)]
+        if not notes or isinstance(error, InputError):
+            raise
+        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {kept}") from None

@@ -31,6 +31,7 @@ class Classification(PoolEnvironment):
     projection_seed: int = 0
     sampling: str = "without-replacement"
     kind = "classification"
+    records = "records"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,8 @@ class PoolEnvironment(ABC):
     _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
 
     kind = ""
+    #: What the data call one round's choice.
+    records = "queries"
 
     def __post_init__(self) -> None:
         choice("sampling", self.sampling, list(SAMPLING))
@@ -63,7 +65,7 @@ class PoolEnvironment(ABC):
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():
             raise InputError(
-                f"horizon must be <= {blocks.min()}, the queries of the smallest silo "
+                f"horizon must be <= {blocks.min()}, the {self.records} of the smallest silo "
                 f'(sampling = "{self.sampling}"), got {horizon}'
             )
         low, high = float(pool.means.min()), float(pool.means.max())

@@ -29,6 +29,7 @@ class Replay(PoolEnvironment):
     path: str | None = None
     sampling: str = "without-replacement"
     kind = "replay"
+    records = "recorded rounds"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -123,6 +123,9 @@ class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
                 "a failed ClaimCondition must say so"
             )
 
+    def __str__(self) -> str:
+        return as_text(self)
+
     def to_builtins(self) -> dict[str, Any]:
         """The certificate as dicts, lists, strings and numbers, keys as in the JSON output."""
         result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))

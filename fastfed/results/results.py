@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CurveResult:
     """One curve: every replicate's group regret at the checkpoints, and what was guaranteed."""
 
@@ -30,6 +30,14 @@ class CurveResult:
     #: Of one thread; None where nothing was timed.
     agent_rounds_per_second: float | None = None
 
+    def __repr__(self) -> str:
+        end = self.final()
+        return (
+            f"<{self.label}: group regret {end['mean']:.6g} ± {end['stderr']:.2g} after "
+            f"{self.horizon} rounds, {len(self.replicates)} replicates, "
+            f"privacy {self.certificate['status']}>"
+        )
+
     @property
     def mean(self) -> np.ndarray:
         """Mean group regret at the checkpoints, (C,)."""
@@ -37,10 +45,10 @@ class CurveResult:
 
     @property
     def stderr(self) -> np.ndarray:
-        """Standard error of the mean, (C,); zero for a single replicate."""
+        """Standard error of the mean, (C,); NaN for a single replicate, which tells nothing."""
         n = len(self.group_regret)
         if n < 2:
-            return np.zeros(self.group_regret.shape[1])
+            return np.full(self.group_regret.shape[1], math.nan)
         return self.group_regret.std(axis=0, ddof=1) / math.sqrt(n)
 
     def final(self, divisor: float = 1.0) -> dict[str, float]:
@@ -72,7 +80,7 @@ class CurveResult:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """All curves of one experiment; what ``simulate`` returns and ``load`` reads."""
 
@@ -81,6 +89,10 @@ class Results:
     silos: int
     curves: tuple[CurveResult, ...]
     figure: dict[str, Any]
+
+    def __repr__(self) -> str:
+        lines = [f"<Results of {self.experiment}: {self.silos} silos, {self.horizon} rounds>"]
+        return "\n  ".join([*lines, *map(repr, self.curves)])
 
     def __getitem__(self, label: str) -> CurveResult:
         for curve in self.curves:
