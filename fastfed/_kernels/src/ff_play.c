@@ -47,8 +47,9 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
     const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                                      c->radius_count * (double)counted, d);
     const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    /* What a function made is checked as it comes; the rows of a pool were when it was opened. */
     double square = 0.0;
-    for (int64_t j = 0; j < d; j++)
+    for (int64_t j = 0; pass->environment->fill && j < d; j++)
         square += p->feature[j] * p->feature[j];
     if (!isfinite(square))
         return FF_NOT_FINITE;
