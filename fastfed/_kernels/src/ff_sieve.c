@@ -122,10 +122,10 @@ FF_INLINE int lies_ready(const ff_actions *actions)
            actions->feature_stride <= 256 && actions->actions >= SIEVE_PANEL;
 }
 
-/* Copy n doubles as floats; returns the sum of their squares. */
-FF_INLINE double narrow(const double *restrict from, int64_t n, float *restrict to)
+/* Copy n doubles as floats, their squares added to eight partial sums. */
+FF_INLINE void narrow(const double *restrict from, int64_t n, float *restrict to,
+                      double *restrict lane)
 {
-    double lane[8] = {0};
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int l = 0; l < 8; l++) {
@@ -136,6 +136,10 @@ FF_INLINE double narrow(const double *restrict from, int64_t n, float *restrict 
         to[i] = (float)from[i];
         lane[l] += from[i] * from[i];
     }
+}
+
+FF_INLINE double sum_of(const double *lane)
+{
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
            ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
@@ -145,19 +149,20 @@ FF_INLINE double narrow(const double *restrict from, int64_t n, float *restrict 
  * Frobenius norm of the rest. */
 FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restrict w32)
 {
-    double rest = 0.0, total = 0.0, largest = 0.0;
+    double lane[8] = {0}, diagonal = 0.0, largest = 0.0;
     for (int64_t i = 0; i < d; i++) {
         /* As far as its group's product reads, and on to whole vectors: zeros, but no tails. */
         const int64_t group = ((i / ROWS + 1) * ROWS + 7) & ~(int64_t)7;
         const int64_t columns = group < d ? group : d;
-        const double square = narrow(w + i * d, columns, w32 + i * d), entry = fabs(w[i * d + i]);
-        total += square;
-        rest += square - entry * entry;
+        const double entry = fabs(w[i * d + i]);
+        narrow(w + i * d, columns, w32 + i * d, lane);
+        diagonal += entry * entry;
         largest = entry > largest ? entry : largest;
     }
+    const double total = sum_of(lane);
     /* Cancellation can take rest as far as d 2^-52 of the total, and below zero. */
-    rest += 1e-12 * total;
-    const double frobenius = sqrt(total), split = largest + sqrt(rest);
+    const double rest = total > diagonal ? total - diagonal : 0.0;
+    const double frobenius = sqrt(total), split = largest + sqrt(rest + 1e-12 * total);
     return split < frobenius ? split : frobenius;
 }
 
@@ -214,7 +219,9 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
     const double n = (double)(d + 5);
     const float slack = (float)(1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24));
     const float slope = slack * (float)(beta * narrow_factor(w, d, w32));
-    const float theta_norm = (float)sqrt(narrow(theta, d, w32 + d * d));
+    double lane[8] = {0};
+    narrow(theta, d, w32 + d * d, lane);
+    const float theta_norm = (float)sqrt(sum_of(lane));
     memset(w32 + (d + 1) * d, 0, (size_t)((padded_rows(d) - d - 1) * d) * sizeof(float));
     const int ready = lies_ready(actions);
     for (int64_t from = 0; from < count; from += SIEVE_PANEL) {
