@@ -2,7 +2,7 @@
 
 Every stream starts from a key (seed, purpose, replicate, silo, round or node), never from a
 thread, a call order or a curve. Simulations draw from seeded keys; a deployment draws from the
-operating system and remembers each node's noise, so that it is never drawn twice.
+operating system and remembers which nodes it drew, so that none is drawn twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_seed(seed: object) -> int:
 
 
 class NoiseSource(Protocol):
-    """Standard normals for the node a silo releases; the same node always gets the same ones."""
+    """Standard normals for the node a silo releases; never two different draws for one node."""
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
