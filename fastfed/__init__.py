@@ -19,6 +19,8 @@ _PUBLIC = {
     "LinUCB": "fastfed.bandits.linucb",
     "Silo": "fastfed.bandits.silo",
     "Server": "fastfed.protocols.server",
+    "Shuffler": "fastfed.protocols.shuffler",
+    "VectorSum": "fastfed.protocols.vector_sum",
     "Report": "fastfed.protocols.messages",
     "Broadcast": "fastfed.protocols.messages",
     "TreeRelease": "fastfed.privacy.release",

@@ -8,6 +8,7 @@ operating system and remembers which nodes it drew, so that none is drawn twice.
 from __future__ import annotations
 
 import os
+import secrets
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ from fastfed._validate import InputError, integer
 
 #: Purposes of streams; the same numbers stand in src/ff_random.h.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
+ROUNDING, BIT_NOISE, SHUFFLE, POLICY = range(7, 11)
+#: Purpose of the noise bits of single data points; the level of their node is added.
+POINT_NOISE = 64
 
 #: The silo index under which a server draws noise of its own is the number of silos.
 
@@ -27,10 +31,36 @@ def check_seed(seed: object) -> int:
 
 
 class NoiseSource(Protocol):
-    """Standard normals for the node a silo releases; never two different draws for one node."""
+    """Where silos, shuffler and server draw from; never two different draws for one key."""
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        ...
+
+    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+        """Uniform words of 32 bits (count,) that round the data point of one round."""
+        ...
+
+    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        """Draws of Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
+        ...
+
+    def point_binomials(
+        self, silo: int, round: int, level: int, count: int, trials: int
+    ) -> np.ndarray:
+        """The same for one data point at a node of one level."""
+        ...
+
+    def permutation(self, node: int, count: int) -> np.ndarray:
+        """The order in which the shuffler passes on ``count`` messages."""
+        ...
+
+    def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        """Permute the bits (n,) of one label in place."""
+        ...
+
+    def action(self, silo: int, round: int, count: int) -> int:
+        """A uniform action out of ``count``."""
         ...
 
 
@@ -44,6 +74,28 @@ class SeededNoise:
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return native.node_normals(self.seed, self.replicate, silo, node, dimension)
 
+    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+        return native.words(self.seed, ROUNDING, self.replicate, silo, round, count)
+
+    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        key = self.seed, BIT_NOISE, self.replicate, silo, node
+        return native.binomials(*key, trials, count)
+
+    def point_binomials(
+        self, silo: int, round: int, level: int, count: int, trials: int
+    ) -> np.ndarray:
+        key = self.seed, POINT_NOISE + level, self.replicate, silo, round
+        return native.binomials(*key, trials, count)
+
+    def permutation(self, node: int, count: int) -> np.ndarray:
+        return native.permutation(self.seed, SHUFFLE, self.replicate, 0, node, count)
+
+    def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        native.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
+
+    def action(self, silo: int, round: int, count: int) -> int:
+        return native.below(self.seed, POLICY, self.replicate, silo, round, count)
+
 
 class SystemNoise:
     """Noise from the operating system's entropy, for deployments.
@@ -55,14 +107,57 @@ class SystemNoise:
     def __init__(self) -> None:
         self._drawn: set[tuple[int, int]] = set()
 
-    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+    def _once(self, silo: int, node: int) -> None:
         if (silo, node) in self._drawn:
             raise InputError(
                 f"the noise of node {node} of silo {silo} was drawn already; "
                 "use one SystemNoise for each system"
             )
         self._drawn.add((silo, node))
+
+    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        self._once(silo, node)
         return system_normals(dimension + dimension * (dimension + 1) // 2)
+
+    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+        return system_words(count)
+
+    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        self._once(silo, node)
+        return system_binomials(count, trials)
+
+    def point_binomials(
+        self, silo: int, round: int, level: int, count: int, trials: int
+    ) -> np.ndarray:
+        return system_binomials(count, trials)
+
+    def permutation(self, node: int, count: int) -> np.ndarray:
+        while True:
+            # Sorting uniform words permutes uniformly, unless two are equal.
+            keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+            order = np.argsort(keys, kind="stable")
+            if (np.diff(keys[order]) > 0).all():
+                return order
+
+    def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        bits[:] = bits[self.permutation(node, len(bits))]
+
+    def action(self, silo: int, round: int, count: int) -> int:
+        return secrets.randbelow(count)
+
+
+def system_words(count: int) -> np.ndarray:
+    """Uniform words of 32 bits (count,) from os.urandom."""
+    return np.frombuffer(os.urandom(4 * count), dtype=np.uint32)
+
+
+def system_binomials(count: int, trials: int) -> np.ndarray:
+    """Draws of Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
+    drawn = np.full(count, np.nan)
+    while (left := np.isnan(drawn)).any():
+        words = system_words(4 * int(left.sum())).reshape(-1, 4)
+        drawn[left] = native.binomials_from_words(words, trials)
+    return drawn
 
 
 def system_normals(count: int) -> np.ndarray:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-PROTOCOLS = ("none", "silo-ldp", "silo-ldp-prefix", "central")
+PROTOCOLS = (
+    *("none", "silo-ldp", "silo-ldp-prefix", "central"),
+    *("shuffle-amplified", "shuffle-vector"),
+)
 
 
 def curve(protocol: str, **keys) -> dict:

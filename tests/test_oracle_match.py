@@ -27,6 +27,35 @@ def oracle_noise(plan, seed):
     return noise
 
 
+def oracle_bits(plan, seed):
+    """The draws of the shuffle protocols, as the oracle asks for them."""
+    source = SeededNoise(seed, 0)
+    size, encoding = plan.statistic_size, plan.encoding
+
+    def level_of(k):
+        return (k & -k).bit_length() - 1
+
+    def uniforms(silo, t, k):
+        # One word for each entry and node that holds the point, lowest node first.
+        leaf = (t - 1) // plan.batch_size + 1
+        nodes = [r for r in range(1, plan.releases + 1) if r - (r & -r) < leaf <= r]
+        words = source.words(silo, t, size * len(nodes)).reshape(-1, size)
+        return words[nodes.index(k)] * 2.0**-32
+
+    def centred_noise(silo, k):
+        trials = plan.points(level_of(k)) * encoding.noise_bits[level_of(k)]
+        return source.binomials(silo, k, size, trials)
+
+    given = {"order": lambda k: source.permutation(k, plan.silos)}
+    if encoding is not None:
+        given |= {
+            "encoding": lambda level: (encoding.precision[level], encoding.noise_bits[level]),
+            "uniforms": uniforms,
+            "centred_noise": centred_noise,
+        }
+    return given
+
+
 def oracle_replay(experiment, outcome):
     plan = experiment.curves[0].system.plan
     opened = experiment.environment.open(experiment.seed, 0, experiment.silos)
@@ -56,6 +85,7 @@ def oracle_replay(experiment, outcome):
         server_noise=lambda k: noise(plan.silos, k),
         clip=None if clip is None else (clip.feature, clip.low, clip.high),
         gamma=plan.second_bonus,
+        **(oracle_bits(plan, experiment.seed) if plan.protocol.shuffled else {}),
     )
 
 

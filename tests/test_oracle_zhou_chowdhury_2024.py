@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracle.zhou_chowdhury_2024 import Noise, node_interval, replay, tree_nodes
 
-SYNCHRONISING = ["none", "silo-ldp", "silo-ldp-prefix", "central"]
+SYNCHRONISING = ["none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"]
 
 
 def keyed(*key: int) -> np.random.Generator:
@@ -155,7 +155,7 @@ def test_example_of_the_paper() -> None:
     assert [node_interval(released) for released in tree_nodes(6)] == [(1, 4), (5, 6)]
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
+@pytest.mark.parametrize("protocol", SYNCHRONISING[1:])
 @pytest.mark.parametrize("silos", [1, 3])
 def test_constant_noise_counts_nodes(protocol: str, silos: int) -> None:
     d, batch_size, horizon = 3, 2, 2 * 17
@@ -229,7 +229,7 @@ def test_p_sums_and_prefix_sums_give_equal_totals(silos: int, batch_size: int) -
     assert p_sums.worst_gap == pytest.approx(prefixes.worst_gap, rel=1e-9)
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "shuffle-amplified"])
 def test_each_node_is_asked_for_once(protocol: str) -> None:
     asked: list[tuple[int, int]] = []
     drawn = node_noise(3, 1.0)

@@ -9,7 +9,11 @@ import pytest
 from oracle.zhou_chowdhury_2024 import Noise, replay
 
 from fastfed import _reference
-from fastfed._reference import private_fedlinucb_pool, private_fedlinucb_sphere
+from fastfed._reference import (
+    private_fedlinucb_pool,
+    private_fedlinucb_sphere,
+    vector_fedlinucb_sphere,
+)
 
 
 def small_sphere(**changes: Any) -> dict[str, Any]:
@@ -24,6 +28,12 @@ def small_sphere(**changes: Any) -> dict[str, Any]:
         "seed": 11,
     }
     return arguments | changes
+
+
+def small_vector(**changes: Any) -> dict[str, Any]:
+    arguments = small_sphere(epsilon=1.0, delta=0.1, **changes)
+    del arguments["noise_std"]
+    return arguments
 
 
 def small_pool(**changes: Any) -> dict[str, Any]:
@@ -63,6 +73,15 @@ def test_sphere_is_sane(changes: dict[str, Any]) -> None:
     assert_sane(private_fedlinucb_sphere(**small_sphere(**changes)), 60)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"silos": 1}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 100}, {"dimension": 2}],
+)
+def test_vector_sphere_is_sane(changes: dict[str, Any]) -> None:
+    """60 rounds: a batch size of 7 leaves 4 of them, one of 100 all of them, unsynchronised."""
+    assert_sane(vector_fedlinucb_sphere(**small_vector(**changes)), 60)
+
+
 def test_pool_is_sane() -> None:
     assert_sane(private_fedlinucb_pool(**small_pool()), 50)
 
@@ -77,6 +96,10 @@ def test_seeds_repeat_and_differ() -> None:
     assert np.array_equal(first, again)
     other = private_fedlinucb_sphere(**small_sphere(seed=12))["group_regret"]
     assert not np.array_equal(first, other)
+    first, again = (vector_fedlinucb_sphere(**small_vector())["group_regret"] for _ in range(2))
+    assert np.array_equal(first, again)
+    other = vector_fedlinucb_sphere(**small_vector(seed=12))["group_regret"]
+    assert not np.array_equal(first, other)
     first, again = (private_fedlinucb_pool(**small_pool())["group_regret"] for _ in range(2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, private_fedlinucb_pool(**small_pool(seed=12))["group_regret"])
@@ -89,6 +112,9 @@ def test_privacy_noise_leaves_the_environment_alone() -> None:
     )
     assert np.array_equal(quiet[:5], loud[:5])
     assert not np.array_equal(quiet, loud)
+    vector = vector_fedlinucb_sphere(**small_vector())["group_regret"]
+    assert np.array_equal(quiet[:5], vector[:5])
+    assert not np.array_equal(quiet, vector)
 
 
 def test_silos_meet_only_their_own_queries() -> None:
@@ -128,9 +154,119 @@ def test_noise_too_large_for_the_regularizer_is_an_error() -> None:
         private_fedlinucb_sphere(**small_sphere(noise_std=50.0, regularizer=0.1))
 
 
+def vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "epsilon": 1.0,
+        "delta": 0.1,
+        "scale": 1.0,
+        "mechanism": np.random.default_rng(7),
+    }
+    return _reference._VectorTree(points_per_batch, levels, d, **arguments | changes)
+
+
+def some_points(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """n actions in the unit ball and rewards in [0, 1]."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((n, d))
+    return x / np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True)), rng.random(n)
+
+
+def test_parameters_of_the_vector_sum() -> None:
+    """Worked out by hand with ln(100 / 0.1)^2 = 47.7171 and epsilon^2 = 0.04."""
+    tree = vector_tree(1, 10, epsilon=0.2)
+    assert tree.parameters(2500) == (100, 4772)
+    assert tree.parameters(2501) == (101, 4866)  # 2 sqrt n = 100.02 rounds up
+    assert tree.parameters(2) == (10, 59647)
+    assert vector_tree(1, 3, epsilon=20.0).parameters(1) == (4, 1)
+    assert vector_tree(1, 10, epsilon=0.2, scale=0.5).parameters(2500) == (100, 2386)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 20.0])
+def test_vector_sum_is_unbiased_with_the_stated_noise(epsilon: float) -> None:
+    """At epsilon = 20 there is one noise bit, and rounding makes about half of the variance."""
+    n, d, repeats = 6, 3, 2000
+    tree = vector_tree(n, d, epsilon=epsilon)
+    x, rewards = some_points(n, d)
+    for point in zip(x, rewards, strict=True):
+        tree.record(*point)
+    sums = np.array([tree.vector_sum(tree.points) for _ in range(repeats)])
+
+    upper = np.triu_indices(d)
+    exact = np.array(
+        [np.append(y * a, np.outer(a, a)[upper]) for a, y in zip(x, rewards, strict=True)]
+    )
+    g, b = tree.parameters(n)
+    fraction = exact * g - np.floor(exact * g)
+    variance = (n * b * 3 / 16 + (fraction * (1 - fraction)).sum(axis=0)) / g**2
+    # Nine coordinates at 5 standard errors: a false alarm in 2e5 seeds. The pooled variance has
+    # relative error sqrt(2 / (9 * 2000)) = 1.05 % (kurtosis is below the Gaussian one): 5 of it.
+    z = (sums.mean(axis=0) - exact.sum(axis=0)) / np.sqrt(variance / repeats)
+    assert np.abs(z).max() < 5
+    assert (sums.var(axis=0, ddof=1) / variance).mean() == pytest.approx(1, abs=0.053)
+    # Each coordinate has noise of its own: 36 correlations at 5 / sqrt(2000).
+    correlation = np.corrcoef(sums.T) - np.eye(len(variance))
+    assert np.abs(correlation).max() < 0.112
+
+
+def test_vector_noise_std_of_the_published_setting() -> None:
+    """About 15 per coordinate and node, whatever the node holds (d = 10, epsilon = 0.2)."""
+    for n in (1, 60):
+        tree = vector_tree(n, 10, epsilon=0.2)
+        x, rewards = some_points(n, 10)
+        for point in zip(x, rewards, strict=True):
+            tree.record(*point)
+        exact = np.concatenate((rewards @ x, (x.T @ x)[tree.upper]))
+        noise = np.concatenate([tree.vector_sum(tree.points) - exact for _ in range(20)])
+        # 1300 draws: relative standard error 2 %, so 10 % is a false alarm in 2e6 seeds.
+        assert np.sqrt(np.mean(noise**2)) == pytest.approx(14.96, rel=0.1)
+
+
+def test_vector_nodes_hold_the_points_of_their_batches() -> None:
+    per_batch, d, batches = 3, 4, 22
+    tree = vector_tree(per_batch, d, levels=5)
+    counts: list[int] = []
+
+    def exact_sum(points: list[np.ndarray]) -> np.ndarray:
+        counts.append(len(points))
+        return np.sum(points, axis=0)
+
+    tree.vector_sum = exact_sum
+    x, rewards = some_points(per_batch * batches, d)
+    for k in range(1, batches + 1):
+        now = per_batch * k
+        for j in range(now - per_batch, now):
+            tree.record(x[j], rewards[j])
+        W, U = tree.release(k, [], [])
+        assert np.allclose(W, x[:now].T @ x[:now], atol=1e-12)
+        assert np.allclose(U, rewards[:now] @ x[:now], atol=1e-12)
+        assert np.array_equal(W, W.T)
+    assert counts == [per_batch * (k & -k) for k in range(1, batches + 1)]
+
+
+@pytest.mark.parametrize(("batch_size", "encodings"), [(1, 68), (5, 40), (7, 28), (35, 0)])
+def test_encodings_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int, encodings: int
+) -> None:
+    """Batch size times the sum of lowbit(k) over the releases; 24 rounds, one silo."""
+    calls = []
+    encode = _reference._VectorTree.encode
+
+    def counted(*arguments: Any) -> np.ndarray:
+        calls.append(arguments)
+        return encode(*arguments)
+
+    monkeypatch.setattr(_reference._VectorTree, "encode", counted)
+    vector_fedlinucb_sphere(**small_vector(silos=1, horizon=24, batch_size=batch_size))
+    assert len(calls) == encodings
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_oracle_agrees_with_every_action(batch_size: int) -> None:
-    """Regret written in base 16 tells what each of two silos did; the oracle replays that."""
+def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None:
+    """Regret written in base 16 tells what each of two silos did; the oracle replays that.
+
+    The vector sum has one noise for both silos; the oracle hears of it as that of silo 0.
+    """
     silos, horizon, d, actions, unit = 2, 34, 3, 16, 2.0**-12
     tables = np.random.default_rng(5).standard_normal((horizon, silos, actions, d))
     tables /= np.linalg.norm(tables, axis=-1, keepdims=True)
@@ -142,31 +278,49 @@ def test_oracle_agrees_with_every_action(batch_size: int) -> None:
         return tables[rounds[silo] - 1, silo], means[silo]
 
     noise_std, regularizer, multiplier, alpha = 1.0, 40.0, 0.3, 0.01
+    levels = _reference._levels(horizon, batch_size)
+    nodes: dict[tuple[int, int], Noise] = {}
+    tree: Any
+    if protocol == "silo-ldp":
+        tree = _reference._SiloTree(silos, levels, d, noise_std, np.random.default_rng(7))
+        # The same draws again: for each synchronisation and silo the square matrix, the vector.
+        mechanism = np.random.default_rng(7)
+        for k in range(1, horizon // batch_size + 1):
+            for i in range(silos):
+                square = mechanism.normal(0.0, noise_std, size=(d, d))
+                nodes[i, k] = mechanism.normal(0.0, noise_std, size=d), (square + square.T) / 2
+    else:
+        tree = vector_tree(silos * batch_size, d, levels)
+        vector_sum = tree.vector_sum
+
+        def noted_sum(points: list[np.ndarray]) -> np.ndarray:
+            noisy: np.ndarray = vector_sum(points)
+            noise = noisy - np.sum(points, axis=0)
+            square = np.zeros((d, d))
+            square[tree.upper] = noise[d:]
+            k = len(nodes) // silos + 1
+            nodes[0, k] = noise[:d], np.triu(square) + np.triu(square, 1).T
+            nodes[1, k] = np.zeros(d), np.zeros((d, d))
+            return noisy
+
+        tree.vector_sum = noted_sum
     result = _reference._private_fedlinucb(
         draw,
+        tree.release,
+        tree.record if protocol == "shuffle-vector" else None,
         silos=silos,
         horizon=horizon,
         dimension=d,
         batch_size=batch_size,
-        noise_std=noise_std,
         regularizer=regularizer,
         radius_multiplier=multiplier,
         failure_probability=alpha,
         reward_std=0.0,
         environment=np.random.default_rng(6),
-        mechanism=np.random.default_rng(7),
     )
     digits = np.rint(np.diff(result["group_regret"], prepend=0.0) / unit).astype(int)
     played = np.array([(digits >> (4 * i)) & 15 for i in range(silos)])
     assert len(np.unique(played)) > 10
-
-    # The same draws again: for each synchronisation and silo the square matrix, then the vector.
-    mechanism = np.random.default_rng(7)
-    nodes: dict[tuple[int, int], Noise] = {}
-    for k in range(1, horizon // batch_size + 1):
-        for i in range(silos):
-            square = mechanism.normal(0.0, noise_std, size=(d, d))
-            nodes[i, k] = mechanism.normal(0.0, noise_std, size=d), (square + square.T) / 2
 
     def radius(t: int, k: int) -> float:
         growth = d * np.log(1 + t * silos / (d * regularizer)) + np.log(1 / alpha)

@@ -19,7 +19,9 @@ LEAVES = [
     *("philox", "normals_f32", "normals_f64", "normals_from_bits", "uniform", "below"),
     *("permutation", "log", "factor", "solve", "log_det", "observe", "accumulate", "rank_one"),
     *("sherman_morrison", "clip_norm", "scores", "select", "node_level", "psum", "prefix", "add"),
-    *("add_noise", "node_normals", "refresh", "radius_at"),
+    *("add_noise", "node_normals", "refresh", "radius_at", "words", "scale", "touched_levels"),
+    *("round_point", "round_points", "binomials", "binomials_from_words"),
+    *("encode_bits", "shuffle_bits"),
 ]
 WORD = st.integers(0, 2**32 - 1)
 KEY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 6), WORD, WORD, WORD)

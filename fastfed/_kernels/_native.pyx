@@ -2,7 +2,7 @@
 """Python's door to the C kernels: thin, trusting wrappers. Public, validated doors are in
 ``fastfed.kernels``; the reasons behind each routine stand in ``src/*.h``."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 import numpy as np
@@ -22,6 +22,8 @@ cdef extern from "ff_random.h" nogil:
     void ff_permutation(const ff_stream *s, int64_t n, int64_t *out)
     void ff_philox(const ff_stream *s, uint32_t block, uint32_t *out)
     double ff_log(double x)
+    int64_t ff_word_capacity(int64_t n)
+    void ff_words(const ff_stream *s, int64_t n, uint32_t *out)
 
 cdef extern from "ff_linalg.h" nogil:
     int ff_factor(const double *packed, int64_t d, double *w)
@@ -101,6 +103,15 @@ cdef extern from "ff_environment.h" nogil:
     int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
                           int64_t round)
 
+cdef extern from "ff_bits.h" nogil:
+    void ff_round_point(const double *point, int64_t s, double g, int64_t clamped,
+                        const uint32_t *words, double *sums)
+    int64_t ff_touched_levels(int64_t leaf, int64_t releases, int64_t *levels)
+    int64_t ff_binomial_try(const uint32_t *words, int64_t n, double *out)
+    void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *out)
+    void ff_encode_bits(int64_t ones, int64_t length, uint8_t *bits)
+    void ff_shuffle_bits(const ff_stream *stream, uint8_t *bits, int64_t n)
+
 cdef extern from "ff_protocol.h" nogil:
     ctypedef struct ff_noise_std:
         double bias
@@ -114,6 +125,7 @@ cdef extern from "ff_protocol.h" nogil:
     void ff_psum(double *sums, const double *leaf, int64_t level, int64_t s)
     void ff_prefix(const double *nodes, int64_t k, int64_t s, double *out)
     void ff_add(double *into, const double *other, int64_t s)
+    void ff_scale(const double *statistic, double factor, int64_t s, double *out)
     void ff_add_noise(const double *statistic, const double *normals, const ff_noise_std *std,
                       int64_t d, double *out)
     int64_t ff_noise_capacity(int64_t d)
@@ -128,6 +140,7 @@ cdef extern from "ff_play.h" nogil:
     ctypedef struct ff_curve:
         int64_t batch_size
         int64_t lazy
+        int64_t random
         int64_t randomizer
         int64_t analyzer
         ff_noise_std noise_std
@@ -142,12 +155,17 @@ cdef extern from "ff_play.h" nogil:
         double reward_low
         double reward_high
         int64_t levels
+        int64_t shuffled
+        const int64_t *bit_levels
+        const int64_t *noise_bits
+        const double *unit
         double *w
         double *theta
         double *batch
         double *sums
         double *nodes
         double *messages
+        int64_t *order
         double *total
         double *regret
         double *curve
@@ -170,7 +188,7 @@ cdef extern from "ff_play.h" nogil:
         double *scratch
         int64_t scratch_size
         int64_t *status
-    int64_t ff_play_scratch(int64_t actions, int64_t dimension)
+    int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels)
     int64_t ff_begin(ff_pass *p)
     int64_t ff_play(ff_pass *p, int64_t first, int64_t last)
 
@@ -240,6 +258,13 @@ def permutation(seed, purpose, replicate, silo, index, int64_t n):
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef int64_t[::1] out = np.empty(max(1, n), np.int64)
     ff_permutation(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def words(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef uint32_t[::1] out = np.empty(max(1, ff_word_capacity(n)), np.uint32)
+    ff_words(&s, n, &out[0])
     return np.asarray(out)[:n]
 
 
@@ -357,6 +382,12 @@ def add(double[::1] into, const double[::1] other):
     ff_add(&into[0], &other[0], into.shape[0])
 
 
+def scale(const double[::1] statistic, double factor):
+    cdef double[::1] out = np.empty(statistic.shape[0])
+    ff_scale(&statistic[0], factor, statistic.shape[0], &out[0])
+    return np.asarray(out)
+
+
 def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d, double bias,
               double off_diagonal, double diagonal):
     cdef ff_noise_std std
@@ -384,6 +415,64 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     return ff_radius_at(&radius, offset, lam, count, d)
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+
+def touched_levels(int64_t leaf, int64_t releases):
+    """Levels of the tree nodes that hold a leaf, lowest first."""
+    cdef int64_t[64] levels
+    cdef int64_t count = ff_touched_levels(leaf, releases, &levels[0])
+    return [levels[i] for i in range(count)]
+
+
+def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,
+                double[::1] sums):
+    """In place: sums gains the point's entries in fixed point, rounded at random, less g."""
+    ff_round_point(&point[0], point.shape[0], g, clamped, &random[0], &sums[0])
+
+
+def round_points(const double[:, ::1] points, double g, bint clamped,
+                 const uint32_t[:, ::1] random, double[::1] sums):
+    """``round_point`` for each row."""
+    cdef int64_t i
+    for i in range(points.shape[0]):
+        ff_round_point(&points[i, 0], points.shape[1], g, clamped, &random[i, 0], &sums[0])
+
+
+def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
+    """Draws of Bin(n, 1/4) - n / 4, (count,)."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, count))
+    ff_binomials(&s, n, count, &out[0])
+    return np.asarray(out)[:count]
+
+
+def binomials_from_words(const uint32_t[:, ::1] random, int64_t n):
+    """One try for each row of four words: Bin(n, 1/4) - n / 4, NaN where the try is rejected."""
+    cdef int64_t j
+    cdef double[::1] out = np.full(max(1, random.shape[0]), np.nan)
+    cdef double drawn
+    for j in range(random.shape[0]):
+        if ff_binomial_try(&random[j, 0], n, &drawn):
+            out[j] = drawn
+    return np.asarray(out)[:random.shape[0]]
+
+
+def encode_bits(const int64_t[::1] ones, int64_t length):
+    """Messages of `length` bits with so many ones each, one byte a bit: (entries, length)."""
+    cdef int64_t j
+    cdef uint8_t[:, ::1] out = np.empty((ones.shape[0], length), np.uint8)
+    for j in range(ones.shape[0] if length else 0):
+        ff_encode_bits(ones[j], length, &out[j, 0])
+    return np.asarray(out)
+
+
+def shuffle_bits(seed, purpose, replicate, silo, index, uint8_t[::1] bits):
+    """In place: a uniform random permutation."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    if bits.shape[0]:
+        ff_shuffle_bits(&s, &bits[0], bits.shape[0])
 
 
 # ---- environments -------------------------------------------------------------------------------
@@ -588,7 +677,8 @@ cdef class Pass:
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
         self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
         # Rows padded so that no two threads share a cache line.
-        self.c.scratch_size = (ff_play_scratch(environment.c.actions, d) + 63) // 64 * 64
+        most = max(curve["levels"] for curve in curves)
+        self.c.scratch_size = (ff_play_scratch(environment.c.actions, d, most) + 63) // 64 * 64
         scratch = np.empty((self.c.threads, self.c.scratch_size))
         self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
         self.keep = (checkpoints, scratch, status, curves)
@@ -596,6 +686,7 @@ cdef class Pass:
             c = &self.curves[i]
             memset(c, 0, sizeof(ff_curve))
             c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
+            c.random = curve["random"]
             c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
             c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
             c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
@@ -606,7 +697,11 @@ cdef class Pass:
             c.clip = curve["clip"]
             c.feature_bound = curve["feature_bound"]
             c.reward_low, c.reward_high = curve["reward_range"]
-            c.levels = curve["levels"]
+            c.levels, c.shuffled = curve["levels"], curve["shuffled"]
+            c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
+            c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
+            c.unit = pointer(curve["unit"])
+            c.order = <int64_t *>pointer(curve["order"])
             c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
             c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
             c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastfed.bandits.noise import Noise
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Keys
 from fastfed.bandits.theory import NoiseLaw, Theory, make_theory
-from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import Protocol
 
@@ -28,17 +28,12 @@ def assemble(
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
-    noise: NoiseStd | None = None,
+    noise: Noise | None = None,
+    individual: bool = False,
 ) -> tuple[Plan, Theory]:
     """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none."""
     releases = setting.horizon // batch_size if batch_size else 0
-    noise = noise or NoiseStd()
-    law = NoiseLaw(
-        node=noise,
-        noises=setting.silos if protocol.noise_by == "silos" else 1,
-        prefix_nodes=max_prefix_nodes(releases),
-        releases=releases,
-    )
+    law = noise.law if noise else NoiseLaw(NoiseStd(), 0, 0, releases)
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
         setting if batch_size else replace(setting, silos=1),
@@ -59,9 +54,11 @@ def assemble(
         # Alone there is nothing to wait for: a silo uses what it has seen.
         lazy=keys.lazy and batch_size > 0,
         protocol=protocol,
-        noise_std=noise,
+        noise_std=noise.std if noise else NoiseStd(),
         regularizer=np.full(releases + 1, theory.regularizer),
         radius=theory.radius,
         clip=clip,
+        encoding=noise.encoding if noise else None,
+        individual=individual,
     )
     return plan, theory

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from fastfed.bandits.noise import Mechanism
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import Theory
-from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import (
     FLOATS,
     SIMULATION,
@@ -59,7 +60,7 @@ class Assumptions:
 
 
 def certify(
-    mechanism: GaussianTree,
+    mechanism: Mechanism,
     protocol: Protocol,
     setting: Setting,
     theory: Theory,
@@ -74,10 +75,12 @@ def certify(
     """
     budget = mechanism.budget
     claimed = Guarantee(budget.epsilon, budget.delta)
-    exact = Guarantee(mechanism.exact(), budget.delta)
+    epsilon = mechanism.exact()
+    known = math.isfinite(epsilon)
+    exact = Guarantee(epsilon, budget.delta) if known else None
     assumed = Assumptions.of(setting, clip, released_only)
     met = tuple(mechanism.conditions())
-    proven = all(c.holds for c in assumed.all)
+    proven = known and all(c.holds for c in assumed.all)
 
     def side(unit: str, model: str, source: str = source) -> SideCertificate:
         """The same release as a weaker statement; what the run lacks is assumed aloud."""
@@ -87,7 +90,7 @@ def certify(
             model=model,
             claimed=claimed,
             exact=exact,
-            status="proven",
+            status="proven" if known else "unproven",
             noise_std=mechanism.noise_stds,
             conditions=met,
             caveats=assumed.aloud,
@@ -125,11 +128,14 @@ def certify(
 
 
 def _caveats(
-    setting: Setting, theory: Theory, mechanism: GaussianTree, released_only: bool
+    setting: Setting, theory: Theory, mechanism: Mechanism, released_only: bool
 ) -> tuple[str, ...]:
     caveats = []
     budget, users = mechanism.budget, setting.silos * setting.horizon
-    if mechanism.exact() > budget.epsilon:
+    found = mechanism.exact()
+    if not math.isfinite(found):
+        caveats.append("no finite epsilon is proven for noise this small")
+    elif found > budget.epsilon:
         caveats.append("the claimed budget is not met; the exact value is what holds")
     if not released_only:
         caveats.append(

@@ -8,6 +8,10 @@ Deviations from the paper, and why:
 - kappa is 1 + floor(log2(T/B)); the paper writes log.
 - The radius of Lemma C.2 is taken with its own constants, from the actual noise law, and for
   eager play with a union over silos; Lemma C.4 as printed is an option.
+- Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
+  the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
+- A data point is rounded for all its tree nodes when it comes, not when a node is released: the
+  same law, and nothing is kept.
 - T need not be a multiple of B: a short last batch is played and never sent.
 """
 
@@ -16,16 +20,20 @@ from __future__ import annotations
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, released_only
 from fastfed.bandits.certify import certify
+from fastfed.bandits.noise import make_noise
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.calibration import CALIBRATIONS, calibrate_tree
-from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
-from fastfed.protocols.plan import NoiseStd
+from fastfed.privacy.budget import RELATIONS
+from fastfed.privacy.calibration import CALIBRATIONS
+from fastfed.privacy.sensitivity import LAYOUTS
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 RELEASES = ("tree",)
+MESSAGES = ("aggregate", "individual")
+#: Bits one node may hold in memory when each is made, one byte a bit.
+MOST_BITS = 2**29
 
 
 class PrivateKeys(Keys, frozen=True, kw_only=True):
@@ -38,6 +46,10 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
     relation: str = "replace"
     release: str = "tree"
     layout: str | None = None
+    #: shuffle-vector only: bits as counts, or really made; b times this; who is counted on.
+    messages: str = "aggregate"
+    vector_scale: float = 1.0
+    honest_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,6 +64,31 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
         choice("release", self.release, RELEASES)
         if self.layout is not None:
             choice("layout", self.layout, LAYOUTS)
+        choice("messages", self.messages, MESSAGES)
+        number("vector_scale", self.vector_scale, above=0.0)
+        number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)
+        self._check_protocol_keys()
+
+    def _check_protocol_keys(self) -> None:
+        """Keys that would say nothing are refused: whoever sets them expects something."""
+        if PROTOCOLS[self.protocol].bits:
+            if self.layout not in (None, "iid"):
+                raise InputError(
+                    f'layout must be "iid" for {self.protocol}: each entry i <= j has bits of '
+                    f'its own, got "{self.layout}"'
+                )
+            if self.vector_scale != 1.0 and self.calibration != "published-code":
+                raise InputError(
+                    'vector_scale belongs to calibration "published-code", got '
+                    f'{self.vector_scale:g} with "{self.calibration}"'
+                )
+            return
+        for key, usual in (("messages", "aggregate"), ("vector_scale", 1), ("honest_fraction", 1)):
+            if getattr(self, key) != usual:
+                raise InputError(
+                    f'{key} belongs to protocol "shuffle-vector", '
+                    f'got {getattr(self, key)!r} for "{self.protocol}"'
+                )
 
 
 def build(keys: PrivateKeys, setting: Setting) -> System:
@@ -59,25 +96,50 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
     assert keys.epsilon is not None and keys.delta is not None
     protocol = PROTOCOLS[keys.protocol]
     batch_size = keys.rounds_per_batch(setting)
-    mechanism = calibrate_tree(
-        Budget(keys.epsilon, keys.delta, keys.relation),
-        setting.horizon // batch_size,
-        keys.calibration,
-        keys.layout,
-    )
-    noise = NoiseStd(mechanism.noise_std, *layout_stds(mechanism.layout, mechanism.noise_std))
+    noise = make_noise(keys, setting, batch_size)
     clip = keys.bounds(published=keys.calibration == "published-code")
-    plan, theory = assemble(keys, setting, protocol, batch_size, clip, noise)
+    individual = keys.messages == "individual"
+    plan, theory = assemble(keys, setting, protocol, batch_size, clip, noise, individual)
+    check_bits(plan)
     certificate = certify(
-        mechanism,
+        noise.mechanism,
         protocol,
         setting,
         theory,
         clip,
         released_only(keys, batch_size),
-        f"{protocol.source}; {mechanism.source}",
+        f"{protocol.source}; {noise.mechanism.source}",
     )
     return System("private-fedlinucb", plan, theory, certificate)
+
+
+def check_bits(plan: Plan) -> None:
+    """InputError for bits that cannot be made one by one, or not even be counted."""
+    if plan.encoding is None or not plan.levels:
+        return
+    top = plan.levels - 1
+    points = plan.silos * plan.points(top)
+    if points * plan.encoding.message_bits(top) >= 2**62:
+        raise InputError(
+            f"epsilon or delta is too small for {plan.protocol.id}: a node would hold "
+            f"{points * plan.encoding.message_bits(top):.3g} bits an entry, more than 2^62"
+        )
+    if not plan.individual:
+        return
+    if plan.clip is None:
+        raise InputError(
+            'messages = "individual" needs clip = true: a message of 2 g + b bits cannot hold an '
+            "entry outside [-1, 1]"
+        )
+    held = sum(
+        plan.silos * plan.points(j) * plan.encoding.message_bits(j) * plan.statistic_size
+        for j in range(plan.levels)
+    )
+    if held > MOST_BITS:
+        raise InputError(
+            f'messages = "individual" would hold {held:.3g} bits at once, at most {MOST_BITS:.3g} '
+            'can be; "aggregate" plays their counts, which have the same law'
+        )
 
 
 ALGORITHM = Algorithm(

@@ -8,9 +8,9 @@ from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
-from fastfed.protocols.messages import Broadcast, Report
+from fastfed.protocols import make_randomizer
+from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.randomizer import Randomizer
 
 
 class Silo:
@@ -29,10 +29,8 @@ class Silo:
         self.release = 0
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
-        self._batch = np.zeros(plan.statistic_size)
-        self._randomizer = Randomizer(
-            plan, self.index, noise if noise is not None else SystemNoise()
-        )
+        self._noise = noise if noise is not None else SystemNoise()
+        self._randomizer = make_randomizer(plan, self.index, self._noise)
         self._chosen: np.ndarray | None = None
 
     @property
@@ -60,6 +58,10 @@ class Silo:
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
         checked = check_actions(actions, self.plan.dimension)
+        if self.plan.policy == "random":
+            chosen = self._noise.action(self.index, self.round + 1, len(checked))
+            self._chosen = np.array(checked[chosen], dtype=np.float64)
+            return chosen
         rows = self.plan.rows(self.release, self.round + 1)
         radius = self.plan.radius.at(self.release, rows, self.plan.dimension)
         chosen, self._chosen = self._estimate.select(checked, radius, self.plan.second_bonus)
@@ -76,22 +78,20 @@ class Silo:
             if not clip.low <= y <= clip.high:
                 y = min(max(y, clip.low), clip.high)
                 self.clipped_rewards += 1
-        native.accumulate(self._batch, x, y)
+        self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
         self._chosen = None
         self.round += 1
 
-    def report(self) -> Report:
+    def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
         if not self.due:
             raise InputError(
                 f"silo {self.index} has no report due after round {self.round} "
                 f"(batch_size = {self.plan.batch_size})"
             )
-        report = self._randomizer.report(self._batch)
-        self._batch = np.zeros(self.plan.statistic_size)
-        return report
+        return self._randomizer.report()
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the synchronised statistics."""

@@ -25,12 +25,17 @@ class NoiseLaw:
 
     ``node`` is one node's noise; ``noises`` how many independent ones add up in it (M when every
     silo adds its own); ``prefix_nodes`` the most nodes any prefix is made of; ``releases`` K.
+    Where the noise is not Gaussian, ``node`` holds sub-Gaussian scales instead: E exp(t z) <=
+    exp(t^2 scale^2 / 2) for every entry z.
     """
 
     node: NoiseStd
     noises: int
     prefix_nodes: int
     releases: int
+    gaussian: bool = True
+    #: s in the published code's regularizer, where that is not the noise's own.
+    published_std: float | None = None
 
     @property
     def none(self) -> bool:
@@ -48,15 +53,30 @@ class NoiseLaw:
         the convex order, so E lambda_max <= 2 g sqrt d (Gordon's comparison); lambda_max is
         sqrt 2 g-Lipschitz in the independent normals, so P(lambda_max > 2 g sqrt d + t) <=
         exp(-t^2 / (4 g^2)). Both signs and a union over the K releases give the rest.
+
+        Sub-Gaussian entries have no such comparison. There N = sum z_ij A_ij with A_ij^2 summing
+        to d I, E exp(t z A) <= exp(t^2 g^2 A^2 / 2) as matrices for every eigenvalue of A obeys
+        it, and Tropp 2012 (Theorem 3.6 and Lemma 3.4) gives P(||N|| > t) <= 2 d exp(-t^2 / (2 d
+        g^2)). Or, through a 1/4-net of at most 9^d points, on which u'Nu has scale at most
+        sqrt 2 g and half of ||N|| is reached: ||N|| <= 4 g sqrt(d ln 9 + ln(2 / p)).
         """
         if self.none:
             return 0.0
+        if not self.gaussian:
+            g = self.scale * max(self.node.off_diagonal, self.node.diagonal)
+            tail = math.log(2.0 * self.releases / probability)
+            tropp = math.sqrt(2.0 * dimension * (math.log(dimension) + tail))
+            net = 4.0 * math.sqrt(dimension * math.log(9.0) + tail)
+            return g * min(tropp, net)
         g = self.scale * max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
         tail = math.log(2.0 * self.releases / probability)
         return g * 2.0 * (math.sqrt(dimension) + math.sqrt(tail))
 
     def vector_norm(self, dimension: int, probability: float) -> float:
-        """A bound on ||h|| that all releases keep: sqrt d plus the Gaussian tail of a norm."""
+        """A bound on ||h|| that all releases keep: sqrt d plus the Gaussian tail of a norm.
+
+        Sub-Gaussian noise keeps it too (Hsu, Kakade, Zhang 2012, Theorem 2.1).
+        """
         if self.none:
             return 0.0
         tail = math.log(self.releases / probability)
@@ -95,8 +115,9 @@ def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> floa
     if law.none:
         return math.sqrt(setting.silos)
     n = law.releases.bit_length()
+    std = law.node.bias if law.published_std is None else law.published_std
     spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(setting.dimension)
-    return math.sqrt(law.noises * n) * law.node.bias * spread
+    return math.sqrt(law.noises * n) * std * spread
 
 
 def make_theory(

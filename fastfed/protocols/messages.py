@@ -66,5 +66,38 @@ class Report(Statistic):
 
 
 @dataclass(frozen=True)
+class Shuffled(Statistic):
+    """What leaves the shuffler: a report that no longer says who sent it."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The bits of one silo at one synchronisation, one row for each entry of the statistic.
+
+    ``bits`` (s, n (2 g + b)) of uint8 holds the messages of the silo's n data points, 2 g + b
+    bits each (zhou-chowdhury-2024, Algorithm 7). The row is the label a bit travels under.
+    """
+
+    release: int
+    dimension: int
+    bits: np.ndarray
+    silo: int = 0
+
+    def __post_init__(self) -> None:
+        rows = statistic_size(self.dimension)
+        if self.bits.ndim != 2 or self.bits.shape[0] != rows or self.bits.dtype != np.uint8:
+            raise InputError(
+                f"bits must be a uint8 array of {rows} rows, "
+                f"got {self.bits.dtype} of shape {self.bits.shape}"
+            )
+        self.bits.flags.writeable = False
+
+
+@dataclass(frozen=True)
+class ShuffledBits(Bits):
+    """The bits of all silos, permuted under each label; ``silo`` says nothing here."""
+
+
+@dataclass(frozen=True)
 class Broadcast(Statistic):
     """What the server sends back to every silo: the synchronised statistics."""

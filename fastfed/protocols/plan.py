@@ -63,8 +63,23 @@ class Clip:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """Fixed-point bits of the vector sum, by level of the tree node (Algorithms 6-7)."""
+
+    precision: tuple[int, ...]  # g: steps per unit
+    noise_bits: tuple[int, ...]  # b: bits of noise a data point adds to each entry
+
+    def message_bits(self, level: int) -> int:
+        """Bits of one data point and entry, 2 g + b: entries in [-1, 1] take 0..2 g ones.
+
+        The paper's text says g + b, which an entry above 0 overflows.
+        """
+        return 2 * self.precision[level] + self.noise_bits[level]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One curve as data: schedule, protocol, noise, regularizer, radius.
+    """One curve as data: policy, schedule, protocol, noise, regularizer, radius.
 
     The step driver interprets it; the compiled driver executes it across synchronisations.
     """
@@ -80,6 +95,9 @@ class Plan:
     radius: Radius
     clip: Clip | None
     second_bonus: float = 0.0
+    encoding: Encoding | None = None  # where data points travel as bits
+    individual: bool = False  # really make and permute every bit, instead of their counts
+    policy: str = "ucb"  # or "random": a uniformly random action
 
     @property
     def releases(self) -> int:
@@ -105,15 +123,76 @@ class Plan:
         counted = release * self.batch_size if self.lazy else round
         return float(self.rows_per_round * counted)
 
+    @cached_property
+    def units(self) -> np.ndarray:
+        """What a 1 in a summed message stands for, by level: 1 / g for bits, (levels,)."""
+        if self.encoding is None:
+            return np.ones(self.levels)
+        return 1.0 / np.array(self.encoding.precision[: self.levels], dtype=np.float64)
+
+    def points(self, level: int) -> int:
+        """Data points of one silo under a node of this level: B 2^level."""
+        return self.batch_size << level
+
+    @cached_property
+    def _bits_up_by_level(self) -> list[int]:
+        """Bits all silos send for one node, by level; plain sums count as one level."""
+        if self.encoding is None:
+            return [64 * self.statistic_size * self.silos] * max(1, self.levels)
+        # A bit travels with the label of its entry.
+        labelled = 1 + (self.statistic_size - 1).bit_length()
+        return [
+            self.silos
+            * self.points(level)
+            * self.statistic_size
+            * self.encoding.message_bits(level)
+            * labelled
+            for level in range(self.levels)
+        ]
+
+    def bits_up_by(self, round: int) -> int:
+        """Bits all silos have sent by a round: one float64 an entry, or labelled bits."""
+        releases = round // self.batch_size if self.batch_size else 0
+        if self.encoding is None:
+            return releases * self._bits_up_by_level[0]
+        # Level j is released at odd multiples of 2^j.
+        return sum(
+            ((releases >> level) + 1) // 2 * bits
+            for level, bits in enumerate(self._bits_up_by_level)
+        )
+
+    def bits_down_by(self, round: int) -> int:
+        """Bits the server has sent to all silos by a round: the statistics as float64."""
+        releases = round // self.batch_size if self.batch_size else 0
+        return releases * 64 * self.statistic_size * self.silos
+
+    def bytes_by(self, round: int) -> int:
+        """Bytes sent by a round, both ways."""
+        return _bytes(self.bits_up_by(round)) + _bytes(self.bits_down_by(round))
+
+    @property
+    def bits_up(self) -> int:
+        """Bits all silos send in a whole run."""
+        return self.bits_up_by(self.horizon)
+
+    @property
+    def bits_down(self) -> int:
+        """Bits the server sends to all silos in a whole run."""
+        return self.bits_down_by(self.horizon)
+
     @property
     def bytes_up(self) -> int:
-        """Bytes all silos send in a whole run."""
-        return 8 * self.statistic_size * self.silos * self.releases
+        """``bits_up`` in bytes."""
+        return _bytes(self.bits_up)
 
     @property
     def bytes_down(self) -> int:
-        """Bytes the server sends to all silos in a whole run."""
-        return self.bytes_up
+        """``bits_down`` in bytes."""
+        return _bytes(self.bits_down)
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)
 
 
 def check_plan(plan: object) -> Plan:

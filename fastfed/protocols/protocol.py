@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The same numbers stand in src/ff_play.h.
-SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX = range(4)
+SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS = range(5)
 ADD, TREE, NOISY_TREE, REPLACE = range(4)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """P = (R, S, A) of zhou-chowdhury-2024; the shuffler is the identity unless named."""
+    """P = (R, S, A) of zhou-chowdhury-2024; S is the identity unless ``shuffled``."""
 
     id: str
     summary: str
@@ -20,14 +20,21 @@ class Protocol:
     #: What a silo sends (R) and what the server makes of it (A).
     randomizer: int
     analyzer: int
-    #: Independent noises that add up in one released node: "silos", "server" or "none".
+    #: Whose noise adds up in one released node: "silos", "server", "users" or "none".
     noise_by: str
     source: str
+    #: Whether the messages of all silos reach the server in random order, without senders.
+    shuffled: bool = False
 
     @property
     def tree(self) -> bool:
         """Whether p-sums of the binary tree are kept."""
         return self.randomizer != SEND_BATCH
+
+    @property
+    def bits(self) -> bool:
+        """Whether data points travel as bits."""
+        return self.randomizer == SEND_BITS
 
 
 PROTOCOLS = {
@@ -59,6 +66,27 @@ PROTOCOLS = {
             REPLACE,
             "silos",
             "zhou-chowdhury-2024, Algorithm 4",
+        ),
+        Protocol(
+            "shuffle-amplified",
+            "silos add noise to their p-sums, a shuffler mixes the messages of all silos",
+            "shuffle: the shuffler is trusted, the server and other silos are not",
+            SEND_NOISY_NODE,
+            TREE,
+            "silos",
+            "zhou-chowdhury-2024, Algorithm 2 and Theorem 5.3",
+            shuffled=True,
+        ),
+        Protocol(
+            "shuffle-vector",
+            "data points travel as noisy bits, a shuffler mixes the bits of all silos",
+            "shuffle: the shuffler and the other users' noise bits are trusted, the server and "
+            "other silos are not",
+            SEND_BITS,
+            TREE,
+            "users",
+            "zhou-chowdhury-2024, Algorithms 5-7 and Theorem 5.5",
+            shuffled=True,
         ),
         Protocol(
             "central",

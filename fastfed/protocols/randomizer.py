@@ -1,15 +1,31 @@
-"""The randomizer R: what a silo makes of its batch before anything leaves it."""
+"""The randomizer R: what a silo makes of its data points before anything leaves it."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
 from fastfed._validate import array
-from fastfed.protocols.messages import Report, statistic_size
+from fastfed.protocols.messages import Bits, Report, statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
+
+
+class Randomizer(Protocol):
+    """What every randomizer does: take in data points, and make one report of each batch."""
+
+    release: int
+
+    def observe(self, x: np.ndarray, y: float) -> None:
+        """The next data point: features (d,) and reward."""
+        ...
+
+    def report(self) -> Report | Bits:
+        """The message after the batch that has just ended."""
+        ...
 
 
 def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd) -> np.ndarray:
@@ -18,7 +34,7 @@ def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd
     return native.add_noise(values, normals, dimension, *std.parts)
 
 
-class Randomizer:
+class SumRandomizer:
     """Turns one batch statistic after another into reports (zhou-chowdhury-2024, Alg. 2, 4).
 
     Keeps the raw p-sums of the tree and, for prefix sums, the noisy nodes already released, so
@@ -28,22 +44,28 @@ class Randomizer:
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
         self.plan, self.silo, self.noise = plan, silo, noise
         self.release = 0
+        self._batch = np.zeros(plan.statistic_size)
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._nodes = np.zeros_like(self._sums)
 
-    def report(self, batch: np.ndarray) -> Report:
-        """The message after the next batch; ``batch`` is its raw statistic (s,)."""
+    def observe(self, x: np.ndarray, y: float) -> None:
+        """Add a data point to the batch."""
+        native.accumulate(self._batch, x, y)
+
+    def report(self) -> Report:
+        """The batch since the last report, randomized; the batch is then forgotten."""
         release = self.release + 1
-        report = Report(release, self.plan.dimension, self._message(batch, release), self.silo)
+        report = Report(release, self.plan.dimension, self._message(release), self.silo)
         self.release = release
+        self._batch = np.zeros(self.plan.statistic_size)
         return report
 
-    def _message(self, batch: np.ndarray, release: int) -> np.ndarray:
+    def _message(self, release: int) -> np.ndarray:
         sends, d = self.plan.protocol.randomizer, self.plan.dimension
         if sends == SEND_BATCH:
-            return batch
+            return self._batch
         level = native.node_level(release)
-        native.psum(self._sums, batch, level)
+        native.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:
             return self._sums[level]
         normals = self.noise.node(self.silo, release, d)

@@ -9,18 +9,21 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
-from fastfed.protocols.messages import Broadcast, Report
+from fastfed.protocols.bits import counted, encoding_of
+from fastfed.protocols.messages import Bits, Broadcast, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import ADD, NOISY_TREE, REPLACE
 from fastfed.protocols.randomizer import noisy
 
+Message = Report | Shuffled | Bits
+
 
 class Server:
-    """Combines the reports of all silos at each synchronisation.
+    """Combines the messages of all silos at each synchronisation.
 
     ``Server(plan)`` draws the noise of a central protocol from the operating system; protocols
     in which the silos add the noise need none here. Sums run over silos in index order, so the
-    result does not depend on the order in which reports arrive.
+    result does not depend on the order in which reports arrive; after a shuffler, in its order.
     """
 
     def __init__(self, plan: Plan, noise: NoiseSource | None = None) -> None:
@@ -30,40 +33,80 @@ class Server:
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._total = np.zeros(plan.statistic_size)
 
-    def combine(self, reports: Sequence[Report]) -> Broadcast:
+    def combine(self, messages: Sequence[Message]) -> Broadcast:
         """The synchronised statistics after the next release.
 
-        ``reports`` holds one report of every silo for this release; anything else is an
-        InputError, and the server's state is then unchanged.
+        ``messages`` holds one report of every silo for this release, or what the shuffler made
+        of them; anything else is an InputError, and the server's state is then unchanged.
         """
-        plan, release = self.plan, self.release + 1
-        ordered = sorted(reports, key=lambda r: r.silo)
-        if [r.silo for r in ordered] != list(range(plan.silos)):
-            raise InputError(
-                f"reports must hold one report of each of the {plan.silos} silos, "
-                f"got silos {[r.silo for r in ordered]}"
-            )
-        for report in ordered:
-            if report.release != release:
-                raise InputError(
-                    f"report of silo {report.silo} must be of release {release}, "
-                    f"got release {report.release}"
-                )
-            if not np.isfinite(report.values).all():
-                raise InputError(
-                    f"report of silo {report.silo} must be finite, got NaN or infinity"
-                )
-            if report.dimension != plan.dimension:
-                raise InputError(
-                    f"report of silo {report.silo} must have dimension {plan.dimension}, "
-                    f"got {report.dimension}"
-                )
-        total = np.array(ordered[0].values)
-        for report in ordered[1:]:
-            native.add(total, report.values)
-        self.release = release
+        ordered = self._checked(messages)
+        rows = [self._values(message) for message in ordered]
+        total = np.array(rows[0])
+        for row in rows[1:]:
+            native.add(total, row)
+        self.release += 1
         self._combine(total)
-        return Broadcast(release, plan.dimension, self._total)
+        return Broadcast(self.release, self.plan.dimension, self._total)
+
+    def _checked(self, messages: Sequence[Message]) -> list[Message]:
+        plan, release = self.plan, self.release + 1
+        if plan.protocol.shuffled:
+            ordered = list(messages)
+            wanted: type = ShuffledBits if plan.individual else Shuffled
+            if not all(type(m) is wanted for m in ordered):
+                kind = next(type(m).__name__ for m in ordered if type(m) is not wanted)
+                raise InputError(
+                    f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
+                    f"({wanted.__name__}), got {kind}"
+                )
+            expected = 1 if plan.individual else plan.silos
+            if len(ordered) != expected:
+                raise InputError(
+                    f"the shuffler must pass on {expected} messages, got {len(ordered)}"
+                )
+        else:
+            reports = [m for m in messages if isinstance(m, Report)]
+            reports.sort(key=lambda r: r.silo)
+            if len(reports) < len(messages) or [r.silo for r in reports] != list(range(plan.silos)):
+                raise InputError(
+                    f"reports must hold one report of each of the {plan.silos} silos, "
+                    f"got silos {[getattr(m, 'silo', None) for m in messages]}"
+                )
+            ordered = list(reports)
+        for message in ordered:
+            who = f"report of silo {message.silo}" if isinstance(message, Report) else "message"
+            if message.release != release:
+                raise InputError(
+                    f"{who} must be of release {release}, got release {message.release}"
+                )
+            if message.dimension != plan.dimension:
+                raise InputError(
+                    f"{who} must have dimension {plan.dimension}, got {message.dimension}"
+                )
+            if isinstance(message, Bits):
+                self._check_bits(message)
+            elif not np.isfinite(message.values).all():
+                raise InputError(f"{who} must be finite, got NaN or infinity")
+        return ordered
+
+    def _check_bits(self, message: Bits) -> None:
+        level = native.node_level(message.release)
+        points = self.plan.silos * self.plan.points(level)
+        length = points * encoding_of(self.plan).message_bits(level)
+        if message.bits.shape[1] != length:
+            raise InputError(
+                f"release {message.release} must have {length} bits an entry, "
+                f"got {message.bits.shape[1]}"
+            )
+
+    def _values(self, message: Message) -> np.ndarray:
+        """The message as a statistic of its units: bits are counted (Alg. 7 line 10)."""
+        if not isinstance(message, Bits):
+            return message.values
+        level = native.node_level(message.release)
+        encoding = encoding_of(self.plan)
+        points = self.plan.silos * self.plan.points(level)
+        return counted(message.bits, points, encoding.precision[level], encoding.noise_bits[level])
 
     def _combine(self, total: np.ndarray) -> None:
         makes, d = self.plan.protocol.analyzer, self.plan.dimension
@@ -73,9 +116,10 @@ class Server:
         if makes == REPLACE:
             self._total = total
             return
+        level = native.node_level(self.release)
         if makes == NOISY_TREE:
             # The server's own noise: its stream stands one past the last silo's.
             normals = self.noise.node(self.plan.silos, self.release, d)
             total = noisy(total, normals, d, self.plan.noise_std)
-        self._nodes[native.node_level(self.release)] = total
+        self._nodes[level] = native.scale(total, self.plan.units[level])
         self._total = native.prefix(self._nodes, self.release)

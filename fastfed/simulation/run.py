@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fastfed
 from fastfed._validate import InputError, integer
 from fastfed.results.results import Results
 from fastfed.results.store import Cell, CurveRow, Store
-from fastfed.simulation import compiled
+from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
 
 #: The compiled driver's own limit of curves in a pass.
 MOST_TOGETHER = 64
+
+#: What a plan says of its messages, over a whole run.
+SENT = ("bits_up", "bits_down", "bytes_up", "bytes_down")
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,37 @@ def play_pass(
     progress: Callable[[int], None] | None = None,
     record: bool = False,
 ) -> list[Outcome]:
-    """Play one pass with the compiled driver; ``progress`` hears agent-rounds."""
+    """Play one pass; ``progress`` hears agent-rounds.
+
+    The compiled driver plays the plans together. One whose bits are really made lies outside of
+    what it executes, and is played message by message.
+    """
     environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
-    each = experiment.silos * len(work.positions)
-    return compiled.play(
-        environment,
-        [experiment.curves[i].system.plan for i in work.positions],
-        experiment.checkpoints,
-        threads=threads,
-        record=record,
-        progress=None if progress is None else lambda rounds: progress(rounds * each),
-    )
+    plans = {i: experiment.curves[i].system.plan for i in work.positions}
+
+    def heard(curves: int) -> Callable[[int], None] | None:
+        if progress is None:
+            return None
+        return lambda rounds: progress(rounds * experiment.silos * curves)
+
+    together = [i for i in work.positions if not plans[i].individual]
+    outcomes: dict[int, Outcome] = {}
+    if together:
+        played = compiled.play(
+            environment,
+            [plans[i] for i in together],
+            experiment.checkpoints,
+            threads=threads,
+            record=record,
+            progress=heard(len(together)),
+        )
+        outcomes.update(zip(together, played, strict=True))
+    for i in work.positions:
+        if i not in outcomes:
+            outcomes[i] = step.play_one(
+                environment, plans[i], experiment.checkpoints, progress=heard(1)
+            )
+    return [outcomes[i] for i in work.positions]
 
 
 def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
@@ -92,7 +114,12 @@ def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) ->
     plans = [experiment.curves[i].system.plan for i in work.positions]
     rounds = min(experiment.horizon, 25)
     start = time.perf_counter()
-    compiled.play(environment, plans, experiment.checkpoints, last=rounds)
+    together = [plan for plan in plans if not plan.individual]
+    if together:
+        compiled.play(environment, together, experiment.checkpoints, last=rounds)
+    for plan in plans:
+        if plan.individual:
+            step.play_one(environment, plan, experiment.checkpoints, last=rounds)
     each = (time.perf_counter() - start) / rounds / len(plans)
     curves = sum(len(p.positions) for p in passes)
     return each * experiment.horizon * curves / min(threads, max(len(passes), experiment.silos))
@@ -145,6 +172,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     rows = []
     for curve in experiment.curves:
         plan = curve.system.plan
+        sent = {name: getattr(plan, name) for name in SENT}
+        by_checkpoint = [plan.bytes_by(int(round)) for round in experiment.checkpoints]
         rows.append(
             CurveRow(
                 label=curve.label,
@@ -152,13 +181,18 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
                 protocol=plan.protocol.id,
                 facts={
                     "synchronisations": plan.releases,
-                    "bytes_up": plan.bytes_up,
-                    "bytes_down": plan.bytes_down,
+                    **{name: storable(count) for name, count in sent.items()},
+                    "bytes_curve": [storable(count) for count in by_checkpoint],
                 },
                 certificate=curve.system.certificate.to_builtins(),
             )
         )
     return rows
+
+
+def storable(count: int) -> float:
+    """A count as the store can hold it: a float where no 64-bit integer can."""
+    return count if count < 2**63 else float(count)
 
 
 def run(
@@ -180,9 +214,8 @@ def run(
         "rounds": experiment.checkpoints.tolist(),
         "figure": experiment.figure,
         "dimension": experiment.facts.dimension,
-        "version": fastfed.__version__,
     }
-    with Store.create_or_resume(Path(folder), meta, curve_rows(experiment)) as store:
+    with Store.create_or_resume(Path(folder), meta, curve_rows(experiment), threads) as store:
         passes = missing_passes(experiment, store.done())
         if on_start is not None:
             on_start(passes, threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.server import Server
+from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation.outcome import Outcome
 
 
@@ -21,16 +22,24 @@ def play(
     return [play_one(environment, plan, checkpoints) for plan in plans]
 
 
-def play_one(environment: native.Environment, plan: Plan, checkpoints: np.ndarray) -> Outcome:
+def play_one(
+    environment: native.Environment,
+    plan: Plan,
+    checkpoints: np.ndarray,
+    *,
+    last: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Play rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
     noise = SeededNoise(environment.seed, environment.replicate)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
-    server = Server(plan, noise)
+    shuffler, server = Shuffler(noise), Server(plan, noise)
     regret = np.zeros(plan.silos)
     curve = np.zeros((plan.silos, len(checkpoints)))
     actions = np.zeros((plan.silos, plan.horizon), np.int32)
     rewards = np.zeros((plan.silos, plan.horizon))
     total = np.zeros(plan.statistic_size)
-    for round in range(1, plan.horizon + 1):
+    for round in range(1, (last or plan.horizon) + 1):
         for i, silo in enumerate(silos):
             features, means = environment.round(i, round)
             a = silo.select(features)
@@ -40,10 +49,15 @@ def play_one(environment: native.Environment, plan: Plan, checkpoints: np.ndarra
             regret[i] += means.max() - means[a]
         curve[:, checkpoints == round] = regret[:, None]
         if silos[0].due:
-            broadcast = server.combine([silo.report() for silo in silos])
+            reports = [silo.report() for silo in silos]
+            broadcast = server.combine(
+                shuffler.shuffle(reports) if plan.protocol.shuffled else reports
+            )
             for silo in silos:
                 silo.receive(broadcast)
             total = broadcast.values
+        if progress is not None:
+            progress(1)
     group = np.zeros(len(checkpoints))
     for row in curve:
         group += row

@@ -1,9 +1,10 @@
 """Zhou and Chowdhury (2024), "On Differentially Private Federated Linear Contextual Bandits".
 
-Algorithm 1 (Private-FedLinUCB) with Algorithm 2 (tree-based p-sums), Algorithm 4 (prefix sums) and
-Algorithm 8 (lazy update), by *forced replay*: the recorded actions and rewards are followed, and
-how far each action's score lies below the best one is measured. Comments carry the paper's line
-numbers. Nothing is incremental where a definition is available: a node is the sum of the leaves
+Algorithm 1 (Private-FedLinUCB) with Algorithm 2 (tree-based p-sums), Algorithm 4 (prefix sums),
+Algorithm 5 (vector sums of the data points under a node) and Algorithm 8 (lazy update), by
+*forced replay*: the recorded actions and rewards are followed, and how far each action's score
+lies below the best one is measured. Comments carry the paper's line numbers. Nothing is
+incremental where a definition is available: a node is the sum of the leaves, or data points,
 under it, and V is built and inverted anew in every round.
 
 The paper's symbols: W, U covariance and bias statistics; gamma_k the statistics of batch k;
@@ -13,13 +14,24 @@ Rounds t and synchronisations k count from 1, silos i from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from .vector_sum import fixed_point, lower_triangle, symmetric
+
 Noise = tuple[np.ndarray, np.ndarray]  # of the bias stream (d,), of the covariance stream (d, d)
-PROTOCOLS = ("none", "silo-ldp", "silo-ldp-prefix", "central", "local")
+PROTOCOLS = (
+    "none",
+    "silo-ldp",
+    "silo-ldp-prefix",
+    "central",
+    "local",
+    "shuffle-amplified",
+    "shuffle-vector",
+)
 
 
 @dataclass
@@ -80,7 +92,12 @@ class Stream:
         self.synchronised: dict[int, np.ndarray] = {}
 
     def synchronise(
-        self, k: int, gammas: list[np.ndarray], noises: list[np.ndarray], server: np.ndarray | None
+        self,
+        k: int,
+        gammas: list[np.ndarray],
+        noises: list[np.ndarray],
+        server: np.ndarray | None,
+        order: Sequence[int],
     ) -> np.ndarray:
         """Takes every silo's gamma_k; gives the total s_k that all silos receive."""
         if self.protocol == "none":
@@ -90,21 +107,24 @@ class Stream:
             stream.append(gamma)
         if self.protocol == "silo-ldp-prefix":
             return self.algorithm_4(k, noises)
-        return self.algorithm_2(k, noises, server)
+        return self.algorithm_2(k, noises, server, order)
 
     def algorithm_2(
-        self, k: int, noises: list[np.ndarray], server: np.ndarray | None
+        self, k: int, noises: list[np.ndarray], server: np.ndarray | None, order: Sequence[int]
     ) -> np.ndarray:
         # Lines 4-7, local randomizer; "central" sends the raw p-sum instead.
         messages = [p_sum(stream, k) for stream in self.gamma]
-        if self.protocol == "silo-ldp":
+        if self.protocol in ("silo-ldp", "shuffle-amplified"):
             messages = [alpha + noise for alpha, noise in zip(messages, noises, strict=True)]
-        # Line 13: the synchronised node, the sum over silos.
-        node = added(messages)
+        # Line 13: the synchronised node, the sum over silos in the order of the shuffler.
+        node = added([messages[i] for i in order])
         if self.protocol == "central":
             node = node + server
+        return self.prefix(k, node)
+
+    def prefix(self, k: int, node: np.ndarray) -> np.ndarray:
+        """The synchronised prefix sum after the node of k (line 14 of Algorithms 2 and 5)."""
         self.synchronised[k] = node
-        # Line 14: the synchronised prefix sum.
         return added([self.synchronised[released] for released in tree_nodes(k)])
 
     def algorithm_4(self, k: int, noises: list[np.ndarray]) -> np.ndarray:
@@ -127,6 +147,47 @@ def clipped(
     max_norm, low, high = clip
     norm = float(np.linalg.norm(x))
     return (x * (max_norm / norm) if norm > max_norm else x), min(max(y, low), high)
+
+
+def vector_node(
+    k: int,
+    batch_size: int,
+    points: list[list[tuple[np.ndarray, float]]],
+    encoding: Callable[[int], tuple[int, int]],
+    uniforms: Callable[[int, int, int], np.ndarray],
+    centred_noise: Callable[[int, int], np.ndarray],
+    clamp: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Algorithm 5, lines 4-7 and 13: node k of bias (d,) and covariance (d, d), with L = 1.
+
+    `points[i]` holds the (x, y) of silo i, round after round, as they enter the statistics. Both
+    streams are encoded alike, so their coordinates go through P_Vec as one vector.
+    """
+    d = len(points[0][0][0])
+    g, b = encoding(first_one(k))
+    if g < 1 or b < 0:
+        raise ValueError(f"the encoding at synchronisation {k} is g = {g}, b = {b}")
+    # Line 6: D_k, the rounds of the batches under the node.
+    first, last = node_interval(k)
+    rounds = range((first - 1) * batch_size + 1, last * batch_size + 1)
+    steps = np.zeros(d + d * (d + 1) // 2)
+    for i, of_silo in enumerate(points):
+        for t in rounds:
+            x, y = of_silo[t - 1]
+            # Line 7; of a symmetric matrix only the lower triangle is sent.
+            point = np.concatenate([x * y, lower_triangle(np.outer(x, x))])
+            # Each point was shifted by L, which is g steps (Algorithm 6, lines 4 and 12).
+            steps += fixed_point(point, g, 1.0, uniforms(i, t, k), clamp) - g
+        noise = np.asarray(centred_noise(i, k), dtype=np.float64)
+        if noise.shape != steps.shape:
+            raise ValueError(f"centred noise has shape {noise.shape}")
+        ones = noise + len(rounds) * b / 4
+        if not ((ones >= 0) & (ones <= len(rounds) * b) & (ones == np.floor(ones))).all():
+            raise ValueError(f"centred noise of silo {i} at {k} is no count of bits minus its mean")
+        steps += noise
+    # Line 13, by the analyzer of Algorithm 7, line 10.
+    node = steps / g
+    return node[:d], symmetric(node[d:])
 
 
 def scores(
@@ -176,6 +237,10 @@ def replay(
     server_noise: Callable[[int], Noise] | None = None,
     clip: tuple[float, float, float] | None = None,
     gamma: float = 0.0,
+    order: Callable[[int], Sequence[int]] | None = None,
+    encoding: Callable[[int], tuple[int, int]] | None = None,
+    uniforms: Callable[[int, int, int], np.ndarray] | None = None,
+    centred_noise: Callable[[int, int], np.ndarray] | None = None,
 ) -> Replay:
     """Follow actions and rewards (M, T) through Algorithm 1, or Algorithm 8 if lazy.
 
@@ -185,11 +250,30 @@ def replay(
     synchronisation k, `server_noise(k)` that of the server ("central" only); each is asked for
     once. `clip` is (max_norm, low, high): x and y of the statistics, not of the scores, are cut.
     Protocol "local", or batch_size None, never synchronises; "none" sends plain sums.
+
+    "shuffle-amplified" is "silo-ldp" with the silos' noisy nodes summed in `order(k)`, a
+    permutation of the silos (None: as they are). "shuffle-vector" sums the data points under each
+    node by Algorithm 5: `encoding(level)` is (g, b) of a node of 2^level batches;
+    `uniforms(i, t, k)` in [0, 1) round silo i's point of round t in the node released at k, and
+    `centred_noise(i, k)` is the number of noise ones of silo i's n_i points in that node minus its
+    mean n_i b / 4, both of length d + d(d + 1)/2: x y first, then the packed lower triangle of
+    x x'. Without `clip`, values outside [-1, 1] are encoded beyond 0..2g instead of being clamped.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
     if protocol == "central" and server_noise is None:
         raise ValueError("central needs server_noise")
+    algorithm_5 = None
+    if protocol == "shuffle-vector":
+        if encoding is None or uniforms is None or centred_noise is None:
+            raise ValueError("shuffle-vector needs encoding, uniforms and centred_noise")
+        algorithm_5 = partial(
+            vector_node,
+            encoding=encoding,
+            uniforms=uniforms,
+            centred_noise=centred_noise,
+            clamp=clip is not None,
+        )
     actions = np.asarray(actions)
     rewards = np.asarray(rewards, dtype=np.float64)
     if actions.ndim != 2 or actions.shape != rewards.shape:
@@ -202,6 +286,7 @@ def replay(
     # Line 2.
     W = [np.zeros((d, d)) for _ in range(silos)]
     U = [np.zeros(d) for _ in range(silos)]
+    points: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(silos)]
     W_syn, U_syn = np.zeros((d, d)), np.zeros(d)
     bias_stream = Stream(protocol, silos, (d,))
     cov_stream = Stream(protocol, silos, (d, d))
@@ -231,18 +316,29 @@ def replay(
             x, y = clipped(phi[a], y, clip)
             U[i] = U[i] + x * y
             W[i] = W[i] + np.outer(x, x)
+            points[i].append((x, y))
         # Line 9 (Algorithm 8, line 10): an unfinished last batch is never sent.
         if protocol != "local" and batch_size is not None and t % batch_size == 0:
             k += 1
             drawn: list[Noise] = []
             server: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
-            if protocol in ("silo-ldp", "silo-ldp-prefix"):
+            sequence: Sequence[int] = range(silos)
+            if protocol in ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified"):
                 drawn = [checked(noise(i, k), d) for i in range(silos)]
             elif protocol == "central" and server_noise is not None:
                 server = checked(server_noise(k), d)
-            # Lines 11-15: both streams through P; no shuffler, as a sum does not see the order.
-            U_syn = bias_stream.synchronise(k, U, [bias for bias, _ in drawn], server[0])
-            W_syn = cov_stream.synchronise(k, W, [cov for _, cov in drawn], server[1])
+            if protocol == "shuffle-amplified" and order is not None:
+                sequence = [int(i) for i in order(k)]
+                if sorted(sequence) != list(range(silos)):
+                    raise ValueError(f"order({k}) is no permutation of the {silos} silos")
+            # Lines 11-15: both streams through P; a sum sees the shuffler only in its last digits.
+            if algorithm_5 is not None:
+                U_node, W_node = algorithm_5(k, batch_size, points)
+                U_syn, W_syn = bias_stream.prefix(k, U_node), cov_stream.prefix(k, W_node)
+            else:
+                biases, covariances = [bias for bias, _ in drawn], [cov for _, cov in drawn]
+                U_syn = bias_stream.synchronise(k, U, biases, server[0], sequence)
+                W_syn = cov_stream.synchronise(k, W, covariances, server[1], sequence)
             totals.append((W_syn, U_syn))
             # Line 17.
             W = [np.zeros((d, d)) for _ in range(silos)]

@@ -12,7 +12,8 @@
 /* One thread's scratch, cut into its parts. */
 typedef struct {
     void *x;
-    double *mean, *score, *feature, *observe, *normals, *packed;
+    double *mean, *score, *feature, *observe, *normals, *packed, *point;
+    uint32_t *words;
 } scratch_parts;
 
 static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
@@ -25,28 +26,63 @@ static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
     p.observe = p.feature + d;
     p.normals = p.observe + 4 * d;
     p.packed = p.normals + ff_noise_capacity(d);
+    p.point = p.packed + ff_packed(d) + d;
+    p.words = (uint32_t *)(p.point + ff_statistic(d));
     return p;
 }
 
-int64_t ff_play_scratch(int64_t actions, int64_t d)
+int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 5 * d +
-           ff_noise_capacity(d) + ff_packed(d) + d + 16;
+           ff_noise_capacity(d) + ff_packed(d) + d + ff_statistic(d) +
+           ff_word_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
 
 /* The factor a silo decides with: the shared one when lazy, its own otherwise. */
 FF_INLINE int64_t slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
+
+/* The data point of a round enters what the silo will send: its batch, or every tree node that
+ * will hold it, rounded for each of them anew (Alg. 5 line 7). */
+static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round, double y,
+                    const scratch_parts *p)
+{
+    const int64_t d = pass->dimension, s = ff_statistic(d);
+    if (c->randomizer != FF_SEND_BITS) {
+        double *batch = c->batch + silo * s;
+        ff_accumulate(batch + d, batch, p->feature, y, d);
+        return;
+    }
+    int64_t levels[64];
+    const int64_t nodes = ff_touched_levels((round - 1) / c->batch_size + 1,
+                                            pass->horizon / c->batch_size, levels);
+    const ff_stream stream = ff_stream_open(pass->seed, FF_ROUNDING, (uint32_t)pass->replicate,
+                                            (uint32_t)silo, (uint32_t)round);
+    ff_words(&stream, nodes * s, p->words);
+    memset(p->point, 0, (size_t)s * sizeof(double));
+    ff_accumulate(p->point + d, p->point, p->feature, y, d);
+    for (int64_t i = 0; i < nodes; i++)
+        ff_round_point(p->point, s, (double)c->bit_levels[levels[i]], c->clip, p->words + i * s,
+                       c->sums + (silo * c->levels + levels[i]) * s);
+}
 
 static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
                        const ff_actions *actions, const scratch_parts *p)
 {
     const int64_t d = pass->dimension;
     double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
-    const int64_t k = c->batch_size ? (round - 1) / c->batch_size : 0;
-    const int64_t counted = c->lazy ? k * c->batch_size : round;
-    const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
-                                     c->radius_count * (double)counted, d);
-    const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    int64_t a;
+    if (c->random) {
+        const ff_stream stream = ff_stream_open(pass->seed, FF_POLICY, (uint32_t)pass->replicate,
+                                                (uint32_t)silo, (uint32_t)round);
+        a = ff_below(&stream, actions->actions);
+        ff_features(actions, a, d, p->feature);
+    } else {
+        const int64_t k = c->batch_size ? (round - 1) / c->batch_size : 0;
+        const int64_t counted = c->lazy ? k * c->batch_size : round;
+        const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                                         c->radius_count * (double)counted, d);
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    }
     /* What a function made is checked as it comes; the rows of a pool were when it was opened. */
     double square = 0.0;
     for (int64_t j = 0; pass->environment->fill && j < d; j++)
@@ -67,8 +103,7 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
             c->clipped[2 * silo + 1]++;
         }
     }
-    double *batch = c->batch + silo * ff_statistic(d);
-    ff_accumulate(batch + d, batch, p->feature, y, d);
+    take_in(pass, c, silo, round, y, p);
     if (!c->lazy)
         ff_observe(w, theta, p->feature, y, d, p->observe);
     return FF_OK;
@@ -105,6 +140,16 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
 {
     const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
     double *batch = c->batch + silo * s, *message = c->messages + silo * s;
+    if (c->randomizer == FF_SEND_BITS) {
+        double *sum = c->sums + (silo * c->levels + level) * s;
+        const ff_stream stream = ff_stream_open(pass->seed, FF_BIT_NOISE,
+                                                (uint32_t)pass->replicate, (uint32_t)silo,
+                                                (uint32_t)k);
+        ff_binomials(&stream, (c->batch_size << level) * c->noise_bits[level], s, message);
+        ff_add(message, sum, s);
+        memset(sum, 0, (size_t)s * sizeof(double));
+        return;
+    }
     if (c->randomizer == FF_SEND_BATCH) {
         memcpy(message, batch, (size_t)s * sizeof(double));
     } else {
@@ -127,13 +172,19 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
     memset(batch, 0, (size_t)s * sizeof(double));
 }
 
-/* The server's part: total <- what the k-th messages say. Sums run over silos in order. */
+/* The server's part: total <- what the k-th messages say. Sums run over the messages as they
+ * come: in the order of the silos, or as the shuffler has it. */
 static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch)
 {
     const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
-    double *sum = c->messages;
+    if (c->shuffled) {
+        const ff_stream stream = ff_stream_open(pass->seed, FF_SHUFFLE, (uint32_t)pass->replicate,
+                                                0, (uint32_t)k);
+        ff_permutation(&stream, pass->silos, c->order);
+    }
+    double *sum = c->messages + c->order[0] * s;
     for (int64_t i = 1; i < pass->silos; i++)
-        ff_add(sum, c->messages + i * s, s);
+        ff_add(sum, c->messages + c->order[i] * s, s);
     if (c->analyzer == FF_ADD) {
         ff_add(c->total, sum, s);
     } else if (c->analyzer == FF_REPLACE) {
@@ -145,7 +196,7 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
             ff_node_normals(pass->seed, pass->replicate, pass->silos, k, d, p.normals);
             ff_add_noise(sum, p.normals, &c->noise_std, d, node);
         } else {
-            memcpy(node, sum, (size_t)s * sizeof(double));
+            ff_scale(sum, c->unit[level], s, node);
         }
         ff_prefix(c->nodes, k, s, c->total);
     }

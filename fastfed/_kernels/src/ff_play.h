@@ -4,13 +4,20 @@
 #ifndef FF_PLAY_H
 #define FF_PLAY_H
 
+#include "ff_bits.h"
 #include "ff_environment.h"
 #include "ff_linalg.h"
 #include "ff_protocol.h"
 #include "ff_scores.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and what the server makes of it. */
-enum { FF_SEND_BATCH = 0, FF_SEND_NODE = 1, FF_SEND_NOISY_NODE = 2, FF_SEND_NOISY_PREFIX = 3 };
+enum {
+    FF_SEND_BATCH = 0,
+    FF_SEND_NODE = 1,
+    FF_SEND_NOISY_NODE = 2,
+    FF_SEND_NOISY_PREFIX = 3,
+    FF_SEND_BITS = 4 /* counted: the centred number of ones of each entry */
+};
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3 };
 
 /* One curve: a plan, and the state it has reached. Arrays belong to the caller. */
@@ -18,6 +25,7 @@ typedef struct {
     /* plan */
     int64_t batch_size; /* rounds between synchronisations; 0: never */
     int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
+    int64_t random;     /* 1: a uniformly random action each round */
     int64_t randomizer, analyzer;
     ff_noise_std noise_std;
     ff_radius radius;
@@ -28,13 +36,18 @@ typedef struct {
     const double *radius_lambda;   /* after k releases */
     int64_t clip;
     double feature_bound, reward_low, reward_high;
-    /* state */
     int64_t levels;
+    int64_t shuffled;           /* 1: messages reach the server in random order */
+    const int64_t *bit_levels;  /* (levels): g, the fixed-point levels per unit; bits only */
+    const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
+    const double *unit;         /* (levels): what a 1 in a summed message stands for */
+    /* state */
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */
-    double *sums;           /* (M, levels, s): raw p-sums */
+    double *sums;           /* (M, levels, s): p-sums, raw or rounded point by point */
     double *nodes;          /* (M or 1, levels, s): noisy p-sums */
     double *messages;       /* (M, s) */
+    int64_t *order;         /* (M): the order in which the shuffler passes messages on */
     double *total;          /* (s): what is synchronised */
     double *regret;         /* (M): so far */
     double *curve;          /* (M, checkpoints) */
@@ -58,8 +71,8 @@ typedef struct {
     int64_t *status; /* (M) */
 } ff_pass;
 
-/* Doubles of scratch one thread needs. */
-int64_t ff_play_scratch(int64_t actions, int64_t dimension);
+/* Doubles of scratch one thread needs; levels: the most of any curve that sends bits. */
+int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels);
 
 /* W and theta before the first round. */
 int64_t ff_begin(ff_pass *pass);

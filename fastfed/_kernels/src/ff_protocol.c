@@ -19,6 +19,13 @@ void ff_add(double *restrict into, const double *restrict from, int64_t s)
         into[j] += from[j];
 }
 
+FF_CLONES
+void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
+{
+    for (int64_t j = 0; j < s; j++)
+        out[j] = factor * from[j];
+}
+
 void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
 {
     double *node = sums + level * s;

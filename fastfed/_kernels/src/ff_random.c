@@ -117,7 +117,7 @@ int64_t ff_normal_capacity_f32(int64_t n) { return (n + 2 * LANES - 1) / (2 * LA
 
 /* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its
  * own Philox block of the stream: a third of Philox's cost a word, and still a function of the
- * key. For contexts only; privacy noise takes every word from Philox itself. */
+ * key. For contexts and fixed-point rounding; privacy noise takes every word from Philox. */
 #if defined(__GNUC__)
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 #endif
@@ -176,6 +176,21 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
         for (int l = 0; l < LANES; l++)
             box_muller_f32(a[l], b[l], &out[base + l], &out[base + LANES + l]);
     }
+}
+
+int64_t ff_word_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+FF_CLONES
+void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out)
+{
+    const int64_t capacity = ff_word_capacity(n);
+    xoshiro x;
+    xoshiro_start(s, &x);
+    for (int64_t base = 0; base < capacity; base += LANES)
+        for (int l = 0; l < LANES; l++) {
+            uint32_t t;
+            XOSHIRO_STEP(out[base + l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
+        }
 }
 
 /* ---- float64: the same shape, 53 bits ----------------------------------------------------- */
@@ -315,6 +330,8 @@ double ff_normal(const ff_stream *s)
     box_muller_f64(bits53(w[0], w[1]), bits53(w[2], w[3]), &x, &y);
     return x;
 }
+
+double ff_unit(uint32_t high, uint32_t low) { return unit_f64(bits53(high, low)); }
 
 double ff_log(double x) { return log_f64(x); }
 

@@ -18,7 +18,11 @@ enum {
     FF_BIAS_NOISE = 3,
     FF_COV_NOISE = 4,
     FF_INSTANCE = 5,
-    FF_PERMUTATION = 6
+    FF_PERMUTATION = 6,
+    FF_ROUNDING = 7,
+    FF_BIT_NOISE = 8,
+    FF_SHUFFLE = 9,
+    FF_POLICY = 10
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
@@ -37,11 +41,18 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out);
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out);
 
+/* n uniform words of 32 bits, from the generators of the contexts; out holds the capacity. */
+int64_t ff_word_capacity(int64_t n);
+void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out);
+
 /* Four 32-bit words of block `block`. */
 void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
 
 /* A uniform in (0, 1] with 53 bits; block selects which. */
 double ff_uniform(const ff_stream *s, uint32_t block);
+
+/* The uniform in (0, 1) that two words make, 53 bits. */
+double ff_unit(uint32_t high, uint32_t low);
 
 /* A uniform integer in [0, n), n < 2^31, without bias. */
 int64_t ff_below(const ff_stream *s, int64_t n);

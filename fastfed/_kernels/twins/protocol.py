@@ -1,0 +1,84 @@
+"""Protocol arithmetic: p-sums, noisy nodes, prefixes, V from what was released."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._kernels.twins.linalg import factor, solve
+from fastfed._kernels.twins.random import Array, log, normals_f64
+
+
+def node_level(k: int) -> int:
+    """Index of the lowest set bit of k >= 1."""
+    return (k & -k).bit_length() - 1
+
+
+def psum(sums: Array, leaf: Array, level: int) -> None:
+    """sums[level] <- sums[0] + ... + sums[level - 1] + leaf, in place."""
+    total = np.zeros_like(leaf)
+    for lower in sums[:level]:
+        total = total + lower
+    sums[level] = total + leaf
+
+
+def prefix(nodes: Array, k: int) -> Array:
+    """The sum of nodes[j] over the set bits j of k, lowest first."""
+    out = np.zeros(nodes.shape[1])
+    for j in range(k.bit_length()):
+        if k >> j & 1:
+            out += nodes[j]
+    return out
+
+
+def add(into: Array, other: Array) -> None:
+    """into += other, in place."""
+    into += other
+
+
+def scale(statistic: Array, factor: float) -> Array:
+    """factor times statistic."""
+    return factor * statistic
+
+
+def add_noise(
+    statistic: Array, normals: Array, d: int, bias: float, off_diagonal: float, diagonal: float
+) -> Array:
+    """statistic + noise of these standard deviations, entry by entry."""
+    rows, columns = np.tril_indices(d)
+    std = np.where(rows == columns, diagonal, off_diagonal)
+    return statistic + np.concatenate([np.full(d, bias), std]) * normals
+
+
+def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
+    """The d + d (d + 1) / 2 standard normals of one node: bias (purpose 3), covariance (4)."""
+    return np.concatenate(
+        [
+            normals_f64(seed, 3, replicate, silo, node, d),
+            normals_f64(seed, 4, replicate, silo, node, d * (d + 1) // 2),
+        ]
+    )
+
+
+def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
+    """W and theta of V = lambda I + covariance, in place; the shift V needed, -1 if hopeless."""
+    d = len(theta)
+    diagonal = np.cumsum(np.arange(1, d + 1)) - 1
+    shift = 0.0
+    for _ in range(200):
+        v = statistic[d:].copy()
+        v[diagonal] += regularizer + shift
+        found = factor(v, d)
+        if found is not None:
+            w[...] = found
+            theta[...] = solve(w, statistic[:d])
+            return shift
+        shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
+    return -1.0
+
+
+def radius_at(
+    multiplier: float, scale: float, base: float, offset: float, lam: float, count: float, d: int
+) -> float:
+    """multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
+    grown = 1.0 + count / (d * lam)
+    return multiplier * (offset + scale * float(np.sqrt(base + d * log(grown))))

@@ -1,0 +1,147 @@
+"""What several mechanisms cost together, each chosen in view of the answers of those before it.
+
+Mechanisms on disjoint data need none of this: replacing one record then costs the largest of them
+(parallel composition). Gaussian mechanisms should be composed as such, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fastfed._validate import integer, number
+from fastfed.privacy.certificate import Guarantee
+from fastfed.privacy.gaussian import compose, epsilon_of
+
+# Roots are rounded towards the larger epsilon by this relative amount, far above their error.
+_MARGIN = 1e-11
+
+
+def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
+    """Sums of the epsilons and of the deltas.
+
+    Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError when the deltas add up to 1 or more:
+    nothing is guaranteed then.
+    """
+    parts = list(guarantees)
+    return Guarantee(math.fsum(g.epsilon for g in parts), math.fsum(g.delta for g in parts))
+
+
+def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
+    """`count` mechanisms with the same guarantee, at the price of `slack` more delta.
+
+    (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack) for k = count and each = (e, d).
+    Better than basic only for many mechanisms of small e. slack in (0, 1).
+    Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
+    """
+    k = integer("count", count, at_least=0)
+    slack = number("slack", slack, above=0, below=1)
+    e = each.epsilon
+    total = math.sqrt(-2.0 * k * math.log(slack)) * e + k * e * math.expm1(e)
+    return Guarantee(total, k * each.delta + slack)
+
+
+def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
+    """Gaussian mechanisms of ratios mu_i = sensitivity / noise_std: one of mu^2 = sum mu_i^2.
+
+    Exact. Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
+    """
+    return Guarantee(epsilon_of(compose(mus), delta), delta)
+
+
+# ---- zero-concentrated differential privacy: rho adds up -----------------------------------------
+
+
+def rho_of_mu(mu: float) -> float:
+    """rho = mu^2 / 2 of a Gaussian mechanism. Source: Bun & Steinke 2016, Proposition 1.6."""
+    return number("mu", mu, at_least=0) ** 2 / 2.0
+
+
+def rho_of_pure(epsilon: float) -> float:
+    """rho = epsilon^2 / 2 of any (epsilon, 0)-private mechanism.
+
+    Source: Bun & Steinke 2016, Proposition 1.4.
+    """
+    return number("epsilon", epsilon, at_least=0) ** 2 / 2.0
+
+
+def rho_of_bounded_range(eta: float) -> float:
+    """rho = eta^2 / 8 of a mechanism of range bounded by eta, as the exponential mechanism is.
+
+    Source: Cesar & Rogers 2021.
+    """
+    return number("eta", eta, at_least=0) ** 2 / 8.0
+
+
+def compose_rho(rhos: Iterable[float]) -> float:
+    """rho of several mechanisms: the sum. Source: Bun & Steinke 2016, Lemma 1.7."""
+    return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
+
+
+def epsilon_of_rho_classic(rho: float, delta: float) -> float:
+    """rho + 2 sqrt(rho ln(1/delta)), delta > 0. Source: Bun & Steinke 2016, Proposition 1.3."""
+    rho = number("rho", rho, at_least=0)
+    delta = number("delta", delta, above=0, below=1)
+    return rho + 2.0 * math.sqrt(-rho * math.log(delta))
+
+
+def rho_of_epsilon(epsilon: float, delta: float) -> float:
+    """Largest rho for the classic formula: (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2.
+
+    In closed form, and so safe for dividing a budget: rho/k for each of k mechanisms.
+    """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    tail = -math.log(number("delta", delta, above=0, below=1))
+    # The difference of the roots, without its cancellation at small epsilon.
+    root = epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))
+    return root * root
+
+
+def _log_delta(epsilon: float, rho: float) -> float:
+    """ln of delta_of_rho before it is cut at 1, for rho > 0."""
+    from scipy.optimize import brentq
+
+    # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
+    # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
+    def slope(u: float) -> float:
+        return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
+
+    low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
+    u = float(brentq(slope, low, high, xtol=1e-14, rtol=1e-14))
+    less = math.exp(u)  # alpha - 1; any alpha gives a true bound, so rounding here costs nothing
+    alpha = 1.0 + less
+    return less * (alpha * rho - epsilon) - u - alpha * _log1pexp(-u)
+
+
+def _log1pexp(x: float) -> float:
+    return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
+
+
+def delta_of_rho(epsilon: float, rho: float) -> float:
+    """Least delta that rho-zCDP gives at epsilon through one Renyi order, the best one:
+
+    min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1).
+    Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    rho = number("rho", rho, at_least=0)
+    return math.exp(min(0.0, _log_delta(epsilon, rho))) if rho else 0.0
+
+
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta, rounded up; delta > 0.
+
+    Never above the classic formula. Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    """
+    from scipy.optimize import brentq
+
+    rho = number("rho", rho, at_least=0)
+    delta = number("delta", delta, above=0, below=1)
+    if rho == 0.0:
+        return 0.0
+    target = math.log(delta) - _MARGIN
+    if _log_delta(0.0, rho) <= target:
+        return 0.0
+    high = epsilon_of_rho_classic(rho, delta)
+    root = float(brentq(lambda e: _log_delta(e, rho) - target, 0.0, high, xtol=1e-300, rtol=1e-14))
+    return min(high, root * (1.0 + _MARGIN))

@@ -1,0 +1,80 @@
+"""The Laplace mechanism: one number, or a vector of them, plus Laplace noise.
+
+Source: Dwork, McSherry, Nissim & Smith 2006. As for every real-valued mechanism the guarantee is
+for real numbers; float64 arithmetic keeps it only up to rounding (Mironov 2012).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError, array, number
+
+
+def laplace_quantile(uniforms: object) -> np.ndarray:
+    """Standard Laplace noise from uniforms in (0, 1), any shape, by inverting the cdf."""
+    u = array("uniforms", uniforms)
+    if not ((u > 0.0) & (u < 1.0)).all():
+        raise InputError(f"uniforms must be > 0 and < 1, got values from {u.min()} to {u.max()}")
+    # 1 - u is exact where it is small, so both tails keep their digits.
+    size = -np.log(2.0 * np.minimum(u, 1.0 - u))
+    result: np.ndarray = np.where(u < 0.5, -size, size)
+    return result
+
+
+def log_cdf(x: object) -> np.ndarray:
+    """ln P(noise <= x) of standard Laplace noise, to full relative accuracy in both tails."""
+    values = np.asarray(x, dtype=np.float64)
+    near = np.minimum(values, 0.0) - math.log(2.0)
+    far = np.log1p(-0.5 * np.exp(-np.maximum(values, 0.0)))
+    result: np.ndarray = np.where(values < 0.0, near, far)
+    return result
+
+
+class Laplace(msgspec.Struct, frozen=True):
+    """Noise of scale sensitivity / epsilon on every entry of a statistic.
+
+    sensitivity: > 0, the most that neighbouring datasets change the statistic, summed over its
+    entries (L1), in its units. epsilon: > 0.
+
+    Guarantee: (epsilon, 0) for whatever unit and relation the sensitivity is of. For a single
+    number delta() and exact() give the whole curve of pairs, which is attained.
+    """
+
+    sensitivity: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        number("sensitivity", self.sensitivity, above=0)
+        number("epsilon", self.epsilon, above=0)
+
+    @property
+    def scale(self) -> float:
+        """Scale b of the noise, density exp(-|x| / b) / (2 b), in the statistic's units."""
+        return self.sensitivity / self.epsilon
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation sqrt(2) scale of the noise."""
+        return math.sqrt(2.0) * self.scale
+
+    def release(self, value: object, uniforms: object) -> np.ndarray:
+        """value + noise, entry by entry; uniforms in (0, 1), one an entry, never used again."""
+        values = array("value", value)
+        return values + self.scale * laplace_quantile(
+            array("uniforms", uniforms, shape=values.shape)
+        )
+
+    def delta(self, epsilon: float) -> float:
+        """Smallest delta of the release of one number at this epsilon: 1 - e^{(epsilon - own)/2},
+        and 0 from the own epsilon on."""
+        epsilon = number("epsilon", epsilon, at_least=0)
+        return max(0.0, -math.expm1((epsilon - self.epsilon) / 2.0))
+
+    def exact(self, delta: float = 0.0) -> float:
+        """Smallest epsilon >= 0 of the release of one number at this delta."""
+        delta = number("delta", delta, at_least=0, below=1)
+        return max(0.0, self.epsilon + 2.0 * math.log1p(-delta))

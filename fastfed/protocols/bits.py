@@ -1,0 +1,91 @@
+"""The randomizer of the vector sum: data points as noisy bits (zhou-chowdhury-2024, Alg. 5-7)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource
+from fastfed._validate import InputError
+from fastfed.protocols.messages import Bits, Report
+from fastfed.protocols.plan import Encoding, Plan
+
+
+def encoding_of(plan: Plan) -> Encoding:
+    """The plan's encoding; only plans whose data points travel as bits have one."""
+    if plan.encoding is None:
+        raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
+    return plan.encoding
+
+
+class BitRandomizer:
+    """Encodes every data point anew for each tree node that will hold it (Alg. 5 line 6-7).
+
+    Which nodes those are is known from the round, so a point is encoded as it comes and then
+    forgotten. The report is the count of the silo's ones, centred: ``messages = "aggregate"``.
+    """
+
+    def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        self.plan, self.silo, self.noise = plan, silo, noise
+        self.encoding = encoding_of(plan)
+        self.release = self.round = 0
+        self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
+
+    def observe(self, x: np.ndarray, y: float) -> None:
+        """Round a data point for all its nodes."""
+        plan = self.plan
+        self.round += 1
+        levels = native.touched_levels((self.round - 1) // plan.batch_size + 1, plan.releases)
+        size = plan.statistic_size
+        words = self.noise.words(self.silo, self.round, len(levels) * size)
+        point = np.zeros(size)
+        native.accumulate(point, x, y)
+        for level, drawn in zip(levels, words.reshape(-1, size), strict=True):
+            self._encode(point, level, drawn)
+
+    def _encode(self, point: np.ndarray, level: int, words: np.ndarray) -> None:
+        g = float(self.encoding.precision[level])
+        native.round_point(point, g, self.plan.clip is not None, words, self._sums[level])
+
+    def report(self) -> Report:
+        """The ones of the node released now, less their mean without data: exact in float64."""
+        release = self.release + 1
+        level = native.node_level(release)
+        trials = self.plan.points(level) * self.encoding.noise_bits[level]
+        message = self.noise.binomials(self.silo, release, self.plan.statistic_size, trials)
+        native.add(message, self._sums[level])
+        self._sums[level] = 0.0
+        self.release = release
+        return Report(release, self.plan.dimension, message, self.silo)
+
+
+class MessageRandomizer(BitRandomizer):
+    """The same, bit by bit: ``messages = "individual"``. Every bit is made and kept until sent."""
+
+    def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
+        super().__init__(plan, silo, noise)
+        self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
+
+    def _encode(self, point: np.ndarray, level: int, words: np.ndarray) -> None:
+        g, b = self.encoding.precision[level], self.encoding.noise_bits[level]
+        ones = np.zeros(len(point))
+        native.round_point(point, float(g), True, words, ones)
+        noise = self.noise.point_binomials(self.silo, self.round, level, len(point), b)
+        count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
+        self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
+
+    def report(self) -> Bits:  # type: ignore[override]
+        """All bits of the node released now."""
+        release = self.release + 1
+        level = native.node_level(release)
+        bits = np.concatenate(self._bits[level], axis=1)
+        self._bits[level] = []
+        self.release = release
+        return Bits(release, self.plan.dimension, bits, self.silo)
+
+
+def counted(bits: np.ndarray, points: int, precision: int, noise_bits: int) -> np.ndarray:
+    """Ones under each label, centred as reports are: (s,) from (s, points (2 g + b))."""
+    ones = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
+    centred: np.ndarray = ones - points * precision - points * noise_bits / 4.0
+    return centred

@@ -1,0 +1,250 @@
+"""One private sum of vectors by shuffled bits: the protocol P_Vec as a part of its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource, SeededNoise, SystemNoise
+from fastfed._validate import InputError, array, choice, integer, number
+from fastfed.privacy.binomial import VectorSumAccount
+from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.certificate import (
+    SIMULATION,
+    Certificate,
+    ClaimCondition,
+    Condition,
+    Guarantee,
+    rounded_up,
+)
+from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.protocols.bits import counted
+
+CALIBRATIONS = ("exact", "theorem")
+MESSAGES = ("aggregate", "individual")
+_SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
+
+
+class VectorSum:
+    """The sum of one vector from each user, private once the bits of all users are shuffled.
+
+    dimension: d. users: n. Every vector is scaled to norm at most ``bound``. Each user sends, under
+    each of d labels, 2 g + b bits: its entry in fixed point with ``precision`` g steps per
+    ``bound``, rounded at random, and b = ``noise_bits`` bits of noise that are one with
+    probability 1/4. Who reads the shuffled bits learns their number of ones and nothing else.
+
+    The noise is set by epsilon and delta, with calibration "exact" (the fewest bits proven to give
+    the budget) or "theorem" (Cheu et al. 2021), or by noise_bits. ``honest_fraction`` is the share
+    of users whose noise bits are counted on. ``seed`` is for simulations.
+
+    Guarantee: replacing (relation "replace") or zeroing ("zero-out") one user's vector is
+    (epsilon, delta)-indistinguishable to whoever sees the shuffled bits of one sum. The result is
+    unbiased, with standard deviation ``noise_std`` in each entry and at most bound / 4 from
+    rounding.
+
+    Raises InputError for values out of range, and unless exactly one of (epsilon, delta) and
+    noise_bits sets the noise.
+
+    >>> protocol = VectorSum(dimension=3, users=1000, epsilon=1.0, delta=1e-6)
+    >>> protocol.sum(np.tile([0.6, 0.0, 0.8], (1000, 1))).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        users: int,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_bits: int | None = None,
+        precision: int | None = None,
+        calibration: str = "exact",
+        relation: str = "replace",
+        bound: float = 1.0,
+        honest_fraction: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
+        self.dimension = integer("dimension", dimension, at_least=1)
+        self.users = integer("users", users, at_least=1, at_most=2**31)
+        self.relation = choice("relation", relation, RELATIONS)
+        self.bound = number("bound", bound, above=0.0)
+        share = number("honest_fraction", honest_fraction, above=0.0, at_most=1.0)
+        self.honest_users = math.floor(share * self.users)
+        choice("calibration", calibration, CALIBRATIONS)
+        if self.honest_users < 1:
+            raise InputError(
+                f"honest_fraction must leave at least one of {users} users, got {share:g}"
+            )
+        # The protocol's own rule: rounding then adds at most bound / 4 of standard deviation.
+        rule = max(math.isqrt(4 * self.users - 1) + 1, self.dimension, 4)
+        self.precision = (
+            rule
+            if precision is None
+            else integer("precision", precision, at_least=1, at_most=2**26)
+        )
+        self.budget: Budget | None = None
+        if (epsilon is None) == (noise_bits is None):
+            raise InputError(
+                "exactly one of epsilon (with delta) and noise_bits must be given, got "
+                f"epsilon {epsilon}, noise_bits {noise_bits}"
+            )
+        if noise_bits is not None:
+            self.noise_bits = integer("noise_bits", noise_bits, at_least=0, at_most=2**40)
+        else:
+            if delta is None:
+                raise InputError("delta must be given with epsilon, got None")
+            number("delta", delta, above=0.0, below=1.0)
+            self.budget = Budget(number("epsilon", epsilon, above=0.0), delta, relation)
+            self.noise_bits = self._calibrated(calibration, self.budget)
+        self.noise: NoiseSource = SystemNoise() if seed is None else SeededNoise(seed)
+        self._seeded = seed is not None
+        self._sums = 0
+
+    def _calibrated(self, calibration: str, budget: Budget) -> int:
+        n, g, d = self.users, self.precision, self.dimension
+        if calibration == "theorem":
+            log = math.log(4.0 * (d * d + 1)) - math.log(budget.delta)
+            bits = math.ceil(24e4 * (g * log / budget.epsilon) ** 2 / n)
+            return math.ceil(bits * n / self.honest_users)
+
+        def enough(bits: int) -> bool:
+            return self._account(bits).epsilon(budget.delta) <= budget.epsilon
+
+        # Where the noise is nearly Gaussian this is the answer; the exact account decides.
+        ratio = g * sum_sensitivity(budget.relation) / mu_of(budget.epsilon, budget.delta)
+        high = math.ceil(ratio * ratio / 0.1875 / self.honest_users)
+        while not enough(high):
+            high = high + 1 + high // 16
+        low = high - 1 - high // 16
+        while low > 0 and enough(low):
+            low //= 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+    def _account(self, noise_bits: int) -> VectorSumAccount:
+        norm = self.precision * sum_sensitivity(self.relation)
+        return VectorSumAccount([(self.honest_users * noise_bits, norm)], self.dimension)
+
+    @property
+    def message_bits(self) -> int:
+        """Bits a user sends under each label, 2 g + b."""
+        return 2 * self.precision + self.noise_bits
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in each entry of the sum, in the units of x."""
+        return self.bound * math.sqrt(0.1875 * self.users * self.noise_bits) / self.precision
+
+    def exact(self, delta: float | None = None) -> float:
+        """A proven epsilon at delta (default: the budget's); infinite when none is proven."""
+        if delta is None:
+            if self.budget is None:
+                raise InputError("delta must be given: this VectorSum was made from noise_bits")
+            delta = self.budget.delta
+        found: float = self._account(self.noise_bits).epsilon(delta)
+        return found
+
+    def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
+        points = np.ascontiguousarray(array("vectors", vectors, shape=shape)) / self.bound
+        for point in points.reshape(-1, self.dimension):
+            native.clip_norm(point, 1.0)
+        return points
+
+    def randomize(self, x: object, user: int = 0) -> np.ndarray:
+        """The bits of one user: (d, 2 g + b) of uint8, the row is the label (Alg. 6-7).
+
+        ``user`` tells users apart where the noise is seeded.
+        """
+        (point,) = self._scaled([x], (1, self.dimension))
+        d, g, b = self.dimension, self.precision, self.noise_bits
+        ones, release = np.zeros(d), self._sums + 1
+        native.round_point(point, g, True, self.noise.words(user, release, d), ones)
+        noise = self.noise.point_binomials(user, release, 0, d, b)
+        count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
+        return native.encode_bits(count, self.message_bits)
+
+    def shuffle(self, bits: object) -> np.ndarray:
+        """The bits of all users (n, d, 2 g + b) permuted under each label: (d, n (2 g + b))."""
+        shape = (self.users, self.dimension, self.message_bits)
+        given = np.asarray(bits)
+        if given.shape != shape or given.dtype != np.uint8:
+            raise InputError(
+                f"bits must be uint8 of shape {shape}, got {given.dtype} of shape {given.shape}"
+            )
+        mixed = np.ascontiguousarray(given.transpose(1, 0, 2)).reshape(self.dimension, -1)
+        for label, row in enumerate(mixed):
+            self.noise.shuffle_bits(self._sums + 1, label, row)
+        return mixed
+
+    def analyze(self, bits: object) -> np.ndarray:
+        """The unbiased sum (d,) from the shuffled bits (Alg. 7 line 10, Alg. 6 line 12)."""
+        shape = (self.dimension, self.users * self.message_bits)
+        given = np.asarray(bits)
+        if given.shape != shape:
+            raise InputError(f"bits must have shape {shape}, got {given.shape}")
+        centred = counted(given, self.users, self.precision, self.noise_bits)
+        return centred * (self.bound / self.precision)
+
+    def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
+        """The private sum (d,) of vectors (n, d).
+
+        messages "individual" makes, shuffles and counts every bit; "aggregate" draws their counts,
+        which have the same law and cost a million times less. Each call has noise of its own.
+        """
+        choice("messages", messages, MESSAGES)
+        points = self._scaled(vectors, (self.users, self.dimension))
+        n, d = self.users, self.dimension
+        if messages == "individual":
+            bits = [self.randomize(p * self.bound, i) for i, p in enumerate(points)]
+            total = self.analyze(self.shuffle(np.array(bits)))
+            self._sums += 1
+            return total
+        release = self._sums + 1
+        words = self.noise.words(0, release, n * d).reshape(n, d)
+        counts = self.noise.binomials(0, release, d, n * self.noise_bits)
+        native.round_points(points, self.precision, True, words, counts)
+        self._sums = release
+        return counts * (self.bound / self.precision)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What one sum guarantees. Raises InputError when no budget was given."""
+        if self.budget is None:
+            raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
+        epsilon, budget = self.exact(), self.budget
+        proven = math.isfinite(epsilon)
+        shown = rounded_up(epsilon) if proven else "not proven"
+        text = (
+            f"the exact epsilon of this noise, {shown} at delta {budget.delta:g} under "
+            f"{budget.relation}, is at most {budget.epsilon:g}"
+        )
+        conditions: list[Condition] = [
+            Condition("every vector is scaled to norm at most the bound", True),
+            Condition(
+                f"{self.honest_users} of {self.users} users add their noise bits (taken on trust)",
+                True,
+            ),
+            ClaimCondition(text, epsilon <= budget.epsilon),
+        ]
+        shared: dict[str, Any] = {"conditions": tuple(conditions), "source": _SOURCE}
+        return Certificate(
+            unit="user",
+            relation=self.relation,
+            model="shuffle: the shuffler is trusted, who reads the shuffled bits is not",
+            claimed=Guarantee(budget.epsilon, budget.delta),
+            exact=Guarantee(epsilon, budget.delta) if proven else None,
+            status="proven" if proven else "unproven",
+            noise_std={"sum": self.noise_std},
+            caveats=(
+                "one sum: a user who takes part in several is covered by composition only",
+                *((SIMULATION,) if self._seeded else ()),
+            ),
+            **shared,
+        )

@@ -1,0 +1,340 @@
+"""The shuffle protocols: shuffler, bits, counts, what travels, and the published constants."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import problems
+import pytest
+from scipy import stats
+
+import fastfed
+from fastfed import InputError, Shuffler
+from fastfed._kernels import native
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.bandits import make_system
+from fastfed.bandits.silo import Silo
+from fastfed.environments import RewardLaw, Sphere
+from fastfed.experiments import figure, figure_spec
+from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
+from fastfed.protocols.server import Server
+from fastfed.simulation import compiled, step
+from fastfed.simulation.experiment import experiment_from_spec, make_experiment
+
+FALSE_ALARM = 1e-5
+
+
+def vector_system(**keys):
+    sizes = {"silos": 2, "horizon": 12, "dimension": 2, "batch_size": 3, "epsilon": 4.0,
+             "delta": 0.01, "protocol": "shuffle-vector"}  # fmt: skip
+    return make_system("private-fedlinucb", **{**sizes, **keys})
+
+
+def reports(plan, noise, rounds=3):
+    """One report of every silo after a batch of made-up rounds."""
+    draw = np.random.default_rng(0)
+    made = []
+    for i in range(plan.silos):
+        silo = Silo(plan, i, noise)
+        for _ in range(rounds):
+            x = draw.normal(size=(1, plan.dimension))
+            silo.select(x / np.linalg.norm(x))
+            silo.observe(float(draw.uniform()))
+        made.append(silo.report())
+    return made
+
+
+# ---- the shuffler -------------------------------------------------------------------------------
+
+
+def test_a_shuffled_report_does_not_say_who_sent_it():
+    plan = vector_system().plan
+    sent = reports(plan, SeededNoise(1))
+    passed = Shuffler(SeededNoise(1)).shuffle(sent)
+    assert [type(m) for m in passed] == [Shuffled, Shuffled]
+    assert not any(hasattr(m, "silo") for m in passed)
+    assert {m.values.tobytes() for m in passed} == {r.values.tobytes() for r in sent}
+
+
+@pytest.mark.parametrize("noise", [None, SeededNoise(3)])
+def test_every_order_is_equally_likely_and_none_is_kept(noise):
+    plan = dataclasses.replace(vector_system().plan, silos=3)
+    size = plan.statistic_size
+    counts: dict[tuple, int] = {}
+    shuffler = Shuffler(noise)
+    for release in range(1, 2401):
+        sent = [Report(release, 2, np.full(size, float(i)), i) for i in range(3)]
+        # The order of arrival is not to matter.
+        passed = shuffler.shuffle(sent[::-1])
+        order = tuple(int(m.values[0]) for m in passed)
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 6
+    assert stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
+
+
+def test_bits_are_permuted_under_their_own_label():
+    plan = vector_system(messages="individual").plan
+    noise = SeededNoise(5)
+    sent = reports(plan, noise)
+    (mixed,) = Shuffler(noise).shuffle(sent)
+    assert isinstance(mixed, ShuffledBits)
+    assert mixed.bits.shape[1] == sum(r.bits.shape[1] for r in sent)
+    ones = sum(r.bits.sum(axis=1, dtype=int) for r in sent)
+    assert np.array_equal(mixed.bits.sum(axis=1, dtype=int), ones)
+    straight = np.concatenate([r.bits for r in sent], axis=1)
+    assert not np.array_equal(mixed.bits, straight)
+
+
+def test_the_shuffler_refuses_what_it_cannot_mix():
+    size = 5
+    one = Report(1, 2, np.zeros(size), 0)
+    with pytest.raises(InputError, match="at least one"):
+        Shuffler().shuffle([])
+    with pytest.raises(InputError, match=r"releases \[1, 2\]"):
+        Shuffler().shuffle([one, Report(2, 2, np.zeros(size), 1)])
+    with pytest.raises(InputError, match="got both"):
+        Shuffler().shuffle([one, Bits(1, 2, np.zeros((size, 4), np.uint8), 1)])
+
+
+def test_the_server_of_a_shuffle_protocol_takes_nothing_unshuffled():
+    plan = vector_system().plan
+    server, noise = Server(plan), SeededNoise(1)
+    sent = reports(plan, noise)
+    with pytest.raises(InputError, match="needs messages from a Shuffler"):
+        server.combine(sent)
+    passed = Shuffler(noise).shuffle(sent)
+    with pytest.raises(InputError, match="must pass on 2 messages"):
+        server.combine(passed[:1])
+    assert server.release == 0
+    assert server.combine(passed).release == 1
+
+
+# ---- bits and counts ----------------------------------------------------------------------------
+
+
+def node_of(plan, seed, rounds):
+    """The first node of a plan over the same made-up data, noise by seed: (s,)."""
+    noise = SeededNoise(seed)
+    passed = Shuffler(noise).shuffle(reports(plan, noise, rounds))
+    return Server(plan, noise).combine(passed).values
+
+
+def test_messages_and_aggregate_have_one_law():
+    """Chi-square of the two samples in every entry, and the mean is the true sum."""
+    keys = {"epsilon": 6.0, "delta": 0.05}
+    plans = [vector_system(messages=m, **keys).plan for m in ("individual", "aggregate")]
+    n = 3000
+    one, other = (
+        np.array([node_of(plan, 10_000 * k + i, 3) for i in range(n)])
+        for k, plan in enumerate(plans)
+    )
+    spread = one.std(axis=0)
+    truth = np.zeros(plans[0].statistic_size)
+    draw = np.random.default_rng(0)
+    for _ in range(2 * 3):
+        x = draw.normal(size=2)
+        native.accumulate(truth, x / np.linalg.norm(x), float(draw.uniform()))
+    for sample in (one, other):
+        assert np.abs(sample.mean(axis=0) - truth).max() < 5 * spread.max() / math.sqrt(n)
+    for entry in range(one.shape[1]):
+        edges = np.quantile(np.concatenate([one[:, entry], other[:, entry]]), np.linspace(0, 1, 13))
+        edges = np.unique(edges)
+        edges[0], edges[-1] = -np.inf, np.inf
+        table = [np.histogram(s[:, entry], edges)[0] for s in (one, other)]
+        assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+def test_individual_bits_play_through_and_learn_the_same():
+    keys = {"horizon": 60, "silos": 2, "seed": 3, "replicates": 2, "batch_size": 6,
+            "epsilon": 50.0, "delta": 0.05, "protocol": "shuffle-vector", "checkpoints": 60,
+            "radius_multiplier": 0.01}  # fmt: skip
+    environment = {"kind": "sphere", "dimension": 3, "actions": 12}
+    drawn = [
+        fastfed.simulate(environment, "private-fedlinucb", messages=m, driver=d, **keys)
+        for m, d in (("individual", "compiled"), ("individual", "step"), ("aggregate", "compiled"))
+    ]
+    bits, readable, counts = (r.curves[0].group_regret for r in drawn)
+    assert np.array_equal(bits, readable)
+    assert not np.array_equal(bits, counts)
+    assert np.array_equal(bits[:, :6], counts[:, :6])  # before the first release all is the same
+
+
+def test_bits_that_would_not_fit_are_refused_with_the_way_out():
+    with pytest.raises(InputError, match='"aggregate" plays their counts'):
+        vector_system(horizon=100_000, batch_size=1000, messages="individual")
+    with pytest.raises(InputError, match="needs clip = true"):
+        vector_system(clip=False, messages="individual")
+
+
+def test_what_is_not_clipped_is_not_cut_off():
+    """The published code counts beyond 0..2 g; a reward of 3 must not become one of 1."""
+    plan = vector_system(clip=False, calibration="published-code", epsilon=50.0).plan
+    noise = SeededNoise(0)
+    silos = [Silo(plan, i, noise) for i in range(2)]
+    for silo in silos:
+        for _ in range(3):
+            silo.select(np.array([[1.0, 0.0]]))
+            silo.observe(3.0)
+    passed = Shuffler(noise).shuffle([s.report() for s in silos])
+    bias = Server(plan, noise).combine(passed).values[0]
+    std = math.sqrt(0.1875 * 6 * plan.encoding.noise_bits[0]) / plan.encoding.precision[0]
+    assert abs(bias - 18.0) < 6 * std + 1.0
+
+
+def test_threads_and_calls_change_nothing_for_bits():
+    sizes = dict(problems.corners())["plain, shuffle-vector, eager"]
+    table = problems.curve("shuffle-vector", batch_size=sizes["batch_size"], lazy=False)
+    e = make_experiment(
+        name="bits", environment=Sphere(dimension=4, actions=9), curves=[table], horizon=40,
+        silos=3, seed=7, checkpoints=5,
+    )  # fmt: skip
+    opened, plan = e.environment.open(7, 0, 3), e.curves[0].system.plan
+    (one,) = compiled.play(opened, [plan], e.checkpoints, record=True)
+    (many,) = compiled.play(
+        opened, [plan], e.checkpoints, record=True, threads=3, rounds_per_call=7
+    )
+    assert np.array_equal(one.actions, many.actions) and np.array_equal(one.total, many.total)
+
+
+def test_a_deployment_with_noise_of_the_operating_system():
+    system = vector_system(horizon=6)
+    plan = system.plan
+    silos, shuffler, server = [Silo(plan, i) for i in range(2)], Shuffler(), Server(plan)
+    for _ in range(6):
+        for silo in silos:
+            silo.select(np.eye(2))
+            silo.observe(1.0)
+        if silos[0].due:
+            broadcast = server.combine(shuffler.shuffle([s.report() for s in silos]))
+            for silo in silos:
+                silo.receive(broadcast)
+    assert server.release == 2
+    assert not any("simulation" in c for c in system.deployed_certificate.caveats)
+
+
+def test_noise_bits_of_a_node_are_handed_out_once():
+    noise = SystemNoise()
+    noise.binomials(0, 1, 3, 100)
+    with pytest.raises(InputError, match="drawn already"):
+        noise.binomials(0, 1, 3, 100)
+
+
+# ---- what travels -------------------------------------------------------------------------------
+
+
+def test_bits_sent_equal_the_bits_of_the_messages():
+    """Counted by the plan, and added up over messages really made."""
+    plan = vector_system(messages="individual", horizon=15).plan
+    noise = SeededNoise(2)
+    silos, sent, label = [Silo(plan, i, noise) for i in range(2)], 0, 3  # 5 labels: 3 bits
+    shuffler, server = Shuffler(noise), Server(plan, noise)
+    for round in range(1, 16):
+        for silo in silos:
+            silo.select(np.eye(2))
+            silo.observe(0.5)
+        if silos[0].due:
+            made = [s.report() for s in silos]
+            sent += sum(m.bits.size * (1 + label) for m in made)
+            broadcast = server.combine(shuffler.shuffle(made))
+            for silo in silos:
+                silo.receive(broadcast)
+        assert plan.bits_up_by(round) == sent
+    assert plan.bits_up == sent and plan.bits_down == 5 * 2 * 5 * 64
+    assert plan.bytes_by(15) == plan.bytes_up + plan.bytes_down
+
+
+def test_plain_sums_send_eight_bytes_an_entry():
+    system = make_system(
+        "private-fedlinucb", silos=3, horizon=20, dimension=2, batch_size=6, epsilon=1, delta=0.1
+    )
+    assert system.plan.bytes_up == system.plan.bytes_down == 3 * 3 * 5 * 8
+    assert system.plan.bytes_by(5) == 0 and system.plan.bytes_by(6) == 2 * 3 * 5 * 8
+
+
+# ---- the published constants --------------------------------------------------------------------
+
+
+def plan_of(name, label):
+    e = experiment_from_spec(figure_spec(figure(name)))
+    return next(c.system for c in e.curves if c.label == label)
+
+
+def test_published_constants_of_figure_2a():
+    system = plan_of("zc24-fig2a", "SDP, epsilon = 0.001")
+    assert system.plan.noise_std.bias == pytest.approx(5528, abs=0.5)
+    N, M, d, s = 9, 100, 10, system.plan.noise_std.bias
+    regularizer = math.sqrt(M * N) * s * (math.sqrt(N + math.log(100)) + math.sqrt(d))
+    assert system.theory.regularizer == pytest.approx(regularizer)
+
+
+def test_published_constants_of_figure_2b():
+    system = plan_of("zc24-fig2b", "SDP")
+    g, b = system.plan.encoding.precision, system.plan.encoding.noise_bits
+    points = [100 * 25 * 2**j for j in range(9)]
+    assert g == tuple(max(math.ceil(2 * math.sqrt(n)), 10) for n in points)
+    stds = [math.sqrt(0.1875 * n * b[j]) / g[j] for j, n in enumerate(points)]
+    assert np.round(stds).tolist() == [15.0] * 9
+    # Its regularizer is made of another number than the noise.
+    s = math.sqrt(9 * math.log(10)) * math.log(9 * 100 / 0.1) / 0.2
+    assert round(s) == 207
+    regularizer = 3.0 * s * (math.sqrt(9 + math.log(100)) + math.sqrt(10))
+    assert system.theory.regularizer == pytest.approx(regularizer)
+
+
+def test_gaussian_rewards_are_not_clipped_in_the_printed_figures():
+    for name in ("zc24-fig2a", "zc24-fig2b"):
+        e = experiment_from_spec(figure_spec(figure(name)))
+        assert e.facts.reward == RewardLaw("gaussian", 0.5)
+        assert all(c.system.plan.clip is None for c in e.curves if c.algorithm != "random")
+
+
+def test_exact_figures_say_what_shuffling_is_worth():
+    sdp = plan_of("zc24-fig2a-exact", "SDP, epsilon = 0.001")
+    ldp = plan_of("zc24-fig2a-exact", "LDP, epsilon = 0.001")
+    assert sdp.plan.noise_std == ldp.plan.noise_std
+    assert sdp.certificate.status == "proven"
+    vector = plan_of("zc24-fig2b-exact", "SDP")
+    assert vector.certificate.status == "proven"
+    assert vector.certificate.exact.epsilon == pytest.approx(0.2, rel=1e-3)
+    assert vector.certificate.exact.epsilon <= 0.2
+
+
+# ---- the random policy --------------------------------------------------------------------------
+
+
+def test_the_random_policy_plays_each_action_alike():
+    table = {"label": "random", "algorithm": "random"}
+    e = make_experiment(
+        name="r", environment=Sphere(dimension=3, actions=7), curves=[table], horizon=700, silos=3
+    )
+    opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
+    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
+    (other,) = step.play(opened, plans, e.checkpoints)
+    assert np.array_equal(one.actions, other.actions)
+    assert np.array_equal(one.group_regret, other.group_regret)
+    assert stats.chisquare(np.bincount(one.actions.ravel(), minlength=7)).pvalue > FALSE_ALARM
+    assert plans[0].bytes_by(700) == 0
+
+
+@pytest.mark.parametrize("key", [{"batch_size": 5}, {"lazy": True}, {"radius_multiplier": 0.1}])
+def test_the_random_policy_refuses_keys_that_would_say_nothing(key):
+    with pytest.raises(InputError, match="has no meaning for random"):
+        make_system("random", silos=1, horizon=5, dimension=2, **key)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"protocol": "silo-ldp", "messages": "individual"}, "messages belongs to protocol"),
+        ({"protocol": "central", "honest_fraction": 0.5}, "honest_fraction belongs to protocol"),
+        ({"layout": "goe2"}, 'layout must be "iid"'),
+        ({"vector_scale": 2.0}, 'belongs to calibration "published-code"'),
+        ({"honest_fraction": 0.0}, "honest_fraction must be > 0"),
+        ({"messages": "some"}, "messages must be one of"),
+    ],
+)
+def test_keys_of_bits_where_they_say_nothing(keys, message):
+    with pytest.raises(InputError, match=message):
+        vector_system(**keys)
