@@ -217,7 +217,8 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     result = fastfed("run", spec, "-o", out)
     assert result.exit_code == 0, result.output
     assert sorted(p.name for p in out.iterdir()) == [
-        "certificates.txt", "figure.png", "figure.svg", "results.sqlite", "table.csv", "table.txt",
+        "certificates.txt", "communication.png", "communication.svg", "figure.png", "figure.svg",
+        "report.html", "results.sqlite", "table.csv", "table.txt",
     ]  # fmt: skip
     table = (out / "table.txt").read_text()
     assert result.stdout.startswith(table)
@@ -229,8 +230,10 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     assert {
         "label", "algorithm", "protocol", "replicates", "group_regret", "per_silo_regret",
         "time_average_regret", "rounds", "mean_curve", "stderr_curve", "synchronisations",
-        "bytes_up", "bytes_down", "agent_rounds_per_second", "certificate",
+        "bits_up", "bits_down", "bytes_up", "bytes_down", "bytes_curve",
+        "agent_rounds_per_second", "certificate",
     } <= set(listed["curves"][0])  # fmt: skip
+    assert listed["statements"] == []
     assert fastfed("results", out).stdout == (out / "table.txt").read_text()
     assert fastfed("results", out, "--csv").stdout == (out / "table.csv").read_text()
 
@@ -312,7 +315,8 @@ def test_run_without_matplotlib(
     result = fastfed("run", spec, "-o", tmp_path / "out")
     assert result.exit_code == 0
     assert 'pip install "fastfed[figures]"' in result.stderr
-    assert not list((tmp_path / "out").glob("figure.*"))
+    assert not list((tmp_path / "out").glob("*.png"))
+    assert "There are no pictures" in (tmp_path / "out" / "report.html").read_text()
     assert (tmp_path / "out" / "table.txt").exists()
 
 
@@ -407,7 +411,9 @@ def test_figures_that_need_data_play_over_it(
     write_letor(data, queries=20, features=136)
     result = fastfed("reproduce", name, "-o", tmp_path / "out", "--data", data, "--quick")
     assert result.exit_code == 0, result.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(panels)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", *sorted(panels)]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(f">{panel}</a>" in page for panel in panels)
 
 
 def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +433,7 @@ def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 0
     assert "skipped data" in result.stderr
     assert "p: So it goes." in result.stdout
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["free"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["free", "report.html"]
 
     full = fastfed("reproduce", "free", "-o", tmp_path / "full", "--full")
     assert full.exit_code == 0 and "T = 80 rounds" in full.stdout and "3 replicates" in full.stdout

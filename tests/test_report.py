@@ -17,13 +17,15 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.report import table
+from fastfed.report.canvas import COLOURS, NOT_PRIVATE, line_styles
 from fastfed.report.certificates import certificates_text
-from fastfed.report.figure import COLOURS, NOT_PRIVATE, draw, line_styles
+from fastfed.report.communication import draw_communication, sends
+from fastfed.report.figure import draw
 from fastfed.report.keys import check_figure
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
-from fastfed.report.table import plus_minus, rate
+from fastfed.report.table import plus_minus, rate, sent
 from fastfed.report.write import write_report
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
@@ -184,9 +186,78 @@ def test_certificates_are_those_of_the_experiment(source: Source) -> None:
 def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
     first, second = draw(source), draw(source)
     assert first == second
+    assert set(first) == {"png", "svg", "page.svg"}
     assert first["png"].startswith(b"\x89PNG")
     assert ElementTree.fromstring(first["svg"]).tag.endswith("svg")
     assert b"<dc:date>" not in first["svg"]
+
+
+def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
+    """What is drawn, read back from the axes: bytes of the plan against regret of the store."""
+    from fastfed.report import canvas, communication
+
+    seen: dict[str, Any] = {}
+
+    def recorded(axes: Any, x: Any, mean: Any, spread: Any, style: Any) -> Any:
+        seen[style["color"], str(style["linestyle"])] = (x, mean)
+        return original(axes, x, mean, spread, style)
+
+    original = canvas.draw_line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communication.canvas, "draw_line", recorded)
+        pictures = draw_communication(source)
+    assert pictures == draw_communication(source)
+    assert pictures["png"].startswith(b"\x89PNG")
+    curves = source.results.curves
+    # The lonely silos send nothing, and have no line.
+    assert len(seen) == len(curves) - 1 and curves[-1].bytes_sent == 0
+    plans = [c.system.plan for c in an_experiment().curves]
+    for curve, plan, (x, mean) in zip(curves[:-1], plans, seen.values(), strict=False):
+        begun = curve.rounds >= plan.batch_size
+        each = 2 * 8 * 4 * (3 + 6)  # both ways, float64, silos, entries of u and V
+        np.testing.assert_array_equal(x, each * (curve.rounds[begun] // plan.batch_size))
+        np.testing.assert_array_equal(mean, curve.mean[begun] / curve.rounds[begun])
+        assert x[-1] == curve.bytes_up + curve.bytes_down == curve.bytes_sent
+
+
+def test_no_picture_of_communication_where_nobody_sends(source: Source, tmp_path: Path) -> None:
+    alone = replace(source, results=replace(source.results, curves=source.results.curves[-1:]))
+    assert sends(source) and not sends(alone)
+    written = {p.name for p in write_report(alone, tmp_path)}
+    assert "figure.png" in written and "communication.png" not in written
+    assert "No curve sends anything." in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "nothing"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (2_640_000_000, "2.6 GB"),
+        (99_400, "99 kB"),
+        (99_600, "100 kB"),
+        (3.2e20, "320 EB"),
+    ],
+)
+def test_sent(count: float, expected: str) -> None:
+    assert sent(count) == expected
+
+
+def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
+    rows = list(csv.DictReader(io.StringIO(table.as_csv(source))))
+    for row, curve in zip(rows, source.results.curves, strict=True):
+        assert int(row["bits_up"]) == 8 * int(row["bytes_up"]) == curve.bits_up
+        assert int(row["bytes_down"]) == curve.bytes_down
+        assert curve.bytes_curve[-1] == curve.bytes_sent
+        assert len(curve.bytes_curve) == len(curve.rounds)
+    lines = table.as_text(source).splitlines()[5:]
+    # 60 / 20 releases of 9 entries of 8 bytes, 4 silos, both ways.
+    assert "1.7 kB" in lines[0] and 3 * 9 * 8 * 4 * 2 == 1728
+    assert "nothing" in lines[4]
 
 
 def test_drawing_leaves_no_trace(source: Source) -> None:
@@ -194,6 +265,7 @@ def test_drawing_leaves_no_trace(source: Source) -> None:
 
     before = dict(matplotlib.rcParams)
     draw(source)
+    draw_communication(source)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -228,7 +300,7 @@ def test_lines_can_be_told_apart(source: Source) -> None:
 def test_write_report_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
     empty = replace(source, results=replace(source.results, curves=()))
     written = {p.name for p in write_report(empty, tmp_path)}
-    assert written == {"table.txt", "table.csv", "certificates.txt"}
+    assert written == {"table.txt", "table.csv", "certificates.txt", "report.html"}
     assert "no replicate is played" in (tmp_path / "table.txt").read_text()
 
 

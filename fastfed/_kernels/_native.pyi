@@ -70,6 +70,19 @@ def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> np.
 def refresh(
     statistic: np.ndarray, regularizer: float, w: np.ndarray, theta: np.ndarray
 ) -> float: ...
+def choose_regularizer(statistic: np.ndarray, full: float, floor: float, d: int) -> float: ...
+def direct_radius(
+    multiplier: float,
+    scale: float,
+    base: float,
+    anchor: float,
+    inflation: float,
+    log_det: float,
+    d: int,
+) -> float: ...
+def honaker(estimate: np.ndarray, node: np.ndarray, sibling: np.ndarray, level: int) -> None: ...
+def honaker_number(k: int) -> int: ...
+def toeplitz(history: np.ndarray, f: np.ndarray, k: int) -> np.ndarray: ...
 def radius_at(
     multiplier: float,
     scale: float,

@@ -121,6 +121,8 @@ cdef extern from "ff_protocol.h" nogil:
         double multiplier
         double scale
         double base
+        int64_t direct
+        double anchor
     int64_t ff_node_level(int64_t k)
     void ff_psum(double *sums, const double *leaf, int64_t level, int64_t s)
     void ff_prefix(const double *nodes, int64_t k, int64_t s, double *out)
@@ -135,6 +137,15 @@ cdef extern from "ff_protocol.h" nogil:
                       double *scratch)
     double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
                         int64_t d)
+    double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d)
+    double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
+                                 double *w, double *scratch)
+
+cdef extern from "ff_release.h" nogil:
+    void ff_honaker(double *estimate, const double *node, const double *sibling, int64_t level,
+                    int64_t s)
+    int64_t ff_honaker_number(int64_t k)
+    void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
 
 cdef extern from "ff_play.h" nogil:
     ctypedef struct ff_curve:
@@ -143,13 +154,16 @@ cdef extern from "ff_play.h" nogil:
         int64_t random
         int64_t randomizer
         int64_t analyzer
+        int64_t release
+        const double *coefficients
         ff_noise_std noise_std
         ff_radius radius
         double radius_count
-        double second_bonus
         const double *regularizer
         const double *radius_offset
         const double *radius_lambda
+        const double *error_bound
+        const double *floor
         int64_t clip
         double feature_bound
         double reward_low
@@ -159,6 +173,9 @@ cdef extern from "ff_play.h" nogil:
         const int64_t *bit_levels
         const int64_t *noise_bits
         const double *unit
+        double second_bonus
+        double inflation
+        double *history
         double *w
         double *theta
         double *batch
@@ -410,11 +427,45 @@ def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, d
     return ff_refresh(&statistic[0], regularizer, d, &w[0, 0], &theta[0], &scratch[0])
 
 
+def choose_regularizer(const double[::1] statistic, double full, double floor, int64_t d):
+    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    cdef double[:, ::1] w = np.empty((d, d))
+    cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
+    return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
+
+
 def radius_at(double multiplier, double scale, double base, double offset, double lam,
               double count, int64_t d):
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     return ff_radius_at(&radius, offset, lam, count, d)
+
+
+def direct_radius(double multiplier, double scale, double base, double anchor, double inflation,
+                  double log_det, int64_t d):
+    cdef ff_radius radius
+    radius.multiplier, radius.scale, radius.base = multiplier, scale, base
+    radius.anchor = anchor
+    return ff_direct_radius(&radius, inflation, log_det, d)
+
+
+# ---- releases -----------------------------------------------------------------------------------
+
+def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
+            int64_t level):
+    """In place: the estimate of a node from its own noise and its children's estimates."""
+    ff_honaker(&estimate[0], &node[0], &sibling[0], level, estimate.shape[0])
+
+
+def honaker_number(int64_t k):
+    return ff_honaker_number(k)
+
+
+def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
+    """Noise of prefix k from the rows of history, (s,)."""
+    cdef double[::1] out = np.empty(history.shape[1])
+    ff_toeplitz(&history[0, 0], &f[0], k, history.shape[1], &out[0])
+    return np.asarray(out)
 
 
 # ---- bits ---------------------------------------------------------------------------------------
@@ -690,7 +741,11 @@ cdef class Pass:
             c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
             c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
             c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
-            c.radius_count, c.second_bonus = curve["radius_count"], curve["second_bonus"]
+            c.radius.direct, c.radius.anchor = curve["direct"], curve["anchor"]
+            c.radius_count, c.inflation = curve["radius_count"], 1.0
+            c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
+            c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
+            c.history = pointer(curve["history"])
             c.regularizer = pointer(curve["regularizer"])
             c.radius_offset = pointer(curve["radius_offset"])
             c.radius_lambda = pointer(curve["radius_lambda"])

@@ -9,7 +9,8 @@ import numpy as np
 from fastfed.bandits.noise import Noise
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Keys
-from fastfed.bandits.theory import NoiseLaw, Theory, make_theory
+from fastfed.bandits.noise_law import NoiseLaw
+from fastfed.bandits.theory import Theory, make_theory
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import Protocol
 
@@ -30,10 +31,11 @@ def assemble(
     clip: Clip | None,
     noise: Noise | None = None,
     individual: bool = False,
+    release: str = "tree",
 ) -> tuple[Plan, Theory]:
     """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none."""
     releases = setting.horizon // batch_size if batch_size else 0
-    law = noise.law if noise else NoiseLaw(NoiseStd(), 0, 0, releases)
+    law = noise.law if noise else NoiseLaw(variances=np.zeros(releases + 1))
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
         setting if batch_size else replace(setting, silos=1),
@@ -55,9 +57,10 @@ def assemble(
         lazy=keys.lazy and batch_size > 0,
         protocol=protocol,
         noise_std=noise.std if noise else NoiseStd(),
-        regularizer=np.full(releases + 1, theory.regularizer),
+        regularizer=theory.regularizer,
         radius=theory.radius,
         clip=clip,
+        release=release,
         encoding=noise.encoding if noise else None,
         individual=individual,
     )

@@ -121,14 +121,18 @@ def certify(
         status="proven" if proven else "unproven",
         noise_std=mechanism.noise_stds,
         conditions=(*assumed.all, *met),
-        caveats=_caveats(setting, theory, mechanism, released_only),
+        caveats=_caveats(setting, theory, mechanism, protocol, released_only),
         source=source,
         also=tuple(also),
     )
 
 
 def _caveats(
-    setting: Setting, theory: Theory, mechanism: Mechanism, released_only: bool
+    setting: Setting,
+    theory: Theory,
+    mechanism: Mechanism,
+    protocol: Protocol,
+    released_only: bool,
 ) -> tuple[str, ...]:
     caveats = []
     budget, users = mechanism.budget, setting.silos * setting.horizon
@@ -151,4 +155,6 @@ def _caveats(
             f"delta = {budget.delta:g} is not small against 1 / {users} users: it allows the "
             "full disclosure of some of them, and certifies almost nothing"
         )
-    return (*caveats, *theory.caveats, SIMULATION, FLOATS, *setting.notes)
+    # Bits are integers on a wire as on paper; real numbers are not.
+    floats = () if protocol.bits else (FLOATS,)
+    return (*caveats, *theory.caveats, SIMULATION, *floats, *setting.notes)

@@ -34,6 +34,11 @@ class Estimate:
         self.theta = np.zeros(dimension)
         self.refresh(np.zeros(dimension + dimension * (dimension + 1) // 2), regularizer)
 
+    @property
+    def log_det(self) -> float:
+        """ln det V."""
+        return native.log_det(self.w)
+
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
         """V = lambda I + covariance, u = bias; returns the shift V needed to be definite."""
         shift = native.refresh(statistic, regularizer, self.w, self.theta)

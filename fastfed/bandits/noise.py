@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from fastfed._validate import InputError
+from fastfed.bandits.bit_law import bit_law
+from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.theory import NoiseLaw
+from fastfed.privacy import toeplitz
 from fastfed.privacy.amplification import calibrate_shuffled_tree
-from fastfed.privacy.binomial import BinomialTree, calibrate_vector_sum
+from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.certificate import Condition
+from fastfed.privacy.continual import GaussianRelease, calibrate_release
 from fastfed.privacy.sensitivity import layout_stds
-from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import Encoding, NoiseStd
 from fastfed.protocols.protocol import PROTOCOLS
 
-#: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
-BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
+#: Protocols whose noise may be shared between prefixes.
+RELEASABLE = ("silo-ldp", "central")
+#: Share of the failure probability that the coupling of bits to normals may take.
+WINDOW = 0.01
 
 
 class Mechanism(Protocol):
@@ -53,37 +59,60 @@ class Noise:
 def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
     """The noise of a private curve; InputError where the calibration has none for the protocol."""
     budget = Budget(keys.epsilon, keys.delta, keys.relation)
+    if keys.release != "tree":
+        if keys.protocol not in RELEASABLE:
+            raise InputError(
+                f'release "{keys.release}" needs protocol '
+                f"{' or '.join(RELEASABLE)}: elsewhere a node's noise belongs to the node, got "
+                f'"{keys.protocol}"'
+            )
+        return _released(keys, setting, batch_size, budget)
     return _MAKERS[keys.protocol](keys, setting, batch_size, budget)
 
 
-def _gaussian(tree: GaussianTree, protocol: str, setting: Setting) -> Noise:
-    std = NoiseStd(tree.noise_std, *layout_stds(tree.layout, tree.noise_std))
-    law = NoiseLaw(
-        node=std,
-        noises=setting.silos if PROTOCOLS[protocol].noise_by == "silos" else 1,
-        prefix_nodes=max_prefix_nodes(tree.releases),
-        releases=tree.releases,
-    )
-    return Noise(tree, law, std)
+def _gaussian(
+    mechanism: GaussianTree | GaussianRelease,
+    keys: Any,
+    setting: Setting,
+    variances: Sequence[float],
+) -> Noise:
+    std = NoiseStd(mechanism.noise_std, *layout_stds(mechanism.layout, mechanism.noise_std))
+    silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
+    return Noise(mechanism, NoiseLaw(std, silos, np.array(variances, dtype=np.float64)), std)
+
+
+def _nodes_of_prefixes(releases: int) -> list[int]:
+    return [k.bit_count() for k in range(releases + 1)]
 
 
 def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     tree = calibrate_tree(budget, releases, keys.calibration, keys.layout)
-    return _gaussian(tree, keys.protocol, setting)
+    return _gaussian(tree, keys, setting, _nodes_of_prefixes(releases))
+
+
+def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+    releases = setting.horizon // batch_size
+    made = calibrate_release(keys.release, budget, releases, keys.calibration, keys.layout)
+    if keys.release == "toeplitz":
+        variances = [0.0, *toeplitz.prefix_variances(releases).tolist()]
+    else:
+        variances = [made.variance_factor(k) for k in range(releases + 1)]
+    return _gaussian(made, keys, setting, variances)
 
 
 def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+    releases = setting.horizon // batch_size
     tree = calibrate_shuffled_tree(
         budget,
-        setting.horizon // batch_size,
+        releases,
         setting.silos,
         batch_size,
         setting.horizon,
         keys.calibration,
         keys.layout,
     )
-    return _gaussian(tree, keys.protocol, setting)
+    return _gaussian(tree, keys, setting, _nodes_of_prefixes(releases))
 
 
 def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
@@ -96,29 +125,8 @@ def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noi
         keys.vector_scale,
         keys.honest_fraction,
     )
-    scale = _bit_scale(tree)
-    law = NoiseLaw(
-        node=NoiseStd(scale, scale, scale),
-        noises=1,
-        prefix_nodes=max_prefix_nodes(tree.releases),
-        releases=tree.releases,
-        gaussian=False,
-        published_std=tree.published_std,
-    )
+    law = bit_law(tree, WINDOW * keys.failure_probability)
     return Noise(tree, law, encoding=Encoding(tree.g, tree.b))
-
-
-def _bit_scale(tree: BinomialTree) -> float:
-    """Sub-Gaussian scale of one entry of one node, the largest over levels.
-
-    n b noise bits and n roundings, each a centred variable on an interval of length 1, in steps
-    of 1 / g.
-    """
-    scales = [
-        math.sqrt(tree.users(level) * (b * BIT_SCALE_SQUARED + 0.25)) / g
-        for level, (g, b) in enumerate(zip(tree.g, tree.b, strict=True))
-    ]
-    return max(scales, default=0.0)
 
 
 _MAKERS: dict[str, Callable[[Any, Setting, int, Budget], Noise]] = {

@@ -6,8 +6,11 @@ Deviations from the paper, and why:
   features of later users of the batch, which the proof of Theorem 5.1 does not cover.
 - The covariance noise is one symmetric matrix of named layout; the paper leaves it open.
 - kappa is 1 + floor(log2(T/B)); the paper writes log.
-- The radius of Lemma C.2 is taken with its own constants, from the actual noise law, and for
-  eager play with a union over silos; Lemma C.4 as printed is an option.
+- The radius is a direct one of ours, smaller than the paper's and proven; Lemma C.2 is an option,
+  with its own constants, from the actual noise law and for eager play with a union over silos, and
+  so is Lemma C.4 as printed.
+- lambda is chosen for each release from the noise it has; the paper has one for all.
+- release "honaker" or "toeplitz" replaces the tree by continual releases of less noise.
 - Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
   the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
 - A data point is rounded for all its tree nodes when it comes, not when a node is released: the
@@ -27,10 +30,9 @@ from fastfed.privacy.budget import RELATIONS
 from fastfed.privacy.calibration import CALIBRATIONS
 from fastfed.privacy.sensitivity import LAYOUTS
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.protocol import PROTOCOLS, RELEASES, released_as
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
-RELEASES = ("tree",)
 MESSAGES = ("aggregate", "individual")
 #: Bits one node may hold in memory when each is made, one byte a bit.
 MOST_BITS = 2**29
@@ -94,12 +96,14 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
 def build(keys: PrivateKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     assert keys.epsilon is not None and keys.delta is not None
-    protocol = PROTOCOLS[keys.protocol]
+    protocol = released_as(PROTOCOLS[keys.protocol], keys.release)
     batch_size = keys.rounds_per_batch(setting)
     noise = make_noise(keys, setting, batch_size)
     clip = keys.bounds(published=keys.calibration == "published-code")
     individual = keys.messages == "individual"
-    plan, theory = assemble(keys, setting, protocol, batch_size, clip, noise, individual)
+    plan, theory = assemble(
+        keys, setting, protocol, batch_size, clip, noise, individual, keys.release
+    )
     check_bits(plan)
     certificate = certify(
         noise.mechanism,

@@ -29,6 +29,8 @@ class Silo:
         self.release = 0
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
+        self._second_bonus, self._inflation = 0.0, 1.0
+        self._refresh(np.zeros(plan.statistic_size))
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
         self._chosen: np.ndarray | None = None
@@ -62,10 +64,28 @@ class Silo:
             chosen = self._noise.action(self.index, self.round + 1, len(checked))
             self._chosen = np.array(checked[chosen], dtype=np.float64)
             return chosen
-        rows = self.plan.rows(self.release, self.round + 1)
-        radius = self.plan.radius.at(self.release, rows, self.plan.dimension)
-        chosen, self._chosen = self._estimate.select(checked, radius, self.plan.second_bonus)
+        chosen, self._chosen = self._estimate.select(checked, self._radius(), self._second_bonus)
         return chosen
+
+    def _radius(self) -> float:
+        radius, d = self.plan.radius, self.plan.dimension
+        if radius.direct:
+            return radius.of(self._inflation, self._estimate.log_det, d)
+        return radius.at(self.release, self.plan.rows(self.release, self.round + 1), d)
+
+    def _refresh(self, statistic: np.ndarray) -> float:
+        """V and theta_hat from what was synchronised; returns the shift that V needed."""
+        plan, k = self.plan, self.release
+        regularizer = full = float(plan.regularizer[k])
+        if plan.radius.direct:
+            floor = float(plan.radius.floor[k])
+            regularizer = native.choose_regularizer(statistic, full, floor, plan.dimension)
+            self._inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
+        shift = self._estimate.refresh(statistic, regularizer)
+        if plan.radius.direct:
+            bound = regularizer + shift + float(plan.radius.error_bound[k])
+            self._second_bonus = plan.radius.multiplier * bound
+        return shift
 
     def observe(self, reward: float) -> None:
         """Take in the reward of the selected action; features and reward are clipped here."""
@@ -105,5 +125,4 @@ class Silo:
                 f"broadcast must have dimension {self.plan.dimension}, got {broadcast.dimension}"
             )
         self.release = broadcast.release
-        shift = self._estimate.refresh(broadcast.values, float(self.plan.regularizer[self.release]))
-        self.indefinite += shift > 0.0
+        self.indefinite += self._refresh(broadcast.values) > 0.0

@@ -37,7 +37,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_size: int | str | None = None
     lazy: bool = True
-    radius: str = "lemma-c2"
+    radius: str = "direct"
     radius_multiplier: float = 1.0
     failure_probability: float = 0.01
     regularizer: str | float | None = None  # None: the radius' own

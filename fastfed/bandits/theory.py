@@ -7,90 +7,32 @@ lambda, lambda_min, lambda_max, nu, and the radius made of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, NoiseStd, Radius
+from fastfed.protocols.plan import Clip, Radius
 
-RADII = ("lemma-c2", "lemma-c4", "published-code")
+RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
 
-
-@dataclass(frozen=True)
-class NoiseLaw:
-    """The noise in the synchronised statistics after each release.
-
-    ``node`` is one node's noise; ``noises`` how many independent ones add up in it (M when every
-    silo adds its own); ``prefix_nodes`` the most nodes any prefix is made of; ``releases`` K.
-    Where the noise is not Gaussian, ``node`` holds sub-Gaussian scales instead: E exp(t z) <=
-    exp(t^2 scale^2 / 2) for every entry z.
-    """
-
-    node: NoiseStd
-    noises: int
-    prefix_nodes: int
-    releases: int
-    gaussian: bool = True
-    #: s in the published code's regularizer, where that is not the noise's own.
-    published_std: float | None = None
-
-    @property
-    def none(self) -> bool:
-        return self.releases == 0 or self.node.parts == (0.0, 0.0, 0.0)
-
-    @property
-    def scale(self) -> float:
-        """Largest factor from one node's std to the std of what is synchronised."""
-        return math.sqrt(self.noises * self.prefix_nodes)
-
-    def operator_norm(self, dimension: int, probability: float) -> float:
-        """A bound on ||N|| that all releases keep with the given failure probability.
-
-        With g the off-diagonal std and diagonal variance at most 2 g^2, N is at most a GOE in
-        the convex order, so E lambda_max <= 2 g sqrt d (Gordon's comparison); lambda_max is
-        sqrt 2 g-Lipschitz in the independent normals, so P(lambda_max > 2 g sqrt d + t) <=
-        exp(-t^2 / (4 g^2)). Both signs and a union over the K releases give the rest.
-
-        Sub-Gaussian entries have no such comparison. There N = sum z_ij A_ij with A_ij^2 summing
-        to d I, E exp(t z A) <= exp(t^2 g^2 A^2 / 2) as matrices for every eigenvalue of A obeys
-        it, and Tropp 2012 (Theorem 3.6 and Lemma 3.4) gives P(||N|| > t) <= 2 d exp(-t^2 / (2 d
-        g^2)). Or, through a 1/4-net of at most 9^d points, on which u'Nu has scale at most
-        sqrt 2 g and half of ||N|| is reached: ||N|| <= 4 g sqrt(d ln 9 + ln(2 / p)).
-        """
-        if self.none:
-            return 0.0
-        if not self.gaussian:
-            g = self.scale * max(self.node.off_diagonal, self.node.diagonal)
-            tail = math.log(2.0 * self.releases / probability)
-            tropp = math.sqrt(2.0 * dimension * (math.log(dimension) + tail))
-            net = 4.0 * math.sqrt(dimension * math.log(9.0) + tail)
-            return g * min(tropp, net)
-        g = self.scale * max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
-        tail = math.log(2.0 * self.releases / probability)
-        return g * 2.0 * (math.sqrt(dimension) + math.sqrt(tail))
-
-    def vector_norm(self, dimension: int, probability: float) -> float:
-        """A bound on ||h|| that all releases keep: sqrt d plus the Gaussian tail of a norm.
-
-        Sub-Gaussian noise keeps it too (Hsu, Kakade, Zhang 2012, Theorem 2.1).
-        """
-        if self.none:
-            return 0.0
-        tail = math.log(self.releases / probability)
-        return self.scale * self.node.bias * (math.sqrt(dimension) + math.sqrt(2.0 * tail))
+#: Of the direct radius: c as a share of the largest ||N||, and the eigenvalues of V that let lambda
+#: fall, in units of ||N|| + c. Any positive numbers are proven.
+ANCHOR = 0.1
+FLOOR = 1.0
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What the regret bound of a run rests on, and whether each part of it holds."""
+    """What the regret bound of a run rests on, by release k = 0..K, and whether each part holds."""
 
-    regularizer: float  # lambda
-    lambda_min: float
-    lambda_max: float
-    nu: float
+    regularizer: np.ndarray  # lambda; the most of it for the direct radius
+    lambda_min: np.ndarray
+    lambda_max: np.ndarray
+    nu: np.ndarray
     radius: Radius
     conditions: tuple[Condition, ...]
 
@@ -132,47 +74,50 @@ def make_theory(
     released_only: bool,
     union: int,
 ) -> Theory:
-    """lambda and beta for one curve.
+    """lambda and beta for one curve, at each release k = 0..K.
 
     ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
     self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
     the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
 
-    radius "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4), with lambda_min = lambda -
-    ||N||, lambda_max = lambda + ||N||, nu = ||h|| / sqrt(lambda_min), alpha halved over noise and
-    rewards (and the noise half over N and h). "lemma-c4": Lemma C.4 as printed, which drops
+    radius "direct": see `direct_radius`. "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4),
+    with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| / sqrt(lambda_min),
+    alpha halved over noise and rewards (and the noise half over N and h), and the bound taken once
+    for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed, which drops
     constants of its own proof. "published-code": the experiment code's.
     """
     d, alpha = setting.dimension, failure_probability
     noise_share = 0.0 if law.none else alpha / 2.0
-    n_bound = law.operator_norm(d, alpha / 4.0)
-    h_bound = law.vector_norm(d, alpha / 4.0)
-
-    if isinstance(regularizer, str):
-        lam = (
-            max(1.0, 2.0 * n_bound)
-            if regularizer == "from-noise"
-            else published_regularizer(setting, law, alpha)
-        )
-    else:
-        lam = regularizer
-    definite = lam > n_bound
-    # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
-    lambda_min = lam - n_bound if definite else lam
-    lambda_max = lam + n_bound
-    nu = h_bound / math.sqrt(lambda_min)
-
+    n_bound = law.operator_norms(d, alpha / 4.0)
     union = 1 if released_only else union
-    if radius == "lemma-c2":
-        base = 2.0 * math.log(union / (alpha - noise_share))
-        offset, log_lambda = math.sqrt(lambda_max) + nu, lambda_min
-    elif radius == "lemma-c4":
-        base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), math.sqrt(lam), lam
+    rewards = alpha - noise_share
+    if radius == "direct":
+        lam, made, definite = _direct(law, setting, regularizer, n_bound, alpha, rewards / union)
+        lambda_min = np.where(definite, lam - n_bound, lam)
+        lambda_max, nu = lam + n_bound, np.zeros_like(lam)
     else:
-        base, offset, log_lambda = math.log(1.0 / alpha), math.sqrt(lam * d), lam
+        if not isinstance(regularizer, str):
+            lam = np.full_like(n_bound, regularizer)
+        elif regularizer == "from-noise":
+            lam = np.maximum(1.0, 2.0 * n_bound)
+        else:
+            lam = np.full_like(n_bound, published_regularizer(setting, law, alpha))
+        definite = lam > n_bound
+        # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
+        lambda_min = np.where(definite, lam - n_bound, lam)
+        lambda_max = lam + n_bound
+        nu = law.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
+        if radius == "lemma-c2":
+            union *= len(np.unique(lambda_min))
+            base = 2.0 * math.log(union / rewards)
+            offset, log_lambda = np.sqrt(lambda_max) + nu, lambda_min
+        elif radius == "lemma-c4":
+            base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), np.sqrt(lam), lam
+        else:
+            base, offset, log_lambda = math.log(1.0 / alpha), np.sqrt(lam * d), lam
+        made = Radius(1.0, setting.reward_scale, base, offset, log_lambda)
     # The published code takes R = 1 where rewards carry no noise.
     scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
-
     inside = setting.reward_range is not None and (
         clip is None
         or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
@@ -183,25 +128,68 @@ def make_theory(
         ),
         Condition("rewards are bounded, and clipping does not move their mean", inside),
         Condition(
-            "the regularizer exceeds the noise's operator norm with high probability", definite
+            "the regularizer exceeds the noise's operator norm with high probability",
+            bool(definite.all()),
         ),
         Condition(
             f'the radius is a proven one ("{radius}", multiplier {radius_multiplier:g})',
-            radius == "lemma-c2" and radius_multiplier >= 1.0,
+            radius in ("direct", "lemma-c2") and radius_multiplier >= 1.0,
         ),
     )
-    entries = law.releases + 1
     return Theory(
         regularizer=lam,
         lambda_min=lambda_min,
         lambda_max=lambda_max,
         nu=nu,
-        radius=Radius(
-            multiplier=radius_multiplier,
-            scale=scale,
-            base=base,
-            offset=np.full(entries, offset),
-            log_lambda=np.full(entries, log_lambda),
-        ),
+        radius=replace(made, multiplier=radius_multiplier, scale=scale),
         conditions=conditions,
     )
+
+
+def _direct(
+    law: NoiseLaw,
+    setting: Setting,
+    regularizer: str | float,
+    n_bound: np.ndarray,
+    alpha: float,
+    rewards: float,
+) -> tuple[np.ndarray, Radius, np.ndarray]:
+    """The direct radius: width without passing through ||.||_V, and lambda as small as V allows.
+
+    With G and u the raw sums, V = lambda I + G + N, u + h and S = sum x eta,
+        theta* - theta_hat = V^-1 (lambda theta* + (N theta* - h) - S).
+    On the events N >= -n I, ||N theta* - h|| <= E (both at every release) and
+    ||S||^2_{(G + c I)^-1} <= R^2 (2 ln(1 / alpha') + ln det(G + c I) - d ln c) (all rounds, one
+    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1), for any lambda, chosen in view of V if need be:
+    G + c I <= V + (n + c - lambda) I <= f V, with f = 1 for lambda >= n + c and else
+    f = 1 + (n + c - lambda) / floor where every eigenvalue of V is at least floor. Hence
+        |<x, theta* - theta_hat>| <= R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c)))
+                                     ||x||_{V^-1} + (lambda + E) ||V^-1 x||.
+    V is private already, so its determinant and eigenvalues may be used. Once G outgrows the
+    noise, lambda falls to 0 and with it half of the second term.
+    """
+    n_max = float(n_bound.max())
+    error = law.errors(setting.dimension, alpha / 4.0)
+    if isinstance(regularizer, str) and regularizer == "published-code":
+        regularizer = published_regularizer(setting, law, alpha)
+    if isinstance(regularizer, str):
+        anchor = max(1.0, ANCHOR * n_max)
+        lam = n_bound + anchor
+        floor = FLOOR * lam if not law.none else np.zeros_like(lam)
+        floor[0] = 0.0
+    else:
+        lam = np.full_like(n_bound, regularizer)
+        anchor = regularizer - n_max if regularizer > n_max else regularizer
+        floor = np.zeros_like(lam)
+    made = Radius(
+        1.0,
+        setting.reward_scale,
+        2.0 * math.log(1.0 / rewards),
+        np.zeros_like(lam),
+        np.full_like(lam, anchor),
+        direct=True,
+        anchor=anchor,
+        error_bound=error,
+        floor=floor,
+    )
+    return lam, made, lam > n_bound

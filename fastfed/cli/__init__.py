@@ -15,9 +15,11 @@ COMMANDS = {
     "run": ("run", "Play the experiment of a spec, or what is missing of it."),
     "reproduce": ("reproduce", "Play a figure of a paper, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),
-    "report": ("results", "Draw figure, tables and certificates of an output folder again."),
+    "report": ("results", "Write page, pictures and tables of an output folder again."),
+    "compare": ("compare", "What differs between two output folders, curve by curve."),
     "privacy": ("privacy", "What a spec guarantees, without playing it."),
     "calibrate": ("calibrate", "Noise of a mechanism for a privacy budget."),
+    "audit": ("audit", "Attack a mechanism or a system: a lower bound on its epsilon."),
     "bench": ("bench", "Speed of the compiled driver against the papers' style."),
     "doctor": ("doctor", "Whether this installation and its data are in order."),
 }

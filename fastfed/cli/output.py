@@ -74,5 +74,5 @@ def print_results(source: Source) -> None:
         [[row[i] for i in columns] for row in table.table_rows(source)],
         [at for at, i in enumerate(columns) if i in table.RIGHT],
     )
-    for line in table.remarks(source):
+    for line in [*table.remarks(source), *table.statement_lines(source)]:
         click.echo(line)

@@ -16,8 +16,8 @@ from fastfed.cli.errors import RunFailed, Stopped
 from fastfed.cli.output import print_results, say
 from fastfed.cli.progress import Heard, duration, progress
 from fastfed.report.sketch import sketch
-from fastfed.report.source import read_source, spaced
-from fastfed.report.write import has_matplotlib, write_report
+from fastfed.report.source import Source, read_source, spaced
+from fastfed.report.write import has_matplotlib, write_overview, write_report
 from fastfed.results.store import FILE
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.run import Pass, predict_seconds, run
@@ -25,7 +25,7 @@ from fastfed.simulation.run import Pass, predict_seconds, run
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
-def play(experiment: Experiment, folder: Path, threads: int | None) -> None:
+def play(experiment: Experiment, folder: Path, threads: int | None) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
     check_writable(folder)
     with ExitStack() as stack:
@@ -51,6 +51,13 @@ def play(experiment: Experiment, folder: Path, threads: int | None) -> None:
     say(f"{folder}: {', '.join(path.name for path in written)}")
     if not has_matplotlib():
         say(NO_MATPLOTLIB)
+    return source
+
+
+def say_overview(folder: Path) -> None:
+    """Write the page over all experiments in a folder, if there are any."""
+    if any(folder.glob(f"*/{FILE}")) and (path := write_overview(folder)) is not None:
+        say(f"all of them on one page: {path}")
 
 
 def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:

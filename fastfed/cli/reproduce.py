@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from fastfed.cli.errors import RunFailed
 from fastfed.cli.options import overrides, playing_options
 from fastfed.cli.output import say
+
+if TYPE_CHECKING:
+    from fastfed.report.source import Source
 
 
 @click.command()
@@ -31,12 +36,13 @@ def reproduce(
     """Play a figure of a paper, or all of them.
 
     FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each further panel of
-    it, gets its own folder in DIR.
+    it, gets its own folder in DIR, and DIR/report.html is one page over all of them.
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
     from fastfed import experiments
-    from fastfed.cli.play import play
+    from fastfed.cli.play import play, say_overview
+    from fastfed.report.keys import check_figure
 
     names = experiments.figure_ids() if name == "all" else [name]
     chosen = experiments.with_panels(names)
@@ -51,13 +57,33 @@ def reproduce(
     for figure in chosen:
         spec = experiments.figure_spec(figure, data, full)
         spec.update(overrides(spec, replicates, seed, quick))
-        planned.append((figure, experiments.figure_experiment(figure, spec)))
-    for position, (figure, experiment) in enumerate(planned):
-        if position:
-            click.echo()
-        play(experiment, folder / figure.id, threads)
-        if "says" in experiment.figure:
-            click.echo(f"{figure.paper}: {experiment.figure['says']}")
+        experiment = experiments.figure_experiment(figure, spec)
+        check_figure(experiment.figure, [c.label for c in experiment.curves])
+        planned.append((figure, experiment))
+    try:
+        for position, (figure, experiment) in enumerate(planned):
+            if position:
+                click.echo()
+            source = play(experiment, folder / figure.id, threads)
+            for line in said(figure.paper, source):
+                click.echo(line)
+    except RunFailed:
+        # What was played before has its page too.
+        say_overview(folder)
+        raise
+    say_overview(folder)
+
+
+def said(paper: str, source: Source) -> list[str]:
+    """What the paper says of a figure, with the verdict where it can be judged."""
+    from fastfed.report.statements import judge
+
+    statements = judge(source.results)
+    lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]
+    says = source.results.figure.get("says")
+    if says is not None and says not in [s.says for s in statements]:
+        lines.append(f"{paper}: {says}")
+    return lines
 
 
 COMMANDS = {"reproduce": reproduce}

@@ -25,10 +25,12 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
         raise click.UsageError("--json and --csv exclude each other")
     from fastfed.report import table
     from fastfed.report.source import read_source
+    from fastfed.report.statements import judge
 
     source = read_source(folder)
     if as_json:
-        print_json(source.results.to_builtins())
+        statements = [s.to_builtins() for s in judge(source.results)]
+        print_json({**source.results.to_builtins(), "statements": statements})
     elif as_csv:
         click.echo(table.as_csv(source), nl=False)
     else:
@@ -38,17 +40,24 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
 @click.command()
 @folder_argument
 def report(folder: Path) -> None:
-    """Draw figure, tables and certificates of an output folder again.
+    """Write page, pictures and tables of an output folder again.
 
-    Nothing is played: everything comes from DIR/results.sqlite.
+    Nothing is played: everything comes from DIR/results.sqlite. Where DIR holds several
+    experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
+    DIR/report.html is one page over all of them.
     """
     from fastfed.cli.play import NO_MATPLOTLIB
-    from fastfed.report.source import read_source
-    from fastfed.report.write import has_matplotlib, write_report
+    from fastfed.report.source import read_all
+    from fastfed.report.write import has_matplotlib, write_overview, write_report
 
-    source = read_source(folder)
-    for path in write_report(source, folder):
-        click.echo(path)
+    sources, left_out = read_all(folder)
+    for each, source in sources.items():
+        for path in write_report(source, each):
+            click.echo(path)
+    for reason in left_out:
+        say(f"left out: {reason}")
+    if (page := write_overview(folder)) is not None:
+        click.echo(page)
     if not has_matplotlib():
         say(NO_MATPLOTLIB)
 

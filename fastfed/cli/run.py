@@ -23,9 +23,10 @@ def run(
     """Play the experiment of a spec, or what is missing of it.
 
     Every replicate of a curve is kept as soon as it is played, in DIR/results.sqlite. The same
-    command again finishes what is missing and repeats nothing. Beside it stand the table
-    (table.txt, table.csv), the privacy certificates (certificates.txt) and the figure
-    (figure.png, figure.svg).
+    command again finishes what is missing and repeats nothing. Beside it stand report.html,
+    one page with everything, the table (table.txt, table.csv), the privacy certificates
+    (certificates.txt) and the pictures of regret against rounds and against bytes sent
+    (figure.png and .svg, communication.png and .svg).
     """
     from fastfed._validate import InputError
     from fastfed.cli.play import play

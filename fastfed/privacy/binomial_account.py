@@ -61,7 +61,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfed._validate import InputError, integer, number
+from fastfed._validate import InputError, boolean, integer, number
 from fastfed.privacy.binomial_noise import Probits
 from fastfed.privacy.gaussian import delta_of, epsilon_of
 
@@ -111,7 +111,7 @@ class VectorSumAccount:
         integers: bool = False,
     ) -> None:
         self.coordinates = integer("coordinates", coordinates, at_least=1)
-        self.integers = integers
+        self.integers = boolean("integers", integers)
         if not all(isinstance(node, (tuple, list)) and len(node) == 2 for node in nodes):
             raise InputError("nodes must be pairs (trials, norm)")
         checked = [
@@ -119,7 +119,7 @@ class VectorSumAccount:
             for trials, norm in nodes
         ]
         # An integer vector shorter than 1 is zero, and what does not change costs nothing.
-        self.nodes = tuple((n, s) for n, s in checked if s >= (1.0 if integers else 5e-324))
+        self.nodes = tuple((n, s) for n, s in checked if (s >= 1.0 if integers else s > 0.0))
         self._probits = {n: Probits(n) for n, _ in self.nodes}
         self._count = sum(changing(s, self.coordinates, integers) for _, s in self.nodes)
 

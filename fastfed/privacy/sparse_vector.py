@@ -86,10 +86,16 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     def log_crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
         """ln of crossing_probabilities, also where they underflow."""
         q = array("queries", queries, ndim=1)
-        gaps = number("threshold", threshold) - q
-        if not len(gaps):
+        level = number("threshold", threshold)
+        if not len(q):
             return np.zeros(1)
         a, b = self.threshold_scale, self.query_scale
+        spread = max(float(q.max()), level) - min(float(q.min()), level)
+        if not math.isfinite(3.0 * spread + 90.0 * (a + b)):
+            raise InputError(
+                f"queries must be of finite spread about the threshold, got {q.min()} to {q.max()}"
+            )
+        gaps = level - q
         r, log_weights = _quadrature(np.unique(np.append(-gaps, 0.0)), a, b, len(gaps))
         logs = log_weights - np.abs(r) / a - math.log(2.0 * a)
         found = []
@@ -117,8 +123,6 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
     """
     from numpy.polynomial.legendre import leggauss
 
-    if not math.isfinite(float(kinks[-1] - kinks[0]) + a + b):
-        raise InputError(f"queries must be of finite spread, got {kinks[0]} to {kinks[-1]}")
     # Beyond the last kink densities fall like exp(-|r| / a), to below 1e-17 of what was there.
     reach = 45.0 * a + 45.0 * b
     low, high = float(kinks[0]) - reach, float(kinks[-1]) + reach

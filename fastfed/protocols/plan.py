@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from fastfed._kernels import native
 from fastfed._validate import InputError
+from fastfed.privacy import toeplitz
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
 
@@ -28,10 +29,12 @@ class NoiseStd:
 
 @dataclass(frozen=True)
 class Radius:
-    """beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))).
+    """Confidence radii: of the score <x, theta_hat> + beta ||x||_{V^-1} + gamma ||V^-1 x||.
 
-    k counts the releases so far; rows_t the rows of V by round t. ``offset`` and ``log_lambda``
-    have one entry per k = 0..releases.
+    beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
+    where k counts the releases so far, and rows_t the rows of V by round t; arrays have one entry
+    for each k = 0..K. The direct radius takes ln det V in place of the rows and has
+    gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/theory.py.
     """
 
     multiplier: float
@@ -39,6 +42,10 @@ class Radius:
     base: float
     offset: np.ndarray
     log_lambda: np.ndarray
+    direct: bool = False
+    anchor: float = 1.0
+    error_bound: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def at(self, release: int, rows: float, dimension: int) -> float:
         """beta after ``release`` releases with ``rows`` rows in V."""
@@ -50,6 +57,12 @@ class Radius:
             self.log_lambda[release],
             rows,
             dimension,
+        )
+
+    def of(self, inflation: float, log_det: float, dimension: int) -> float:
+        """beta of the direct radius where V has this determinant."""
+        return native.direct_radius(
+            self.multiplier, self.scale, self.base, self.anchor, inflation, log_det, dimension
         )
 
 
@@ -94,7 +107,7 @@ class Plan:
     regularizer: np.ndarray  # lambda after k releases, k = 0..releases
     radius: Radius
     clip: Clip | None
-    second_bonus: float = 0.0
+    release: str = "tree"  # how the noise of prefixes is made: tree, honaker or toeplitz
     encoding: Encoding | None = None  # where data points travel as bits
     individual: bool = False  # really make and permute every bit, instead of their counts
     policy: str = "ucb"  # or "random": a uniformly random action
@@ -106,8 +119,14 @@ class Plan:
 
     @property
     def levels(self) -> int:
-        """Nodes a leaf can be part of: bit_length of the releases."""
-        return self.releases.bit_length() if self.protocol.tree else 0
+        """Nodes a leaf can be part of: bit_length of the releases, where there is a tree."""
+        kept = self.protocol.tree or self.protocol.noise_by != "none"
+        return self.releases.bit_length() if kept else 0
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """f of the square-root Toeplitz factor, (K,); empty for other releases."""
+        return toeplitz.coefficients(self.releases if self.release == "toeplitz" else 0)
 
     @cached_property
     def statistic_size(self) -> int:

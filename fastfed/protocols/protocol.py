@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The same numbers stand in src/ff_play.h.
-SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS = range(5)
-ADD, TREE, NOISY_TREE, REPLACE = range(4)
+SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
+ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
+#: How the noise of prefixes is made.
+RELEASES = ("tree", "honaker", "toeplitz")
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,12 @@ PROTOCOLS = {
         ),
     )
 }
+
+
+def released_as(protocol: Protocol, release: str) -> Protocol:
+    """The protocol under another release: prefix sums, their noise made of shared parts."""
+    if release == "tree":
+        return protocol
+    if protocol.noise_by == "server":
+        return replace(protocol, randomizer=SEND_BATCH, analyzer=NOISY_ADD)
+    return replace(protocol, randomizer=SEND_NOISY_SUM, analyzer=REPLACE)

@@ -12,6 +12,7 @@ from fastfed._validate import array
 from fastfed.protocols.messages import Bits, Report, statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
+from fastfed.protocols.release import prefix_noise
 
 
 class Randomizer(Protocol):
@@ -38,7 +39,8 @@ class SumRandomizer:
     """Turns one batch statistic after another into reports (zhou-chowdhury-2024, Alg. 2, 4).
 
     Keeps the raw p-sums of the tree and, for prefix sums, the noisy nodes already released, so
-    that each node's noise enters once however often the node is used.
+    that each node's noise enters once however often the node is used; or, where a release makes
+    the noise of prefixes otherwise, the raw prefix sum and the noises already drawn.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -47,6 +49,7 @@ class SumRandomizer:
         self._batch = np.zeros(plan.statistic_size)
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._nodes = np.zeros_like(self._sums)
+        self._prefix_noise = prefix_noise(plan)
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""
@@ -64,6 +67,10 @@ class SumRandomizer:
         sends, d = self.plan.protocol.randomizer, self.plan.dimension
         if sends == SEND_BATCH:
             return self._batch
+        if self._prefix_noise is not None:
+            native.add(self._sums[0], self._batch)
+            normals = self._prefix_noise.next(lambda node: self.noise.node(self.silo, node, d))
+            return noisy(self._sums[0], normals, d, self.plan.noise_std)
         level = native.node_level(release)
         native.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:

@@ -12,8 +12,9 @@ from fastfed._validate import InputError
 from fastfed.protocols.bits import counted, encoding_of
 from fastfed.protocols.messages import Bits, Broadcast, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.protocol import ADD, NOISY_TREE, REPLACE
+from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
 from fastfed.protocols.randomizer import noisy
+from fastfed.protocols.release import prefix_noise
 
 Message = Report | Shuffled | Bits
 
@@ -32,6 +33,8 @@ class Server:
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._total = np.zeros(plan.statistic_size)
+        self._raw = np.zeros(plan.statistic_size)
+        self._prefix_noise = prefix_noise(plan)
 
     def combine(self, messages: Sequence[Message]) -> Broadcast:
         """The synchronised statistics after the next release.
@@ -115,6 +118,14 @@ class Server:
             return
         if makes == REPLACE:
             self._total = total
+            return
+        if makes == NOISY_ADD:
+            assert self._prefix_noise is not None
+            native.add(self._raw, total)
+            normals = self._prefix_noise.next(
+                lambda node: self.noise.node(self.plan.silos, node, d)
+            )
+            self._total = noisy(self._raw, normals, d, self.plan.noise_std)
             return
         level = native.node_level(self.release)
         if makes == NOISY_TREE:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastfed._validate import InputError, choice, nearest, show
+from fastfed.report.statements import check_statements
 
 #: Cumulative group regret, or the same divided by the round.
 AXES = ("cumulative", "time-average")
 
-KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full")
+KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full", "statement")
 _LISTS = ("panels", "note")
 
 
-def check_figure(figure: Any) -> None:
-    """InputError unless ``figure`` is a table that a report can be drawn from."""
+def check_figure(figure: Any, labels: Sequence[str] | None = None) -> None:
+    """InputError unless ``figure`` is a table that a report can be drawn from.
+
+    ``labels`` of the curves, where they are known, are those that statements may name.
+    """
     if not isinstance(figure, dict):
         raise InputError(f"figure must be a table, got {show(figure)}")
     for key, value in figure.items():
@@ -23,6 +28,9 @@ def check_figure(figure: Any) -> None:
         if key == "full":
             if not isinstance(value, dict):
                 raise InputError(f"figure.full must be a table, got {show(value)}")
+            continue
+        if key == "statement":
+            check_statements(value, labels)
             continue
         listed = key in _LISTS and isinstance(value, list)
         if not all(isinstance(v, str) for v in (value if listed else [value])):

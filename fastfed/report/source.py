@@ -8,7 +8,7 @@ from typing import Any
 
 from fastfed._validate import InputError
 from fastfed.results.results import Results
-from fastfed.results.store import Store
+from fastfed.results.store import FILE, Effort, Store
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Source:
     dimension: int
     batch_sizes: tuple[int | str, ...]  # those of curves that synchronise, each once
     radius_multipliers: tuple[float, ...]  # each once; not 1 must be seen by whoever looks
+    identity: dict[str, Any]  # all that decides the results, every key with its value
+    effort: Effort
 
     @property
     def title(self) -> str:
@@ -61,14 +63,50 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     with Store.open_existing(path) as store:
-        meta, results = store.meta(), store.results(replicates)
+        meta, results, effort = store.meta(), store.results(replicates), store.effort()
     curves = meta["identity"]["curves"]
     return Source(
         results=results,
         dimension=meta["dimension"],
         batch_sizes=_distinct(c.get("batch_size") for c in curves),
         radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
+        identity=meta["identity"],
+        effort=effort,
     )
+
+
+def experiment_folders(folder: str | Path) -> list[Path]:
+    """The folder itself if it holds results, else its subfolders that do, sorted by name."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder")
+    if (path / FILE).is_file():
+        return [path]
+    found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
+    if not found:
+        raise InputError(f"{path} holds no results ({FILE} is missing, in its subfolders too)")
+    return found
+
+
+def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
+    """The sources of a folder's experiments by their folders, and why some cannot be read.
+
+    InputError when none can.
+    """
+    path = Path(folder)
+    folders = experiment_folders(path)
+    if folders == [path]:
+        return {path: read_source(path)}, []
+    sources: dict[Path, Source] = {}
+    left_out: list[str] = []
+    for each in folders:
+        try:
+            sources[each] = read_source(each)
+        except InputError as error:
+            left_out.append(str(error))
+    if not sources:
+        raise InputError(f"{path} holds no results that can be read: {left_out[0]}")
+    return sources, left_out
 
 
 def _distinct(values: Any) -> tuple[Any, ...]:

@@ -8,10 +8,12 @@ import math
 from typing import Any
 
 from fastfed.report.privacy_words import privacy_words
-from fastfed.report.source import Source
+from fastfed.report.source import Source, spaced
+from fastfed.report.statements import Difference, judge
 from fastfed.results.results import CurveResult
 
 PER_SILO = "per silo"
+SENT = "sent"
 HEADINGS = (
     "curve",
     "group regret",
@@ -19,10 +21,14 @@ HEADINGS = (
     "claimed",
     "exact",
     "status",
+    SENT,
     "agent-rounds/s",
 )
 #: Columns of numbers, which are set flush right.
-RIGHT = (1, 2, 6)
+RIGHT = (1, 2, 6, 7)
+
+#: Sizes of messages, the largest first.
+SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 EVENTS = {
     "indefinite": "V was not positive definite and was shifted until it was",
@@ -44,17 +50,19 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
                 words.claimed,
                 words.exact,
                 words.status,
+                sent(curve.bytes_sent),
                 rate(curve.agent_rounds_per_second),
             )
         )
     return rows
 
 
-def remarks(source: Source) -> list[str]:
+def remarks(source: Source, *, speed: bool = True) -> list[str]:
     """What stands under the table: how to read it, and what happened more than never."""
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
-        "privacy as (epsilon, delta); speed of one thread"
+        "privacy as (epsilon, delta); sent up and down in one replicate"
+        + ("; speed of one thread" if speed else "")
     ]
     counts = {len(curve.replicates) for curve in source.results.curves}
     for curve in source.results.curves:
@@ -82,7 +90,31 @@ def as_text(source: Source) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(4, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, "", *remarks(source)]) + "\n"
+    return "\n".join([*lines, "", *remarks(source), *statement_lines(source)]) + "\n"
+
+
+def statement_lines(source: Source) -> list[str]:
+    """What is said of the figure, judged; nothing where nothing is said."""
+    statements = judge(source.results)
+    if not statements:
+        return []
+    size = f"{source.replicates}, {spaced(source.results.horizon)} rounds"
+    lines = ["", f"statements, judged on paired differences beyond two standard errors ({size})"]
+    for statement in statements:
+        lines.append(f"{statement.verdict:<10} {statement.says}")
+        lines += [f"{'':10} {difference_words(d, statement.within)}" for d in statement.differences]
+    return lines
+
+
+def difference_words(difference: Difference, within: float | None = None) -> str:
+    """A - B: its mean and standard error, and how small it should be where that was said."""
+    names = f"{difference.first} - {difference.second}"
+    if math.isnan(difference.mean):
+        return f"{names}: not played yet"
+    words = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
+    if within is not None:
+        words += f", wanted: within {100.0 * within:g} % of {difference.second}"
+    return words
 
 
 def as_csv(source: Source) -> str:
@@ -114,6 +146,8 @@ def _record(curve: CurveResult) -> dict[str, Any]:
         "privacy_unit": certificate["unit"],
         "privacy_relation": certificate["relation"],
         "synchronisations": curve.synchronisations,
+        "bits_up": curve.bits_up,
+        "bits_down": curve.bits_down,
         "bytes_up": curve.bytes_up,
         "bytes_down": curve.bytes_down,
         **curve.events,
@@ -142,6 +176,16 @@ def rate(per_second: float | None) -> str:
         if per_second >= size:
             return f"{per_second / size:#.3g}".rstrip(".") + letter
     return f"{per_second:.3g}"
+
+
+def sent(count: float) -> str:
+    """Bytes to two or three digits, in units of a thousand: 2.6 GB."""
+    for size, unit in SIZES:
+        # 999.6 kB would be written as 1000 kB.
+        if count >= 0.9995 * size:
+            value = count / size
+            return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.2g} {unit}"
+    return f"{count:.0f} B" if count else "nothing"
 
 
 def _magnitude(value: float) -> int:

@@ -22,8 +22,13 @@ class CurveResult:
     group_regret: np.ndarray  # (R, C): cumulative, summed over silos
     replicates: tuple[int, ...]
     synchronisations: int
-    bytes_up: int
-    bytes_down: int
+    #: Sent in one replicate by all silos and to all silos; whole bytes hold the bits.
+    bits_up: float
+    bits_down: float
+    bytes_up: float
+    bytes_down: float
+    #: Bytes sent up and down by each checkpoint, (C,).
+    bytes_curve: list[float]
     certificate: dict[str, Any]
     #: Totals over replicates: indefinite V, clipped features, clipped rewards.
     events: dict[str, int]
@@ -37,6 +42,11 @@ class CurveResult:
             f"{self.horizon} rounds, {len(self.replicates)} replicates, "
             f"privacy {self.certificate['status']}>"
         )
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes up and down in one replicate, all silos together."""
+        return self.bytes_up + self.bytes_down
 
     @property
     def mean(self) -> np.ndarray:
@@ -72,8 +82,11 @@ class CurveResult:
             "mean_curve": self.mean.tolist(),
             "stderr_curve": self.stderr.tolist(),
             "synchronisations": self.synchronisations,
+            "bits_up": self.bits_up,
+            "bits_down": self.bits_down,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "bytes_curve": self.bytes_curve,
             "events": self.events,
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.certificate,

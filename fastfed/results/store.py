@@ -1,12 +1,14 @@
 """The store: one SQLite file in an output folder, one committed row per curve and replicate.
 
 What a run decided stands in ``meta``, ``curves`` and ``cells`` and is the same however the run
-was divided; how long it took stands apart, in ``timings``.
+was divided; how long it took, and with which versions, stands apart, in ``timings`` and ``runs``.
 """
 
 from __future__ import annotations
 
+import platform
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import fastfed
 from fastfed._validate import InputError
 from fastfed.results.results import CurveResult, Results
 
 FILE = "results.sqlite"
-FORMAT = "1"
+FORMAT = "2"
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -35,6 +38,9 @@ CREATE TABLE timings (
     position INTEGER NOT NULL, replicate INTEGER NOT NULL, seconds REAL NOT NULL,
     agent_rounds INTEGER NOT NULL, threads INTEGER NOT NULL,
     PRIMARY KEY (position, replicate)) WITHOUT ROWID;
+CREATE TABLE runs (
+    run INTEGER PRIMARY KEY, seconds REAL NOT NULL, threads INTEGER NOT NULL,
+    fastfed TEXT NOT NULL, python TEXT NOT NULL, numpy TEXT NOT NULL, platform TEXT NOT NULL);
 """
 
 
@@ -45,7 +51,7 @@ class CurveRow:
     label: str
     algorithm: str
     protocol: str
-    facts: dict[str, Any]  # synchronisations, bytes_up, bytes_down
+    facts: dict[str, Any]  # synchronisations, what was sent
     certificate: dict[str, Any]
 
 
@@ -61,6 +67,27 @@ class Cell:
     clipped_rewards: int
 
 
+@dataclass(frozen=True)
+class Run:
+    """One call that played something: how long until its last commit, and on what."""
+
+    seconds: float
+    threads: int
+    fastfed: str
+    python: str
+    numpy: str
+    platform: str
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What the committed cells cost."""
+
+    thread_seconds: float
+    agent_rounds: int
+    runs: tuple[Run, ...]
+
+
 def _json(value: Any) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
@@ -68,19 +95,22 @@ def _json(value: Any) -> str:
 class Store:
     """An open store. Use ``create_or_resume`` to write, ``open_existing`` to read."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, threads: int = 1) -> None:
         self._db = connection
         self.path = path
+        self._threads = threads
+        self._opened = time.perf_counter()
+        self._run: int | None = None
 
     @classmethod
     @contextmanager
     def create_or_resume(
-        cls, folder: Path, meta: dict[str, Any], curves: Sequence[CurveRow]
+        cls, folder: Path, meta: dict[str, Any], curves: Sequence[CurveRow], threads: int = 1
     ) -> Iterator[Store]:
         """The store of an experiment in a folder, made if there is none.
 
         ``meta`` must hold ``identity``; a folder whose store has another one is refused, and
-        nothing is written.
+        nothing is written. ``threads`` is noted beside the time.
         """
         path = folder / FILE
         if path.exists():
@@ -109,7 +139,7 @@ class Store:
                     "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
                     (_json(meta.get("figure", {})),),
                 )
-            yield cls(connection, path)
+            yield cls(connection, path, threads)
         finally:
             connection.close()
 
@@ -152,6 +182,30 @@ class Store:
                     "INSERT OR IGNORE INTO timings VALUES (?, ?, ?, ?, ?)",
                     (c.position, c.replicate, seconds, agent_rounds, threads),
                 )
+            self._note_run()
+
+    def _note_run(self) -> None:
+        """The row of this run, whose time is that of its last commit."""
+        seconds = time.perf_counter() - self._opened
+        if self._run is None:
+            versions = (fastfed.__version__, platform.python_version(), np.__version__)
+            machine = f"{platform.system()} {platform.machine()}"
+            self._run = self._db.execute(
+                "INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+                (seconds, self._threads, *versions, machine),
+            ).lastrowid
+        else:
+            self._db.execute("UPDATE runs SET seconds = ? WHERE run = ?", (seconds, self._run))
+
+    def effort(self) -> Effort:
+        """What all committed cells cost."""
+        seconds, played = self._db.execute(
+            "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
+        ).fetchone()
+        runs = self._db.execute(
+            "SELECT seconds, threads, fastfed, python, numpy, platform FROM runs ORDER BY run"
+        )
+        return Effort(seconds, played, tuple(Run(*row) for row in runs))
 
     def meta(self) -> dict[str, Any]:
         """Everything under ``meta``, decoded."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import REPLACE
+from fastfed.protocols.protocol import NOISY_ADD, RELEASES, REPLACE
 from fastfed.simulation.outcome import Outcome
 
 
@@ -18,19 +18,27 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
     """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
     slots = 1 if plan.lazy else m
-    levels, tree = plan.levels, plan.protocol.tree
-    node_rows = (m if plan.protocol.analyzer == REPLACE else 1) if tree else 0
+    levels, protocol = plan.levels, plan.protocol
+    owners = m if protocol.analyzer == REPLACE else 1  # of noises that are kept
+    node_rows = owners if levels else 0
+    sum_rows = m if protocol.tree else int(protocol.analyzer == NOISY_ADD)
     clip = plan.clip
     return {
         "batch_size": plan.batch_size,
         "lazy": plan.lazy,
         "random": plan.policy == "random",
-        "randomizer": plan.protocol.randomizer,
-        "analyzer": plan.protocol.analyzer,
+        "randomizer": protocol.randomizer,
+        "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
-        "second_bonus": plan.second_bonus,
+        "direct": plan.radius.direct,
+        "anchor": plan.radius.anchor,
+        "error_bound": np.ascontiguousarray(plan.radius.error_bound, dtype=np.float64),
+        "floor": np.ascontiguousarray(plan.radius.floor, dtype=np.float64),
+        "release": RELEASES.index(plan.release),
+        "coefficients": plan.coefficients,
+        "history": np.zeros((owners if plan.release == "toeplitz" else 0, plan.releases, s)),
         "regularizer": np.ascontiguousarray(plan.regularizer, dtype=np.float64),
         "radius_offset": np.ascontiguousarray(plan.radius.offset, dtype=np.float64),
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
@@ -38,7 +46,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "feature_bound": clip.feature if clip else 0.0,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "levels": levels,
-        "shuffled": plan.protocol.shuffled,
+        "shuffled": protocol.shuffled,
         "bit_levels": np.array(plan.encoding.precision if plan.encoding else (), np.int64),
         "noise_bits": np.array(plan.encoding.noise_bits if plan.encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
@@ -46,7 +54,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "w": np.zeros((slots, d, d)),
         "theta": np.zeros((slots, d)),
         "batch": np.zeros((m, s)),
-        "sums": np.zeros((m if tree else 0, levels, s)),
+        "sums": np.zeros((sum_rows, levels, s)),
         "nodes": np.zeros((node_rows, levels, s)),
         "messages": np.zeros((m if plan.batch_size else 0, s)),
         "total": np.zeros(s),

@@ -79,8 +79,13 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
     } else {
         const int64_t k = c->batch_size ? (round - 1) / c->batch_size : 0;
         const int64_t counted = c->lazy ? k * c->batch_size : round;
-        const double beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
-                                         c->radius_count * (double)counted, d);
+        double beta;
+        if (c->radius.direct)
+            beta = ff_direct_radius(&c->radius, c->inflation,
+                                    c->lazy ? c->log_det : ff_log_det(w, d), d);
+        else
+            beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                                c->radius_count * (double)counted, d);
         a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
     }
     /* What a function made is checked as it comes; the rows of a pool were when it was opened. */
@@ -135,6 +140,32 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
     return FF_OK;
 }
 
+/* Standard normals of the noise in prefix k, into p.normals; owner: a silo, or M for the server,
+ * whose state stands in row `row`. */
+static void release_noise(const ff_pass *pass, ff_curve *c, int64_t owner, int64_t row, int64_t k,
+                          const scratch_parts *p)
+{
+    const int64_t d = pass->dimension, s = ff_statistic(d);
+    if (c->release == FF_TOEPLITZ) {
+        const int64_t releases = pass->horizon / c->batch_size;
+        double *history = c->history + row * releases * s;
+        ff_node_normals(pass->seed, pass->replicate, owner, k, d, p->normals);
+        memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
+        ff_toeplitz(history, c->coefficients, k, s, p->normals);
+        return;
+    }
+    double *estimates = c->nodes + row * c->levels * s;
+    const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
+    ff_node_normals(pass->seed, pass->replicate, owner, number, d, p->normals);
+    memcpy(p->point, p->normals, (size_t)s * sizeof(double));
+    for (int64_t j = 1; j <= level; j++) {
+        ff_node_normals(pass->seed, pass->replicate, owner, number + j, d, p->normals);
+        ff_honaker(p->point, p->normals, estimates + (j - 1) * s, j, s);
+    }
+    memcpy(estimates + level * s, p->point, (size_t)s * sizeof(double));
+    ff_prefix(estimates, k, s, p->normals);
+}
+
 /* What the silo sends after its k-th batch, into its row of messages. */
 static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, double *scratch)
 {
@@ -152,6 +183,12 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
     }
     if (c->randomizer == FF_SEND_BATCH) {
         memcpy(message, batch, (size_t)s * sizeof(double));
+    } else if (c->randomizer == FF_SEND_NOISY_SUM) {
+        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        double *sum = c->sums + silo * c->levels * s;
+        ff_add(sum, batch, s);
+        release_noise(pass, c, silo, silo, k, &p);
+        ff_add_noise(sum, p.normals, &c->noise_std, d, message);
     } else {
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
         ff_psum(sums, batch, level, s);
@@ -189,6 +226,11 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
         ff_add(c->total, sum, s);
     } else if (c->analyzer == FF_REPLACE) {
         memcpy(c->total, sum, (size_t)s * sizeof(double));
+    } else if (c->analyzer == FF_NOISY_ADD) {
+        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        ff_add(c->sums, sum, s);
+        release_noise(pass, c, pass->silos, 0, k, &p);
+        ff_add_noise(c->sums, p.normals, &c->noise_std, d, c->total);
     } else {
         double *node = c->nodes + level * s;
         if (c->analyzer == FF_NOISY_TREE) {
@@ -206,10 +248,20 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, int64_t k, double *scra
 {
     const int64_t d = pass->dimension;
     const scratch_parts p = cut(scratch, pass->environment->actions, d);
-    const double shift = ff_refresh(c->total, c->regularizer[k], d, c->w, c->theta, p.packed);
+    double lambda = c->regularizer[k];
+    if (c->radius.direct) {
+        const double full = lambda;
+        lambda = ff_choose_regularizer(c->total, full, c->floor[k], d, c->w, p.packed);
+        c->inflation = lambda < full ? 1.0 + (full - lambda) / c->floor[k] : 1.0;
+    }
+    const double shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
     if (shift < 0.0)
         return FF_NOT_POSITIVE_DEFINITE;
     *c->indefinite += shift > 0.0;
+    if (c->radius.direct) {
+        c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
+        c->log_det = ff_log_det(c->w, d);
+    }
     for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {
         memcpy(c->w + i * d * d, c->w, (size_t)(d * d) * sizeof(double));
         memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));

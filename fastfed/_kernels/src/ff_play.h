@@ -8,6 +8,7 @@
 #include "ff_environment.h"
 #include "ff_linalg.h"
 #include "ff_protocol.h"
+#include "ff_release.h"
 #include "ff_scores.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and what the server makes of it. */
@@ -16,9 +17,13 @@ enum {
     FF_SEND_NODE = 1,
     FF_SEND_NOISY_NODE = 2,
     FF_SEND_NOISY_PREFIX = 3,
-    FF_SEND_BITS = 4 /* counted: the centred number of ones of each entry */
+    FF_SEND_BITS = 4,       /* counted: the centred number of ones of each entry */
+    FF_SEND_NOISY_SUM = 5   /* the prefix sum with the noise of `release` */
 };
-enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3 };
+enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
+
+/* How the noise of a prefix is made. */
+enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2 };
 
 /* One curve: a plan, and the state it has reached. Arrays belong to the caller. */
 typedef struct {
@@ -26,14 +31,16 @@ typedef struct {
     int64_t batch_size; /* rounds between synchronisations; 0: never */
     int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
     int64_t random;     /* 1: a uniformly random action each round */
-    int64_t randomizer, analyzer;
+    int64_t randomizer, analyzer, release;
+    const double *coefficients; /* f of the Toeplitz factor */
     ff_noise_std noise_std;
     ff_radius radius;
     double radius_count;           /* rows of V a round adds: M, or 1 when a silo is alone */
-    double second_bonus;           /* gamma */
     const double *regularizer;     /* lambda after k releases, k = 0..releases */
     const double *radius_offset;   /* after k releases */
     const double *radius_lambda;   /* after k releases */
+    const double *error_bound;     /* after k releases; direct radius only */
+    const double *floor;           /* least eigenvalue of V asked for; direct radius only */
     int64_t clip;
     double feature_bound, reward_low, reward_high;
     int64_t levels;
@@ -42,10 +49,14 @@ typedef struct {
     const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
     const double *unit;         /* (levels): what a 1 in a summed message stands for */
     /* state */
+    double second_bonus;    /* gamma: of the direct radius, else 0 */
+    double inflation;       /* of the direct radius */
+    double log_det;         /* ln det V of what is synchronised */
+    double *history;        /* (M or 1, K, s): standard normals of a Toeplitz release */
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */
     double *sums;           /* (M, levels, s): p-sums, raw or rounded point by point */
-    double *nodes;          /* (M or 1, levels, s): noisy p-sums */
+    double *nodes;          /* (M or 1, levels, s): noisy p-sums, or Honaker's estimates */
     double *messages;       /* (M, s) */
     int64_t *order;         /* (M): the order in which the shuffler passes messages on */
     double *total;          /* (s): what is synchronised */

@@ -106,3 +106,29 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
     return radius->multiplier *
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
 }
+
+double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d)
+{
+    const double grown = log_det + (double)d * ff_log(inflation / radius->anchor);
+    const double inside = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
+    return radius->multiplier * radius->scale * sqrt(inside);
+}
+
+double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
+                             int64_t d, double *restrict w, double *restrict scratch)
+{
+    const int64_t p = ff_packed(d);
+    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is enough */
+    while (floor > 0.0 && high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        const double lambda = full * (double)middle / 8.0;
+        memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
+        for (int64_t i = 0; i < d; i++)
+            scratch[i * (i + 1) / 2 + i] += lambda - floor;
+        if (ff_factor(scratch, d, w) == 0)
+            high = middle;
+        else
+            low = middle;
+    }
+    return full * (double)high / 8.0;
+}

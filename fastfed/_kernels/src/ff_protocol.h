@@ -46,12 +46,21 @@ void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t nod
 double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
                   double *restrict theta, double *restrict scratch);
 
-/* The confidence radius of every linear system here:
- * multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda)))). */
+/* The least lambda of full j / 8, j = 0..7, that leaves every eigenvalue of covariance + lambda I
+ * above `floor`, else `full`. w: d x d, scratch: packed V. */
+double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
+                             int64_t d, double *restrict w, double *restrict scratch);
+
+/* Confidence radii. `direct` 0: multiplier (offset + scale sqrt(base + d ln(1 + count / (d
+ * lambda)))). `direct` 1: multiplier scale sqrt(inflation (base + ln det V + d ln(inflation /
+ * anchor))), see bandits/theory.py. */
 typedef struct {
     double multiplier, scale, base;
+    int64_t direct;
+    double anchor;
 } ff_radius;
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
+double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d);
 
 #endif

@@ -82,3 +82,48 @@ def radius_at(
     """multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
     grown = 1.0 + count / (d * lam)
     return multiplier * (offset + scale * float(np.sqrt(base + d * log(grown))))
+
+
+def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> float:
+    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    diagonal = np.cumsum(np.arange(1, d + 1)) - 1
+    low, high = -1, 8
+    while floor > 0.0 and high - low > 1:
+        middle = (low + high) // 2
+        v = statistic[d:].copy()
+        v[diagonal] += full * middle / 8.0 - floor
+        low, high = (middle, high) if factor(v, d) is None else (low, middle)
+    return full * high / 8.0
+
+
+def direct_radius(
+    multiplier: float,
+    scale: float,
+    base: float,
+    anchor: float,
+    inflation: float,
+    log_det: float,
+    d: int,
+) -> float:
+    """multiplier scale sqrt(inflation (base + ln det V + d ln(inflation / anchor)))."""
+    grown = max(log_det + d * log(inflation / anchor), 0.0)
+    return multiplier * scale * float(np.sqrt(inflation * (base + grown)))
+
+
+def honaker(estimate: Array, node: Array, sibling: Array, level: int) -> None:
+    """In place: the estimate of a node from its own noise and its children's estimates."""
+    v = 1.0 / (2.0 - 0.5**level)
+    estimate[...] = v * node + (1.0 - v) * (sibling + estimate)
+
+
+def honaker_number(k: int) -> int:
+    """The key of the first node that Honaker's tree releases at k."""
+    return 2 * (k - 1) - (k - 1).bit_count() + 1
+
+
+def toeplitz(history: Array, f: Array, k: int) -> Array:
+    """Noise of prefix k: sum of f[k - j] times row j."""
+    out = np.zeros(history.shape[1])
+    for i in range(k):
+        out += f[k - 1 - i] * history[i]
+    return out

@@ -1,0 +1,84 @@
+"""The law of binomial noise as a Gaussian and a remainder that is bounded by computation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fastfed.bandits.noise_law import NoiseLaw, Remainder
+from fastfed.privacy.binomial import BinomialTree
+from fastfed.protocols.plan import NoiseStd
+
+#: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
+BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
+#: Beyond this many bits the incomplete beta function is not trusted to the last digits.
+MOST_COUPLED = 10**12
+#: Spacing of the points at which the two distributions are compared, in standard deviations.
+SPACING = 0.005
+
+
+def bit_law(tree: BinomialTree, probability: float) -> NoiseLaw:
+    """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
+
+    A node's entry is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is a monotone function of
+    a standard normal Z, and then differs from sigma Z by at most `coupling`. The rounding of n
+    points, each centred on an interval of length 1, has sub-Gaussian scale sqrt(n) / 2. Entries of
+    one prefix add up those of its nodes, which one for each level at most.
+    """
+    levels = range(tree.depth)
+    draws = max(tree.releases * tree.coordinates, 1)
+    rounding = [tree.users(j) / (4.0 * tree.g[j] ** 2) for j in levels]
+    if tree.depth and tree.trials(tree.depth - 1) > MOST_COUPLED:
+        # Too many bits to compare: the noise as sub-Gaussian as a whole.
+        rounding = [
+            r + BIT_SCALE_SQUARED * tree.trials(j) / tree.g[j] ** 2
+            for j, r in zip(levels, rounding, strict=True)
+        ]
+        stds, apart, probability = [0.0 for _ in levels], [0.0 for _ in levels], 0.0
+    else:
+        stds = [tree.noise_std(j) for j in levels]
+        apart = [coupling(tree.trials(j), probability / draws) / tree.g[j] for j in levels]
+    held = np.array([[k >> j & 1 for j in levels] for k in range(tree.releases + 1)], np.float64)
+    held = held.reshape(tree.releases + 1, tree.depth)
+    std = max(stds, default=0.0)
+    return NoiseLaw(
+        NoiseStd(std, std, std),
+        1,
+        held.sum(axis=1),
+        tree.published_std,
+        Remainder(held @ np.array(apart), np.sqrt(held @ np.array(rounding)), probability),
+    )
+
+
+def coupling(trials: int, probability: float) -> float:
+    """Largest |X - N/4 - sigma Z|, but for an event of this probability; X ~ Bin(N, 1/4).
+
+    X = F^-1(Phi(Z)) for a standard normal Z. Between two points a < b of a grid, with x(k) =
+    Phi^-1(F(k)) and x(a) < Z <= x(b), X is in a + 1..b, so the difference lies between
+    a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). Both tails beyond the grid are counted in
+    the probability.
+    """
+    from scipy.special import betainc, ndtri
+
+    if trials == 0:
+        return 0.0
+    sigma, mean = math.sqrt(0.1875 * trials), 0.25 * trials
+    reach = -float(ndtri(0.5 * probability)) + 1.0
+    step = max(1, math.floor(SPACING * sigma))
+    # The right tail of a binomial is heavier than its Gaussian's: reach further there.
+    first = max(-1, math.floor(mean - (reach + 1.0) * sigma))
+    last = min(trials, math.ceil(mean + (reach + 0.2 * reach * reach / sigma + 4.0) * sigma))
+    k = np.unique(np.append(np.arange(first, last, step), last)).astype(np.float64)
+    inside = (k >= 0) & (k < trials)
+    below, above = np.where(k < 0, 0.0, 1.0), np.where(k < 0, 1.0, 0.0)
+    below[inside] = betainc(trials - k[inside], k[inside] + 1.0, 0.75)
+    above[inside] = betainc(k[inside] + 1.0, trials - k[inside], 0.25)
+    x = np.where(below < 0.5, ndtri(below), -ndtri(above))
+    kept = (x[1:] > -reach) & (x[:-1] < reach)
+    if not (below[0] <= 0.5 * probability and above[-1] <= 0.5 * probability):
+        return math.inf
+    a, b = k[:-1][kept], k[1:][kept]
+    left, right = np.maximum(x[:-1][kept], -reach), np.minimum(x[1:][kept], reach)
+    low, high = a + 1.0 - mean - sigma * right, b - mean - sigma * left
+    return float(np.maximum(np.abs(low), np.abs(high)).max())

@@ -1,0 +1,62 @@
+"""Noise of prefix sums from independent noises: how a release makes the one from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed.protocols.plan import Plan
+
+#: Draws the standard normals (s,) of a numbered node; each number is asked for once.
+Draw = Callable[[int], np.ndarray]
+
+
+class PrefixNoise(Protocol):
+    """Standard normals of the noise in one prefix after another."""
+
+    def next(self, draw: Draw) -> np.ndarray:
+        """Of the next prefix, (s,), in units of one node's standard deviation."""
+        ...
+
+
+class HonakerNoise:
+    """Honaker's estimates, fed with noise alone (fastfed.privacy.honaker)."""
+
+    def __init__(self, levels: int, size: int) -> None:
+        self._k = 0
+        self._estimates = np.zeros((max(1, levels), size))
+
+    def next(self, draw: Draw) -> np.ndarray:
+        self._k += 1
+        level, number = native.node_level(self._k), native.honaker_number(self._k)
+        estimate = np.array(draw(number))
+        for j in range(1, level + 1):
+            native.honaker(estimate, draw(number + j), self._estimates[j - 1], j)
+        self._estimates[level] = estimate
+        return native.prefix(self._estimates, self._k)
+
+
+class ToeplitzNoise:
+    """Rows of C z, every z drawn once and kept (fastfed.privacy.toeplitz)."""
+
+    def __init__(self, coefficients: np.ndarray, size: int) -> None:
+        self._k = 0
+        self._coefficients = coefficients
+        self._history = np.zeros((max(1, len(coefficients)), size))
+
+    def next(self, draw: Draw) -> np.ndarray:
+        self._history[self._k] = draw(self._k + 1)
+        self._k += 1
+        return native.toeplitz(self._history, self._coefficients, self._k)
+
+
+def prefix_noise(plan: Plan) -> PrefixNoise | None:
+    """The plan's, or None for the p-sum tree, whose nodes are noised one by one."""
+    if plan.release == "honaker":
+        return HonakerNoise(plan.levels, plan.statistic_size)
+    if plan.release == "toeplitz":
+        return ToeplitzNoise(plan.coefficients, plan.statistic_size)
+    return None

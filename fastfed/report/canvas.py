@@ -1,0 +1,183 @@
+"""What all pictures of a report share: colours, type, layout, and how they become bytes."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfed.report.source import Source
+from fastfed.results.results import CurveResult
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Paul Tol's "bright" scheme: told apart with any colour vision.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
+#: After the colours are used up once, lines are told apart by their dashes.
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+NOT_PRIVATE = "#000000"
+NOT_PRIVATE_DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-")
+
+Y_LABELS = {
+    "cumulative": "group regret",
+    "time-average": "time-averaged group regret",
+}
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8.5,
+    # The same results give the same bytes: ids in the SVG come from this, not from chance.
+    "svg.hashsalt": "fastfed",
+}
+
+#: Draws every curve into the axes: one legend entry each, as (what is drawn, its text).
+Plot = Callable[["Axes"], Sequence[tuple["Artist", str]]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How large a picture is, and how many characters fit into its lines."""
+
+    width: float  # inches
+    height: float  # inches, beside the lines of the legend
+    title: int | None  # None: what is drawn is named where it stands
+    small: int
+    entry: int
+    legend: Any  # where, in matplotlib's words
+
+
+ALONE = Format(width=6.4, height=4.2, title=62, small=92, entry=88, legend="outside lower center")
+#: Type of the same size on less ground, to be read on a phone.
+IN_PAGE = Format(width=4.8, height=3.1, title=None, small=0, entry=60, legend="outside lower left")
+PAGE = "page.svg"
+KINDS = ("png", "svg", PAGE)
+
+
+def render(
+    source: Source, plot: Plot, small: Iterable[str], legend_title: str, kinds: Collection[str]
+) -> dict[str, bytes]:
+    """A picture in each of ``kinds``: "png", "svg", and "page.svg" to stand in a page.
+
+    Title, small print, axes, and a legend below. Nothing global is touched: no pyplot, no
+    backend, and the style only while drawing.
+    """
+    import matplotlib
+
+    small = list(small)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        pictures = {}
+        for form, wanted in ((ALONE, ("png", "svg")), (IN_PAGE, (PAGE,))):
+            chosen = [kind for kind in wanted if kind in kinds]
+            if chosen:
+                figure = _figure(source, plot, small, legend_title, form)
+                pictures.update({kind: _saved(figure, kind.split(".")[-1]) for kind in chosen})
+        return pictures
+
+
+def _figure(
+    source: Source, plot: Plot, small: Iterable[str], legend_title: str, form: Format
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot()
+    handles, entries = zip(*plot(axes), strict=True)
+    texts = [wrapped([entry], form.entry) for entry in entries]
+    lines = sum(text.count("\n") + 1 for text in texts)
+    figure.set_size_inches(form.width, form.height + 0.2 * lines)
+    legend = figure.legend(
+        handles,
+        texts,
+        title=legend_title,
+        loc=form.legend,
+        alignment="left",
+        frameon=False,
+        handlelength=3.2,
+        labelspacing=0.35,
+    )
+    legend.get_title().set(fontsize=8, color="#444444")
+    if form.title is not None:
+        axes.set_title(
+            wrapped(small, form.small), loc="left", fontsize=8, color="#444444", linespacing=1.35
+        )
+        title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
+    figure.draw_without_rendering()
+    if form.title is not None:
+        # The title begins where the axes do, which only the layout knows.
+        title.set_x(axes.get_position().x0)
+    # Laid out once, for all kinds.
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return file.getvalue()
+
+
+def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
+    """Colour and dashes of every curve; what is not private is black, so that it stands apart."""
+    styles = []
+    private = other = 0
+    for curve in curves:
+        if curve.certificate["claimed"] is None:
+            dashes: Any = NOT_PRIVATE_DASHES[other % len(NOT_PRIVATE_DASHES)]
+            styles.append({"color": NOT_PRIVATE, "linestyle": dashes})
+            other += 1
+        else:
+            dashes = DASHES[private // len(COLOURS) % len(DASHES)]
+            styles.append({"color": COLOURS[private % len(COLOURS)], "linestyle": dashes})
+            private += 1
+    return styles
+
+
+def y_axis(source: Source) -> str:
+    """What [figure] asks for: "cumulative" or "time-average"."""
+    return str(source.results.figure.get("y", "cumulative"))
+
+
+def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and two standard errors at the checkpoints, as the y axis has them."""
+    divisor = curve.rounds if y_axis(source) == "time-average" else np.ones(len(curve.rounds))
+    return curve.mean / divisor, 2.0 * curve.stderr / divisor
+
+
+def draw_line(
+    axes: Axes, x: np.ndarray, mean: np.ndarray, spread: np.ndarray, style: dict[str, Any]
+) -> Artist:
+    """A mean with its band; where nothing is known of the spread there is no band."""
+    (line,) = axes.plot(x, mean, linewidth=1.8, **style)
+    if np.isfinite(spread).all():
+        axes.fill_between(
+            x, mean - spread, mean + spread, color=style["color"], alpha=0.2, linewidth=0
+        )
+    handle: Artist = line
+    return handle
+
+
+def small_print(source: Source) -> list[str]:
+    """The setting, how often, and what the bands are."""
+    band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
+    return [source.setting, f"{source.replicates}{band}", *source.notes]
+
+
+def wrapped(texts: Iterable[str], width: int) -> str:
+    """Texts in lines of at most ``width`` characters; a "$" would start a formula."""
+    lines = [line for text in texts for line in textwrap.wrap(text, width)]
+    return "\n".join(lines).replace("$", r"\$")

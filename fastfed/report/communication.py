@@ -1,0 +1,70 @@
+"""What regret costs in communication: regret against the bytes sent so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfed.report import canvas
+from fastfed.report.figure import dress_regret
+from fastfed.report.source import Source
+from fastfed.report.table import sent
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+#: An axis shorter than this, in powers of ten, is labelled between them too.
+SHORT = 2.0
+
+
+def sends(source: Source) -> bool:
+    """Whether any curve sends anything, so that there is something to draw."""
+    return any(curve.bytes_sent > 0 for curve in source.results.curves)
+
+
+def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
+    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
+
+    A line begins with its curve's first synchronisation; between two of them regret grows while
+    nothing is sent. Curves that send nothing stand in the legend only.
+    """
+
+    def plot(axes: Axes) -> list[tuple[Artist, str]]:
+        from matplotlib.lines import Line2D
+
+        curves = source.results.curves
+        entries: list[tuple[Artist, str]] = []
+        for curve, style in zip(curves, canvas.line_styles(curves), strict=True):
+            by = np.array(curve.bytes_curve, np.float64)
+            begun = by > 0
+            mean, spread = canvas.regret(source, curve)
+            if begun.any():
+                line = canvas.draw_line(axes, by[begun], mean[begun], spread[begun], style)
+                axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
+                entries.append((line, f"{curve.label}:  {sent(curve.bytes_sent)}"))
+            else:
+                nothing = Line2D([], [], linewidth=1.8, **style)
+                entries.append((nothing, f"{curve.label}:  sends nothing"))
+        axes.set_xlabel("sent so far, up and down, all silos together")
+        _log_axis(axes)
+        dress_regret(axes, source)
+        return entries
+
+    small = [*canvas.small_print(source), "a dot is the last round"]
+    return canvas.render(source, plot, small, "curve: sent in one replicate", kinds)
+
+
+def _log_axis(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    short = math.log10(high / low) < SHORT
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if short else (1.0,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: sent(value))

@@ -1,0 +1,193 @@
+"""One experiment in a page: statements, pictures, table, certificates, time, spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fastfed.report import table as text_table
+from fastfed.report.canvas import Y_LABELS, line_styles, y_axis
+from fastfed.report.certificate_section import certificate_section, mark
+from fastfed.report.communication import sends
+from fastfed.report.html import Html, definitions, details, element, join, table
+from fastfed.report.source import Source, spaced
+from fastfed.report.spec_text import spec_text
+from fastfed.report.statements import Statement, judge
+from fastfed.report.svg import inline, key
+
+NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfed[figures]".'
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An experiment with its pictures as SVG, none where nothing can be drawn."""
+
+    name: str  # of its folder; also the anchor in a page over several
+    source: Source
+    regret: bytes | None = None
+    communication: bytes | None = None
+
+
+def experiment_section(drawn: Drawn, level: int) -> Html:
+    """Everything below the title, under headings of ``level``."""
+    source = drawn.source
+    heading = f"h{level}"
+    curves = source.results.curves
+    if not curves:
+        return element("p", "No replicate is played to its end yet.")
+    names = [
+        element("span", key(style), curve.label)
+        for curve, style in zip(curves, line_styles(curves), strict=True)
+    ]
+    parts: list[Html] = []
+    if judge(source.results):
+        parts += [element(heading, "Statements"), _statements(source)]
+    parts += [element(heading, "Regret"), _pictures(drawn)]
+    parts += [element(heading, "Results"), _results(source, names)]
+    parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
+    parts += [element(heading, "Run"), _run(source)]
+    return join(parts)
+
+
+def title_block(source: Source, tag: Html) -> Html:
+    """The title between where it is from and the setting."""
+    paper = source.results.figure.get("paper")
+    above = " · ".join(t for t in (paper, source.results.experiment) if t)
+    return join(
+        element("p", above, class_="above"),
+        tag,
+        element("p", f"{source.setting}, {source.replicates}", class_="quiet"),
+        [element("p", note, class_="quiet") for note in source.notes],
+    )
+
+
+def size(source: Source) -> str:
+    """How large the run is that a verdict rests on."""
+    return f"{source.replicates}, {spaced(source.results.horizon)} rounds"
+
+
+def _statements(source: Source) -> Html:
+    items = [
+        element(
+            "li",
+            element("div", mark(statement.verdict)),
+            element(
+                "div",
+                statement.says,
+                element("ul", _pairs(statement), class_="pairs"),
+            ),
+        )
+        for statement in judge(source.results)
+    ]
+    how = (
+        f"Judged on final regret over {size(source)}: paired differences, mean ± standard error, "
+        "count beyond two standard errors."
+    )
+    return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
+
+
+def _pairs(statement: Statement) -> list[Html]:
+    return [
+        element("li", text_table.difference_words(d, statement.within))
+        for d in statement.differences
+    ]
+
+
+def _pictures(drawn: Drawn) -> Html:
+    source = drawn.source
+    if drawn.regret is None:
+        return element("p", NO_PICTURES)
+    what = Y_LABELS[y_axis(source)].capitalize()
+    labels = ", ".join(c.label for c in source.results.curves)
+    band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
+    parts = [
+        _figure(
+            inline(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds: {labels}"),
+            f"{what} against rounds. Lines are means{band}.",
+        )
+    ]
+    if drawn.communication is not None:
+        parts.append(
+            _figure(
+                inline(
+                    drawn.communication,
+                    f"{drawn.name}-sent",
+                    f"{what} against bytes sent: {labels}",
+                ),
+                f"{what} against everything sent so far, up and down, on a logarithmic axis.",
+            )
+        )
+    elif not sends(source):
+        parts.append(element("p", "No curve sends anything.", class_="quiet"))
+    return element("div", parts, class_="pictures")
+
+
+def _figure(picture: Html, caption: str) -> Html:
+    return element("figure", element("div", picture, class_="card"), element("figcaption", caption))
+
+
+def _results(source: Source, names: Sequence[Html]) -> Html:
+    # The speed stands under "Run".
+    columns = range(1, len(text_table.HEADINGS) - 1)
+    rows = [
+        [name, *(row[i] for i in columns)]
+        for name, row in zip(names, text_table.table_rows(source), strict=True)
+    ]
+    remarks = text_table.remarks(source, speed=False)
+    return join(
+        table(text_table.HEADINGS[:-1], rows, label="Results", numbers=text_table.RIGHT),
+        [element("p", f"{line}.", class_="quiet") for line in remarks],
+    )
+
+
+def _run(source: Source) -> Html:
+    effort = source.effort
+    wall = sum(run.seconds for run in effort.runs)
+    threads = _each(str(run.threads) for run in effort.runs)
+    took = f"{span(wall)} on {threads} thread{'' if threads == '1' else 's'}"
+    if len(effort.runs) > 1:
+        took += f", in {len(effort.runs)} runs"
+    replicates = sorted({r for c in source.results.curves for r in c.replicates})
+    facts = [
+        ("time", took),
+        ("thread time", span(effort.thread_seconds)),
+        ("played", f"{spaced(effort.agent_rounds)} agent-rounds"),
+        ("speed", f"{text_table.rate(_per(effort.agent_rounds, wall))} agent-rounds per second"),
+        ("seed", f"{source.identity['seed']}, replicates {_ranges(replicates)}"),
+        ("fastfed", _each(run.fastfed for run in effort.runs)),
+        ("Python", _each(run.python for run in effort.runs)),
+        ("NumPy", _each(run.numpy for run in effort.runs)),
+        ("platform", _each(run.platform for run in effort.runs)),
+    ]
+    many = max(len(c.replicates) for c in source.results.curves)
+    text = spec_text(source.identity, many, source.results.figure)
+    return join(
+        definitions(facts),
+        details("Spec, every key with its value", element("pre", element("code", text))),
+    )
+
+
+def _each(values: Iterable[str]) -> str:
+    """Different values in their order."""
+    return ", ".join(dict.fromkeys(values)) or "-"
+
+
+def _per(count: float, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 else None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 24, or every number where some are missing."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def span(seconds: float) -> str:
+    """Seconds as a person says them: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = math.floor(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

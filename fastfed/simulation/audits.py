@@ -1,0 +1,143 @@
+"""Audits of whole systems: silos and servers as deployed, run on two neighbouring datasets.
+
+Every silo plays the same one action in every round, so that the datasets differ in nothing but one
+record: the first user of silo 0, who enters the most tree nodes. What the server may see is
+projected on what the change of that record moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import SeededNoise, check_seed
+from fastfed._validate import choice, integer
+from fastfed.bandits import make_system
+from fastfed.bandits.silo import Silo
+from fastfed.bandits.system import System
+from fastfed.privacy import audits as mechanisms
+from fastfed.privacy.audit import AuditResult, audit
+from fastfed.privacy.audits import WORST_PAIR
+from fastfed.privacy.tree import touches
+from fastfed.protocols.server import Server
+from fastfed.protocols.shuffler import Shuffler
+
+Audit = Callable[[int, int], AuditResult]
+
+RELEASES = 7  # kappa = 3, and few enough rounds to play them many times
+CLAIM = (1.0, 0.01)
+DIMENSION = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A system under audit; ``layout`` names its worst pair of records."""
+
+    protocol: str
+    layout: str
+    silos: int = 1
+    #: Noise bits divided by this, behind the certificate's back.
+    fault: int = 1
+
+    def system(self) -> System:
+        epsilon, delta = CLAIM
+        system = make_system(
+            "private-fedlinucb",
+            silos=self.silos,
+            horizon=RELEASES,
+            dimension=DIMENSION,
+            batch_size=1,
+            protocol=self.protocol,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        encoding = system.plan.encoding
+        if encoding is None or self.fault == 1:
+            return system
+        fewer = tuple(max(1, b // self.fault) for b in encoding.noise_bits)
+        plan = replace(system.plan, encoding=replace(encoding, noise_bits=fewer))
+        return replace(system, plan=plan)
+
+
+def seen(system: System, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
+    """What the server sees of each release, summed over silos: (K, s)."""
+    plan = system.plan
+    silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
+    shuffler = Shuffler(noise)
+    other, shown = np.full((1, DIMENSION), np.sqrt(0.5)), []
+    for round in range(plan.horizon):
+        for i, silo in enumerate(silos):
+            silo.select(first[None] if i == round == 0 else other)
+            silo.observe(1.0)
+        reports = [silo.report() for silo in silos]
+        passed = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
+        broadcast = server.combine(passed)
+        for silo in silos:
+            silo.receive(broadcast)
+        shown.append(np.sum([m.values for m in passed], axis=0))  # type: ignore[union-attr]
+    return np.array(shown)
+
+
+def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
+    """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
+    nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
+    system = case.system()
+    plan = system.plan
+    nodes = [k - 1 for k in touches(1, plan.releases)]
+    pair = [np.array(x) for x in WORST_PAIR[case.layout]]
+    change = np.zeros(plan.statistic_size)
+    for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
+        point = np.zeros_like(change)
+        native.accumulate(point, x, 1.0)
+        change += sign * point
+    if plan.encoding is not None:
+        # A node of level j is seen in steps of 1 / g_j, with the noise of its bits.
+        g = np.array(plan.encoding.precision, dtype=np.float64)[: len(nodes)]
+        points = np.array([plan.silos * plan.points(j) for j in range(len(nodes))])
+        variance = 0.1875 * points * np.array(plan.encoding.noise_bits[: len(nodes)])
+        direction = (g / variance)[:, None] * change
+    else:
+        std = plan.noise_std
+        rows, columns = np.tril_indices(DIMENSION)
+        on = np.where(rows == columns, std.diagonal, std.off_diagonal)
+        stds = np.concatenate([np.full(DIMENSION, std.bias), on])
+        direction = np.tile(change / stds**2, (len(nodes), 1))
+    found = np.empty(trials)
+    for run in range(trials):
+        # The worlds take replicates of their own: even and odd.
+        shown = seen(system, SeededNoise(seed, 2 * run + world), pair[world])
+        found[run] = np.sum(shown[nodes] * direction)
+    return found
+
+
+def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
+    """Audit one system with ``trials`` runs on each dataset."""
+    trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
+    epsilon, delta = CLAIM
+    first, second = (statistics(case, trials, check_seed(seed), world) for world in (0, 1))
+    return audit(name, first, second, claimed_epsilon=epsilon, delta=delta)
+
+
+_CASES = {
+    "private-fedlinucb": Case("silo-ldp", "goe2"),
+    "vector-sum": Case("shuffle-vector", "iid", silos=2),
+    "fault-quarter-of-the-bits": Case("shuffle-vector", "iid", silos=2, fault=4),
+}
+
+#: Name -> audit(trials, seed): mechanisms, systems, and faults planted in them.
+AUDITS: dict[str, Audit] = {
+    **mechanisms.AUDITS,
+    **{name: partial(run, case, name) for name, case in _CASES.items()},
+}
+FAULTY = mechanisms.FAULTY | {"fault-quarter-of-the-bits"}
+TRIALS: dict[str, int] = {**mechanisms.TRIALS, **dict.fromkeys(_CASES, 6000)}
+
+
+def run_audit(name: str, trials: int | None = None, seed: int = 1) -> AuditResult:
+    """The audit of this name; ``trials`` runs on each dataset (default: enough for a verdict)."""
+    choice("audit", name, tuple(AUDITS))
+    return AUDITS[name](TRIALS[name] if trials is None else trials, seed)

@@ -1,0 +1,195 @@
+"""Composition: stated values, orderings that must hold, and independent optimisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from fastfed._validate import InputError
+from fastfed.privacy import Guarantee, compose, delta_of, epsilon_of, mu_of
+from fastfed.privacy import composition as c
+from fastfed.privacy.exponential import Exponential
+
+
+def pair(guarantee: Guarantee) -> tuple[float, float]:
+    return guarantee.epsilon, guarantee.delta
+
+
+def test_basic() -> None:
+    assert pair(c.basic([])) == (0.0, 0.0)
+    total = c.basic([Guarantee(0.5, 1e-6), Guarantee(1.5, 0.0), Guarantee(0.25, 2e-6)])
+    assert pair(total) == (2.25, pytest.approx(3e-6))
+    with pytest.raises(InputError, match="delta must be >= 0 and < 1"):
+        c.basic([Guarantee(1, 0.5), Guarantee(1, 0.5)])
+
+
+def test_advanced_matches_the_stated_value() -> None:
+    """Twenty selections with the printed parameter, beside a test of epsilon / 2."""
+    found = c.advanced(Guarantee(0.06015912800670484, 0.0), 20, 1e-6)
+    assert found.epsilon + 0.5 == pytest.approx(1.9888175322018793, rel=1e-6)
+    assert found.delta == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("phases", "epsilon", "delta", "total"), [(2, 5.0, 0.1, 5.06), (10, 10.0, 0.1, 14.0)]
+)
+def test_advanced_where_a_published_division_fails(
+    phases: int, epsilon: float, delta: float, total: float
+) -> None:
+    """epsilon0 = epsilon / sqrt(6 P ln(2/delta)) fits small budgets only (huang-2023-robin)."""
+    e0 = epsilon / math.sqrt(6 * phases * math.log(2 / delta))
+    found = c.advanced(Guarantee(e0, delta / (2 * phases)), phases, delta / 2)
+    assert found.epsilon == pytest.approx(total, abs=0.05) and found.epsilon > epsilon
+    assert found.delta == pytest.approx(delta)
+    e0 = 1.0 / math.sqrt(6 * phases * math.log(2 / delta))
+    assert c.advanced(Guarantee(e0, delta / (2 * phases)), phases, delta / 2).epsilon < 1.0
+
+
+def test_advanced_division_of_the_phases() -> None:
+    e0 = 1.0 / math.sqrt(6 * 10 * math.log(2 / 0.001))
+    assert e0 == pytest.approx(0.04682651046219294, rel=1e-9)
+    found = c.advanced(Guarantee(e0, 5e-5), 10, 0.0005)
+    assert found.delta == pytest.approx(0.001) and found.epsilon < 1.0
+
+
+def test_advanced_bounds_randomised_response_exactly_composed() -> None:
+    """k randomised responses: their exact delta at the composed epsilon is at most the slack."""
+    for e, k, slack in ((0.1, 50, 1e-3), (0.5, 20, 1e-2), (0.02, 400, 1e-5)):
+        total = c.advanced(Guarantee(e, 0.0), k, slack).epsilon
+        truths = np.arange(k + 1)
+        loss = e * (2 * truths - k)
+        log_p = [math.lgamma(k + 1) - math.lgamma(j + 1) - math.lgamma(k - j + 1) for j in truths]
+        p = np.exp(np.array(log_p) + truths * e - k * math.log1p(math.exp(e)))
+        delta = float(np.sum(p * np.maximum(0.0, -np.expm1(total - loss))))
+        assert delta <= slack
+
+
+def test_gaussian_is_exact() -> None:
+    mus = [0.3, 0.4, 1.2]
+    assert pair(c.gaussian(mus, 1e-5)) == (epsilon_of(compose(mus), 1e-5), 1e-5)
+    assert c.gaussian([mu_of(2.0, 1e-5) / 3] * 9, 1e-5).epsilon == pytest.approx(2.0, rel=1e-8)
+    assert pair(c.gaussian([], 1e-5)) == (0.0, 1e-5)
+
+
+# ---- zCDP ---------------------------------------------------------------------------------------
+
+
+def renyi(p: np.ndarray, q: np.ndarray, alpha: float) -> float:
+    return float(np.log(np.sum(p**alpha * q ** (1 - alpha))) / (alpha - 1))
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 3.0])
+def test_rho_of_pure_covers_randomised_response(epsilon: float) -> None:
+    p = np.array([1.0, math.exp(epsilon)]) / (1.0 + math.exp(epsilon))
+    rho = c.rho_of_pure(epsilon)
+    worst = max(renyi(p, p[::-1], alpha) / alpha for alpha in 1.0 + 10 ** np.linspace(-4, 2, 40))
+    assert worst <= rho
+    if epsilon <= 0.05:
+        assert worst == pytest.approx(rho, rel=1e-3)
+
+
+@pytest.mark.parametrize("eta", [0.05, 0.5, 1.0, 3.0])
+def test_rho_of_bounded_range_covers_the_exponential_mechanism(eta: float) -> None:
+    """Two candidates whose costs move apart by 2 sensitivities, over all gaps."""
+    rho, worst = c.rho_of_bounded_range(eta), 0.0
+    mechanism = Exponential(eta)
+    for gap in np.linspace(-12 / eta, 12 / eta, 121):
+        p = mechanism.probabilities([gap, 0.0])
+        q = mechanism.probabilities([gap + 1.0, -1.0])
+        worst = max(worst, *(renyi(p, q, alpha) / alpha for alpha in (1.001, 1.5, 2.0, 4.0, 16.0)))
+    assert worst <= rho * (1 + 1e-9)
+    if eta <= 0.5:
+        assert worst == pytest.approx(rho, rel=0.02)
+
+
+def test_the_zcdp_division_of_selections() -> None:
+    """eta for 20 selections within (epsilon / 2, delta) = (0.5, 1e-6)."""
+    rho = c.rho_of_epsilon(0.5, 1e-6)
+    eta = math.sqrt(8 * rho / 20)
+    assert eta == pytest.approx(0.04216085463601084, rel=1e-6)
+    total = c.compose_rho([c.rho_of_bounded_range(eta)] * 20)
+    assert c.epsilon_of_rho_classic(total, 1e-6) == pytest.approx(0.5, rel=1e-12)
+    assert c.epsilon_of_rho(total, 1e-6) < 0.45
+
+
+def test_rho_of_epsilon_inverts_the_classic_formula() -> None:
+    draw = np.random.default_rng(2)
+    for _ in range(200):
+        epsilon, delta = 10 ** draw.uniform(-9, 3), 10 ** draw.uniform(-100, -0.1)
+        rho = c.rho_of_epsilon(epsilon, delta)
+        assert c.epsilon_of_rho_classic(rho, delta) == pytest.approx(epsilon, rel=1e-10)
+
+
+def log_delta(alpha: np.ndarray, epsilon: float, rho: float) -> np.ndarray:
+    """The formula under the minimum, written out again."""
+    exponent = (alpha - 1) * (alpha * rho - epsilon)
+    result: np.ndarray = exponent + alpha * np.log1p(-1 / alpha) - np.log(alpha - 1)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("rho", "epsilon"), [(0.1, 2.0), (1.0, 5.0), (0.001, 0.1), (3.0, 40.0), (0.5, 0.0)]
+)
+def test_delta_of_rho_is_the_minimum(rho: float, epsilon: float) -> None:
+    start = float(np.log((epsilon + 1) / (2 * rho)))
+    found = optimize.minimize_scalar(
+        lambda u: float(log_delta(np.float64(1 + math.exp(u)), epsilon, rho)),
+        bounds=(start - 12, start + 4),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert c.delta_of_rho(epsilon, rho) == pytest.approx(min(1.0, math.exp(found.fun)), rel=1e-8)
+
+
+def test_conversions_are_ordered_and_inverse() -> None:
+    """True epsilon of a Gaussian <= the tighter formula <= the classic one."""
+    draw = np.random.default_rng(3)
+    for _ in range(300):
+        rho, delta = 10 ** draw.uniform(-12, 3), 10 ** draw.uniform(-150, -0.01)
+        tight = c.epsilon_of_rho(rho, delta)
+        true = epsilon_of(math.sqrt(2 * rho), delta)
+        assert true <= tight * (1 + 1e-12) and tight <= c.epsilon_of_rho_classic(rho, delta)
+        assert c.delta_of_rho(tight, rho) <= delta
+        if tight > 0:
+            assert c.delta_of_rho(tight * (1 - 1e-6), rho) > delta
+            assert delta_of(tight, math.sqrt(2 * rho)) <= delta
+    assert c.rho_of_mu(0.7) == pytest.approx(0.245)
+
+
+def test_agrees_with_dp_accounting() -> None:
+    rdp = pytest.importorskip("dp_accounting.rdp.rdp_privacy_accountant")
+    for rho, delta in ((0.1, 1e-6), (1.0, 1e-5), (0.01, 1e-3)):
+        tight = c.epsilon_of_rho(rho, delta)
+        orders = 1.0 + np.exp(np.linspace(-3, 8, 4000))
+        theirs, _ = rdp.compute_epsilon(orders, orders * rho, delta)
+        assert tight == pytest.approx(theirs, rel=1e-4)
+
+
+def test_nothing_costs_nothing() -> None:
+    assert c.epsilon_of_rho(0.0, 1e-6) == c.epsilon_of_rho_classic(0.0, 1e-6) == 0.0
+    assert c.delta_of_rho(1.0, 0.0) == 0.0 and c.compose_rho([]) == 0.0
+    assert pair(c.advanced(Guarantee(1, 0.1), 0, 1e-6)) == (0.0, 1e-6)
+    assert c.epsilon_of_rho(1e-10, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: c.advanced(Guarantee(1, 0), 2, 0.0), "slack must be > 0 and < 1, got 0.0"),
+        (lambda: c.advanced(Guarantee(1, 0), -1, 0.1), "count must be an integer >= 0, got -1"),
+        (lambda: c.advanced(Guarantee(1, 0.1), 10, 0.1), "delta must be >= 0 and < 1"),
+        (lambda: c.gaussian([-1.0], 0.1), "mu must be >= 0, got -1"),
+        (lambda: c.rho_of_pure(-1), "epsilon must be >= 0, got -1"),
+        (lambda: c.rho_of_bounded_range(math.nan), "eta must be >= 0, got nan"),
+        (lambda: c.compose_rho([0.1, -0.1]), "rho must be >= 0, got -0.1"),
+        (lambda: c.epsilon_of_rho(0.1, 0.0), "delta must be > 0 and < 1, got 0.0"),
+        (lambda: c.delta_of_rho(-1, 0.1), "epsilon must be >= 0, got -1"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,283 @@
+"""Honaker's tree and square-root Toeplitz noise, against brute force and stated values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import msgspec
+import numpy as np
+import pytest
+
+from fastfed._kernels import native
+from fastfed._validate import InputError
+from fastfed.privacy import Budget, calibrate_tree, delta_of, honaker, mu_of, toeplitz
+from fastfed.privacy.continual import RELEASES, GaussianRelease, calibrate_release
+from fastfed.privacy.tree import max_prefix_nodes
+
+REFERENCE = [  # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1
+    (
+        40,
+        2.238498512625106,
+        (5.010875591024811, 30, 19.725345622119814),
+        (4.334096704981394, 15.299999999999999, 9.998709677419356),
+    ),
+    (
+        400,
+        2.973219359518991,
+        (8.840033359818518, 72, 43.21252713429796),
+        (7.899744582977738, 37.50750000000001, 22.356101811192914),
+    ),
+]
+SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16]
+
+
+def complete_nodes(releases: int) -> dict[tuple[int, int], range]:
+    """(last leaf, level) -> leaves, of every dyadic block that is complete after `releases`."""
+    return {
+        ((b + 1) << h, h): range((b << h) + 1, ((b + 1) << h) + 1)
+        for h in range(releases.bit_length())
+        for b in range(releases >> h)
+    }
+
+
+# ---- the square-root Toeplitz factor ------------------------------------------------------------
+
+
+def test_toeplitz_coefficients() -> None:
+    assert toeplitz.coefficients(5).tolist() == [1.0, 0.5, 0.375, 0.3125, 0.2734375]
+    exact = [float(Fraction(math.comb(2 * k, k), 4**k)) for k in range(400)]
+    np.testing.assert_allclose(toeplitz.coefficients(400), exact, rtol=1e-13)
+    assert toeplitz.coefficients(0).shape == (0,) and toeplitz.coefficients(1).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("releases", [1, 2, 3, 40, 257])
+def test_toeplitz_factor_is_a_square_root_of_prefix_sums(releases: int) -> None:
+    c = toeplitz.factor(releases)
+    assert not np.triu(c, 1).any()
+    np.testing.assert_allclose(c @ c, np.tri(releases), atol=1e-13)
+    columns = (c**2).sum(axis=0)
+    assert toeplitz.sensitivity_squared(releases) == pytest.approx(columns.max(), rel=1e-13)
+    assert columns.argmax() == 0
+    np.testing.assert_allclose(toeplitz.prefix_variances(releases), (c**2).sum(axis=1), rtol=1e-13)
+
+
+def test_toeplitz_noise_is_a_row_of_the_factor() -> None:
+    z = np.random.default_rng(4).normal(size=(30, 3))
+    noise = toeplitz.factor(30) @ z
+    for k in range(1, 31):
+        np.testing.assert_allclose(toeplitz.prefix_noise(z[:k]), noise[k - 1], atol=1e-13)
+
+
+def test_toeplitz_sensitivity_grows_like_the_logarithm() -> None:
+    for k in (1000, 100_000):
+        expected = (math.log(k) + np.euler_gamma + math.log(16)) / math.pi
+        assert toeplitz.sensitivity_squared(k) == pytest.approx(expected, abs=1 / k)
+
+
+@pytest.mark.parametrize("leaves", [[1], [5], [1, 1, 1], [2, 3, 17], [20, 20, 1], []])
+def test_toeplitz_groups(leaves: list[int]) -> None:
+    counts = np.bincount(leaves, minlength=21)[1:] if leaves else np.zeros(20)
+    expected = np.sum((toeplitz.factor(20) @ counts) ** 2)
+    assert toeplitz.group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-13)
+    if len(leaves) == 1:
+        assert expected <= toeplitz.sensitivity_squared(20)
+
+
+# ---- Honaker's tree -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("releases", SIZES)
+def test_honaker_releases_every_complete_node_once(releases: int) -> None:
+    nodes = complete_nodes(releases)
+    released = [node for k in range(1, releases + 1) for node in honaker.nodes_at(k)]
+    assert sorted(released) == sorted(nodes)
+    assert honaker.node_count(releases) == len(nodes)
+    assert [honaker.node_number(*node) for node in released] == list(range(1, len(nodes) + 1))
+    counts = []
+    for leaf in range(1, releases + 1):
+        holding = {node for node, leaves in nodes.items() if leaf in leaves}
+        touched = honaker.touches(leaf, releases)
+        assert set(touched) == holding and len(touched) == len(holding)
+        counts.append(len(holding))
+    assert honaker.max_touches(releases) == max(counts) == counts[0]
+
+
+@pytest.mark.parametrize("releases", SIZES)
+def test_honaker_coefficients_are_unbiased_and_give_the_variance(releases: int) -> None:
+    nodes = complete_nodes(releases)
+    for k in range(1, releases + 1):
+        c = honaker.coefficients(k)
+        assert set(c) <= set(nodes) and all(end <= k for end, _ in c)
+        raw = np.zeros(releases)
+        for node, weight in c.items():
+            raw[[leaf - 1 for leaf in nodes[node]]] += weight
+        np.testing.assert_allclose(raw, np.arange(1, releases + 1) <= k, atol=1e-15)
+        squares = sum(weight**2 for weight in c.values())
+        assert honaker.prefix_variance(k) == pytest.approx(squares, rel=1e-14)
+
+
+@pytest.mark.parametrize("k", SIZES)
+def test_no_unbiased_estimate_from_the_blocks_of_a_prefix_is_better(k: int) -> None:
+    """Least squares over every node released by step k that lies inside the prefix."""
+    nodes = complete_nodes(k)
+    design = np.array([[leaf in leaves for leaf in range(1, k + 1)] for leaves in nodes.values()])
+    inverse = np.linalg.inv(design.T.astype(float) @ design)
+    assert honaker.prefix_variance(k) == pytest.approx(np.ones(k) @ inverse @ np.ones(k))
+
+
+@pytest.mark.parametrize("releases", [*SIZES, 33])
+def test_honaker_online_is_the_combination(releases: int) -> None:
+    draw = np.random.default_rng(releases)
+    leaves = draw.normal(size=(releases, 2))
+    values = {
+        node: leaves[np.array(block) - 1].sum(axis=0) + draw.normal(size=2)
+        for node, block in complete_nodes(releases).items()
+    }
+    estimates = np.zeros((releases.bit_length(), 2))
+    for k in range(1, releases + 1):
+        honaker.combine(estimates, np.array([values[node] for node in honaker.nodes_at(k)]))
+        expected = sum(c * values[node] for node, c in honaker.coefficients(k).items())
+        np.testing.assert_allclose(native.prefix(estimates, k), expected, atol=1e-12)
+
+
+def test_honaker_weights() -> None:
+    v = 1.0
+    for level in range(40):
+        assert honaker.weight(level) == pytest.approx(v, rel=1e-15)
+        v = 1.0 / (1.0 + 1.0 / (2.0 * v))
+
+
+@pytest.mark.parametrize("leaves", [[1], [5], [1, 1, 1], [2, 3, 17], [20, 20, 1], []])
+def test_honaker_groups(leaves: list[int]) -> None:
+    expected = sum(sum(x in block for x in leaves) ** 2 for block in complete_nodes(20).values())
+    assert honaker.group_sensitivity_squared(leaves, 20) == expected
+
+
+# ---- calibration --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "squared", "worst", "mean"), REFERENCE, ids=["40", "400"])
+def test_reference_variances(
+    k: int, squared: float, worst: tuple[float, ...], mean: tuple[float, ...]
+) -> None:
+    """In units of D^2 / mu*^2, for all three releases."""
+    budget = Budget(1.0, 0.01)
+    unit = (mu_of(1.0, 0.01) / 2.0) ** 2
+    assert toeplitz.sensitivity_squared(k) == pytest.approx(squared, rel=1e-12)
+    found = []
+    for name in ("toeplitz", "honaker"):
+        release = calibrate_release(name, budget, k)
+        factors = [release.variance_factor(j) for j in range(1, k + 1)]
+        found.append(np.array(factors) * release.noise_std**2 * unit)
+    tree = calibrate_tree(budget, k)
+    blocks = np.array([j.bit_count() for j in range(1, k + 1)])
+    found.insert(1, blocks * tree.noise_std**2 * unit)
+    assert blocks.max() == max_prefix_nodes(k)
+    for variances, most, average in zip(found, worst, mean, strict=True):
+        assert variances.max() == pytest.approx(most, rel=1e-6)
+        assert variances.mean() == pytest.approx(average, rel=1e-6)
+    if k == 400:
+        assert found[1].max() / found[0].max() == pytest.approx(8.1, rel=0.03)
+
+
+def test_reference_calibration() -> None:
+    release = calibrate_release("toeplitz", Budget(1.0, 0.01), 400)
+    assert (release.layout, release.calibration) == ("goe2", "exact")
+    assert release.noise_std == pytest.approx(6.476051318824725, rel=1e-6)
+    worst = release.noise_std * math.sqrt(release.variance_factor(400))
+    assert worst == pytest.approx(11.166671944914844, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_budget_is_met_and_not_wasted(name: str) -> None:
+    draw = np.random.default_rng(8)
+    for _ in range(60):
+        budget = Budget(
+            float(10 ** draw.uniform(-4, 2)),
+            float(10 ** draw.uniform(-30, -0.1)),
+            str(draw.choice(["replace", "zero-out"])),
+        )
+        layout = str(draw.choice(["iid", "goe1", "goe2"]))
+        release = calibrate_release(name, budget, int(draw.integers(1, 2000)), layout=layout)
+        assert all(c.holds for c in release.conditions())
+        assert delta_of(budget.epsilon, release.mu()) <= budget.delta
+        assert release.exact() == pytest.approx(budget.epsilon, rel=1e-7)
+        less = msgspec.structs.replace(release, noise_std=release.noise_std * (1 - 1e-6))
+        assert not all(c.holds for c in less.conditions())
+
+
+@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize(("layout", "joint"), [("goe2", 2.0), ("iid", math.sqrt(4.5))])
+def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float) -> None:
+    """mu against the norm of the change that each leaf makes in what is released."""
+    releases = 13
+    if name == "toeplitz":
+        columns = (toeplitz.factor(releases) ** 2).sum(axis=0)
+    else:
+        blocks = complete_nodes(releases).values()
+        columns = np.array([sum(x in b for b in blocks) for x in range(1, releases + 1)])
+    release = calibrate_release(name, Budget(1.0, 1e-3), releases, layout=layout)
+    assert release.mu() == pytest.approx(math.sqrt(columns.max()) * joint / release.noise_std)
+    assert release.sensitivity_squared == pytest.approx(columns.max())
+    assert release.mu("zero-out") < release.mu("replace")
+
+
+def test_noise_stds_and_text() -> None:
+    release = calibrate_release("honaker", Budget(1.0, 0.01), 400)
+    assert release.noise_stds == {
+        "bias": release.noise_std,
+        "covariance": release.noise_std,
+        "covariance_diagonal": pytest.approx(math.sqrt(2) * release.noise_std),
+    }
+    (condition,) = release.conditions()
+    assert condition.holds and "at most 1" in condition.text
+    # Honaker's tree has the same kappa, hence the same noise on each node as the plain one.
+    assert release.noise_std == calibrate_tree(Budget(1.0, 0.01), 400).noise_std
+    assert "Denisov" in calibrate_release("toeplitz", Budget(1.0, 0.01), 4).source
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_no_release_costs_nothing(name: str) -> None:
+    release = calibrate_release(name, Budget(1.0, 0.01), 0)
+    assert (release.noise_std, release.mu(), release.exact()) == (0.0, 0.0, 0.0)
+    assert release.variance_factor(0) == 0.0
+    assert all(c.holds for c in release.conditions())
+
+
+BUDGET = Budget(1.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: calibrate_release("tree", BUDGET, 4), 'release must be one of "honaker"'),
+        (
+            lambda: calibrate_release("toeplitz", BUDGET, 4, "theorem"),
+            'calibration must be "exact" when release is "toeplitz", got "theorem"',
+        ),
+        (lambda: calibrate_release("toeplitz", BUDGET, 4, "exactly"), "calibration must be one of"),
+        (lambda: calibrate_release("honaker", Budget(1, 0), 4), "delta must be > 0"),
+        (
+            lambda: calibrate_release("honaker", Budget(1, 0.1, unit="silo"), 4),
+            'unit must be one of "user", "item"',
+        ),
+        (lambda: calibrate_release("honaker", BUDGET, -1), "releases must be an integer >= 0"),
+        (
+            lambda: calibrate_release("honaker", BUDGET, 4).variance_factor(5),
+            "k must be an integer >= 0 and <= 4, got 5",
+        ),
+        (
+            lambda: GaussianRelease("toeplitz", 4, "goe2", 0.0, "exact", BUDGET, "x"),
+            "noise_std must be > 0",
+        ),
+        (lambda: honaker.touches(9, 8), "leaf must be an integer >= 1 and <= 8, got 9"),
+        (lambda: honaker.node_number(4, 3), "level must be an integer >= 0 and <= 2, got 3"),
+        (lambda: honaker.group_sensitivity_squared([1], 0), "there are no releases"),
+        (lambda: toeplitz.group_sensitivity_squared([0], 4), "leaf must be an integer >= 1"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()

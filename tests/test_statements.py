@@ -1,0 +1,242 @@
+"""Statements about a figure: verdicts against differences worked out by hand, and bad tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fastfed import experiments
+from fastfed._validate import InputError
+from fastfed.cli import cli
+from fastfed.report.keys import check_figure
+from fastfed.report.statements import judge
+from fastfed.results.results import CurveResult, Results
+from fastfed.simulation.experiment import expand
+
+
+def curve(label: str, finals: list[float], replicates: tuple[int, ...] | None = None) -> Any:
+    return CurveResult(
+        label=label,
+        algorithm="fedlinucb",
+        protocol="none",
+        silos=2,
+        horizon=10,
+        rounds=np.array([5, 10]),
+        group_regret=np.array([[0.0, f] for f in finals]),
+        replicates=tuple(range(len(finals))) if replicates is None else replicates,
+        synchronisations=1,
+        bits_up=8,
+        bits_down=8,
+        bytes_up=1,
+        bytes_down=1,
+        bytes_curve=[0, 2],
+        certificate={},
+        events={},
+    )
+
+
+def verdict(statement: dict[str, Any], *curves: Any) -> str:
+    figure = {"statement": [{"says": "so it is", **statement}]}
+    (judged,) = judge(Results("x", 10, 2, curves, figure))
+    return judged.verdict
+
+
+# Differences A - B of 1, 2, 3: mean 2, standard error 1 / sqrt 3, so beyond two standard errors.
+A = curve("A", [11.0, 22.0, 33.0])
+B = curve("B", [10.0, 20.0, 30.0])
+# Differences B - C of -1, 0, 4: mean 1, standard error sqrt(7 / 3), so not beyond.
+C = curve("C", [11.0, 20.0, 26.0])
+
+
+def test_differences_are_paired() -> None:
+    results = Results(
+        "x", 10, 2, (A, B, C), {"statement": [{"says": "s", "below": ["B", "A", "C"]}]}
+    )
+    (judged,) = judge(results)
+    first, second = judged.differences
+    assert (first.first, first.second, first.mean) == ("B", "A", -2.0)
+    assert first.stderr == pytest.approx(1.0 / math.sqrt(3.0))
+    assert (second.first, second.second) == ("A", "C")
+    assert second.mean == pytest.approx((0 + 2 + 7) / 3)
+    # Unpaired they would say nothing: the curves themselves vary by ten.
+    assert A.stderr[-1] > 6.0
+
+
+def test_below() -> None:
+    assert verdict({"below": ["B", "A"]}, A, B) == "holds"
+    assert verdict({"below": ["A", "B"]}, A, B) == "fails"
+    assert verdict({"below": ["C", "B"]}, B, C) == "undecided"
+    assert verdict({"below": ["B", "C"]}, B, C) == "undecided"
+    # One failure decides, whatever the others; one doubt leaves the rest undecided.
+    assert verdict({"below": ["A", "B", "C"]}, A, B, C) == "fails"
+    assert verdict({"below": ["C", "B", "A"]}, A, B, C) == "undecided"
+
+
+def test_exactly_two_standard_errors_decide_nothing() -> None:
+    # Differences of -1 and -3: mean -2, standard error 1.
+    one, other = curve("one", [1.0, 1.0]), curve("other", [2.0, 4.0])
+    assert verdict({"below": ["one", "other"]}, one, other) == "undecided"
+    assert verdict({"below": ["other", "one"]}, one, other) == "undecided"
+
+
+def test_equal_curves_are_near_and_in_no_order() -> None:
+    same = curve("same", [10.0, 20.0, 30.0])
+    assert verdict({"below": ["B", "same"]}, B, same) == "undecided"
+    assert verdict({"near": ["B", "same"], "within": 1e-12}, B, same) == "holds"
+
+
+def test_near() -> None:
+    # |2| and two standard errors of 1.1547, against a fraction of B's mean of 20.
+    for within, expected in [(0.158, "holds"), (0.157, "undecided"), (0.043, "undecided"),
+                             (0.042, "fails")]:  # fmt: skip
+        assert verdict({"near": ["A", "B"], "within": within}, A, B) == expected
+    # The fraction is the second's: A's mean is 22.
+    assert verdict({"near": ["B", "A"], "within": 0.157}, A, B) == "holds"
+
+
+def test_one_replicate_or_a_curve_that_is_not_played_decides_nothing() -> None:
+    one, other = curve("one", [1.0]), curve("other", [100.0])
+    assert verdict({"below": ["one", "other"]}, one, other) == "undecided"
+    assert verdict({"near": ["one", "other"], "within": 9.0}, one, other) == "undecided"
+    assert verdict({"below": ["B", "A", "absent"]}, A, B) == "undecided"
+    apart = curve("apart", [1.0, 2.0], replicates=(7, 8))
+    assert verdict({"below": ["B", "apart"]}, B, apart) == "undecided"
+    assert verdict({"near": ["B", "apart"], "within": 1.0}, B, apart) == "undecided"
+
+
+def test_only_shared_replicates_count() -> None:
+    few = curve("few", [10.5, 21.0], replicates=(1, 2))  # against B's 20 and 30
+    assert verdict({"below": ["few", "B"]}, few, B) == "holds"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("x", "list of tables"),
+        ({"says": "s", "below": ["A", "B"]}, "list of tables"),
+        ([3], "tables, got 3"),
+        ([{"below": ["A", "B"]}], "says"),
+        ([{"says": "", "below": ["A", "B"]}], "says"),
+        ([{"says": "s"}], "either below or near"),
+        ([{"says": "s", "below": ["A", "B"], "near": ["A", "B"]}], "either below or near"),
+        ([{"says": "s", "near": ["A", "B"]}], "within"),
+        ([{"says": "s", "below": ["A", "B"], "within": 0.1}], "within"),
+        ([{"says": "s", "near": ["A", "B"], "within": 0}], "within must be > 0"),
+        ([{"says": "s", "near": ["A", "B", "C"], "within": 1}], "two labels"),
+        ([{"says": "s", "below": ["A"]}], "two labels or more"),
+        ([{"says": "s", "below": ["A", "A"]}], "two labels or more"),
+        ([{"says": "s", "below": ["A", 1]}], "two labels or more"),
+        ([{"says": "s", "bellow": ["A", "B"]}], 'did you mean "below"'),
+        (
+            [{"says": "s", "below": ["A", "LDP, epsilon = 1"]}],
+            'unknown curve "LDP, epsilon = 1" in figure.statement.below; '
+            'did you mean "LDP, epsilon = 1.0"',
+        ),
+    ],
+)
+def test_bad_tables(statement: Any, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_figure({"statement": statement}, ["A", "B", "C", "LDP, epsilon = 1.0"])
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", experiments.figure_ids())
+def test_every_figure_says_something_of_its_own_curves(name: str) -> None:
+    """And the order is the paper's: more privacy never ranks below less."""
+    spec = experiments.figure(name).spec
+    labels = [c["label"] for table in spec["curve"] for c in expand(table)]
+    check_figure(spec["figure"], labels)
+    assert spec["figure"]["statement"]
+    for statement in spec["figure"]["statement"]:
+        private = [v for v in statement.get("below", ()) if v.startswith("LDP, ")]
+        values = [float(v.split("= ")[-1]) for v in private]
+        assert values == sorted(values, reverse=True)
+
+
+SPEC = """
+name = "small"
+horizon = 80
+silos = 6
+replicates = 4
+[figure]
+says = "In one sentence."
+[[figure.statement]]
+says = "Privacy costs."
+below = ["open", "LDP, epsilon = 2.0"]
+[[figure.statement]]
+says = "Privacy is free."
+near = ["LDP, epsilon = 2.0", "open"]
+within = 0.01
+[environment]
+kind = "sphere"
+dimension = 3
+actions = 5
+[[curve]]
+label = "open"
+algorithm = "fedlinucb"
+batch_size = 10
+[[curve]]
+label = "LDP"
+algorithm = "private-fedlinucb"
+epsilon = [0.5, 2.0]
+delta = 1e-5
+batch_size = 10
+"""
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> None:
+    spec, out = tmp_path / "s.toml", tmp_path / "out"
+    spec.write_text(SPEC)
+    assert run("run", spec, "-o", out).exit_code == 0
+    listed = json.loads(run("results", out, "--json").stdout)
+    costs, free = listed["statements"]
+    assert (costs["says"], costs["verdict"]) == ("Privacy costs.", "holds")
+    assert (free["says"], free["verdict"]) == ("Privacy is free.", "fails")
+    (difference,) = costs["differences"]
+    means = {c["label"]: c["group_regret"]["mean"] for c in listed["curves"]}
+    assert difference["first"] == "open" and difference["second"] == "LDP, epsilon = 2.0"
+    assert difference["mean"] == pytest.approx(means["open"] - means["LDP, epsilon = 2.0"])
+    assert difference["stderr"] > 0
+    text = (out / "table.txt").read_text()
+    assert "(4 replicates, 80 rounds)\nholds      Privacy costs.\n" in text
+    assert "fails      Privacy is free.\n" in text
+
+    # A first look is judged too, and says how small it is; one replicate tells nothing.
+    quick = run("run", spec, "-o", tmp_path / "quick", "--quick", "--replicates", 1)
+    assert "(1 replicate, 10 rounds)\nundecided  Privacy costs." in quick.stdout
+    alone = json.loads(run("results", tmp_path / "quick", "--json").stdout)["statements"][0]
+    assert alone["verdict"] == "undecided" and alone["differences"][0]["stderr"] is None
+
+
+def test_a_statement_about_an_unknown_curve_is_refused_before_it_is_played(tmp_path: Path) -> None:
+    spec, out = tmp_path / "s.toml", tmp_path / "out"
+    spec.write_text(SPEC.replace('["open", "LDP, epsilon = 2.0"]', '["open", "LDP, epsilon = 2"]'))
+    result = run("run", spec, "-o", out)
+    assert result.exit_code == 2 and not out.exists()
+    assert 'did you mean "LDP, epsilon = 2.0"' in result.stderr
+
+
+def test_reproduce_says_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "FOLDER", tmp_path / "figures")
+    (tmp_path / "figures").mkdir()
+    text = SPEC.replace("[figure]", '[figure]\nid = "free"\npaper = "p"\ntitle = "t"')
+    (tmp_path / "figures" / "free.toml").write_text(text)
+    out = run("reproduce", "free", "-o", tmp_path / "out").stdout
+    assert out.endswith(
+        "p: Privacy costs. (holds)\np: Privacy is free. (fails)\np: In one sentence.\n"
+    )
+    (tmp_path / "figures" / "free.toml").write_text(text.replace('"open", "LDP', '"opne", "LDP'))
+    refused = run("reproduce", "free", "-o", tmp_path / "other")
+    assert refused.exit_code == 2 and 'did you mean "open"' in refused.stderr
+    assert not (tmp_path / "other").exists()
