@@ -15,15 +15,17 @@ from typing import Literal
 import numpy as np
 
 from fastfed._kernels import implementation
-from fastfed._random import check_seed
+from fastfed._random import SHUFFLE, check_seed
 from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.privacy.sensitivity import layout_stds
 
 __all__ = [
     "inverse_factor",
+    "encode_bits",
     "normals",
     "rank_one_update",
     "sherman_morrison",
+    "shuffle_bits",
     "tree_noise",
     "ucb_argmax",
     "ucb_scores",
@@ -266,6 +268,51 @@ def tree_noise(
     return values[:d].copy(), covariance + np.tril(covariance, -1).T
 
 
+def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.ndarray:
+    """Messages of `length` bits, ones first: (entries, length) of uint8 from their numbers of ones.
+
+    ones: (entries,) integers in [0, length]. Before shuffling, the order within a message says
+    nothing. Source: zhou-chowdhury-2024, Algorithm 7, line 7. Raises InputError for bad input.
+    """
+    length = integer("length", length, at_least=0)
+    counts = np.asarray(ones)
+    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+        raise InputError(f"ones must be a vector of integers, got {show(ones)}")
+    if len(counts) and not (0 <= counts.min() and counts.max() <= length):
+        raise InputError(f"ones must lie in [0, {length}], got {counts.min()} to {counts.max()}")
+    bits: np.ndarray = implementation(use_native).encode_bits(counts.astype(np.int64), length)
+    return bits
+
+
+def shuffle_bits(
+    bits: np.ndarray,
+    seed: int,
+    *,
+    release: int = 1,
+    replicate: int = 0,
+    use_native: bool = True,
+) -> np.ndarray:
+    """Permute the bits of every label in place, each label by itself, and return them.
+
+    bits: (labels, n) or (n,) of uint8, n < 2^32, writable and C-contiguous. Every row gets a uniform
+    permutation keyed by (seed, replicate, release, row): for simulations, since whoever knows
+    the seed can undo it. A deployment uses fastfed.Shuffler. Source: zhou-chowdhury-2024,
+    Section 5.2. Raises InputError for bad input.
+    """
+    if not isinstance(bits, np.ndarray) or bits.dtype != np.uint8 or bits.ndim not in (1, 2):
+        raise InputError(f"bits must be a uint8 array of one or two dimensions, got {show(bits)}")
+    if not (bits.flags.c_contiguous and bits.flags.writeable):
+        raise InputError(
+            "bits must be writable and C-contiguous, for they are permuted in place, got "
+            f"writeable {bits.flags.writeable}, strides {bits.strides} for shape {bits.shape}"
+        )
+    key = check_seed(seed), SHUFFLE, integer("replicate", replicate, at_least=0, at_most=_WORD)
+    release = integer("release", release, at_least=0, at_most=_WORD)
+    for label, row in enumerate(bits.reshape(-1, bits.shape[-1])):
+        implementation(use_native).shuffle_bits(*key, label + 1, release, row)
+    return bits
+
+
 def normals(
     seed: int,
     count: int,
@@ -280,7 +327,7 @@ def normals(
     """Standard normals (count,) of the stream (seed, purpose, replicate, silo, index).
 
     The same key gives the same bits on every processor and from both implementations. purpose 0
-    is the caller's own; 1 to 6 are the streams of simulations (fastfed._random), here to be
+    is the caller's own; 1 to 128 are the streams of simulations (fastfed._random), here to be
     recomputed. float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011).
     float32: 24 bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
 

@@ -9,6 +9,14 @@ PROTOCOLS = (
     *("shuffle-amplified", "shuffle-vector"),
 )
 
+# What a problem says beside its curve; all else are keys of the curve.
+SIZES = ("silos", "horizon", "dimension", "actions", "protocol")
+
+
+def keys_of(sizes: dict) -> dict:
+    """The keys of the curve's table in a problem."""
+    return {key: value for key, value in sizes.items() if key not in SIZES}
+
 
 def curve(protocol: str, **keys) -> dict:
     """A curve's table for a protocol by its name; "none" and "local" are the public systems."""
@@ -22,8 +30,36 @@ def curve(protocol: str, **keys) -> dict:
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 
+def releases() -> list[tuple[str, dict]]:
+    """Prefix sums other than the paper's tree: at 2^k releases and one less and more, and long.
+
+    In "low noise" the data outgrow the noise, so that the direct radius lowers lambda.
+    """
+    small = {"silos": 2, "dimension": 3, "actions": 4, "batch_size": 3}
+    sizes = {
+        "2^k - 1 releases": {**small, "horizon": 21},
+        "2^k releases": {**small, "horizon": 24},
+        "2^k + 1 releases": {**small, "horizon": 29},
+        "every round": {**small, "horizon": 17, "batch_size": 1},
+        "one of everything": {
+            "silos": 1, "horizon": 6, "dimension": 1, "actions": 1, "batch_size": 2,
+        },
+        "low noise": {
+            "silos": 3, "horizon": 60, "dimension": 4, "actions": 9, "batch_size": 4,
+            "epsilon": 2000.0,
+        },
+    }  # fmt: skip
+    return [
+        (f"{name}, {protocol}, {release}, {'lazy' if lazy else 'eager'}",
+         {**size, "protocol": protocol, "release": release, "lazy": lazy, "calibration": "exact"})
+        for (name, size), protocol, release, lazy in itertools.product(
+            sizes.items(), ("silo-ldp", "central"), ("honaker", "toeplitz"), (True, False)
+        )
+    ]  # fmt: skip
+
+
 def corners() -> list[tuple[str, dict]]:
-    """(name, {silos, horizon, dimension, actions, batch_size, lazy, protocol})."""
+    """(name, {silos, horizon, dimension, actions, protocol, and keys of the curve})."""
     sizes = {
         "plain": {"silos": 3, "horizon": 40, "dimension": 4, "actions": 9, "batch_size": 8},
         "short last batch": {
@@ -55,4 +91,4 @@ def corners() -> list[tuple[str, dict]]:
         )
     ]  # fmt: skip
     local = {**sizes["plain"], "protocol": "local", "lazy": False}
-    return [*problems, ("plain, local", local)]
+    return [*problems, ("plain, local", local), *releases()]

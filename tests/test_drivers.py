@@ -12,8 +12,7 @@ from fastfed.simulation.experiment import make_experiment
 
 
 def experiment(environment, sizes, **more):
-    keys = {k: sizes[k] for k in ("batch_size", "lazy")}
-    table = problems.curve(sizes["protocol"], **keys, **more)
+    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
     return make_experiment(
         name="drivers",
         environment=environment,
@@ -50,14 +49,48 @@ def test_the_two_drivers_agree_bit_for_bit(sizes):
     same(fast, readable)
 
 
+@pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 @pytest.mark.parametrize("regularizer", [1e-3, 2.0])
-def test_they_agree_where_the_noisy_v_is_indefinite(regularizer):
+def test_they_agree_where_the_noisy_v_is_indefinite(regularizer, radius):
     """A regularizer far below the noise: V must be shifted, and both drivers count it."""
     sizes = {"silos": 3, "horizon": 60, "batch_size": 4, "lazy": True, "protocol": "silo-ldp"}
-    e = experiment(Sphere(dimension=6, actions=8), sizes, regularizer=regularizer, epsilon=1.0)
+    keys = {"regularizer": regularizer, "epsilon": 1.0, "radius": radius}
+    e = experiment(Sphere(dimension=6, actions=8), sizes, **keys)
     (fast,), (readable,) = both(e)
     assert fast.indefinite > 0
     assert np.isfinite(fast.total).all()
+    same(fast, readable)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [s for n, s in problems.releases() if n.startswith("low noise")],
+    ids=[n for n, _ in problems.releases() if n.startswith("low noise")],
+)
+def test_they_agree_where_lambda_falls(sizes):
+    """The last total alone lies above the floor, so lambda is 0 and V is the noisy sum."""
+    e = experiment(Sphere(dimension=sizes["dimension"], actions=sizes["actions"]), sizes)
+    plan = e.curves[0].system.plan
+    assert plan.radius.direct and plan.radius.floor[-1] > 0.0
+    (fast,), (readable,) = both(e)
+    v = np.zeros((plan.dimension, plan.dimension))
+    v[np.tril_indices(plan.dimension)] = fast.total[plan.dimension :]
+    assert np.linalg.eigvalsh(v)[0] > plan.radius.floor[-1]
+    same(fast, readable)
+
+
+@pytest.mark.parametrize("release", ["honaker", "toeplitz"])
+def test_they_agree_where_lambda_falls_in_part(release):
+    """At the last release, which the last rounds play with: neither 0 nor full is chosen."""
+    keys = {"batch_size": 5, "lazy": False, "protocol": "silo-ldp", "release": release}
+    sizes = {"silos": 2, "horizon": 24, **keys}
+    e = experiment(Sphere(dimension=3, actions=5), sizes, epsilon=5.0)
+    plan = e.curves[0].system.plan
+    (fast,), (readable,) = both(e)
+    v = np.zeros((3, 3))
+    v[np.tril_indices(3)] = fast.total[3:]
+    floor, full = plan.radius.floor[-1], plan.regularizer[-1]
+    assert floor - full * 7 / 8 < np.linalg.eigvalsh(v)[0] < floor
     same(fast, readable)
 
 

@@ -289,3 +289,36 @@ def test_bad_keys(door, given, message):
 def test_all_names_are_public():
     for name in kernels.__all__:
         assert getattr(kernels, name).__doc__
+
+
+@BOTH
+def test_bits_are_encoded_and_shuffled(use_native):
+    bits = kernels.encode_bits([0, 3, 5], 5, use_native=use_native)
+    assert bits.tolist() == [[0] * 5, [1, 1, 1, 0, 0], [1] * 5]
+    wide = np.repeat(bits, 200, axis=1)
+    before = wide.copy()
+    assert kernels.shuffle_bits(wide, 3, use_native=use_native) is wide
+    assert np.array_equal(wide.sum(axis=1), before.sum(axis=1))
+    assert not np.array_equal(wide[1], before[1])
+    # What a simulation's shuffler does to the first release.
+    other = before.copy()
+    for label, row in enumerate(other):
+        SeededNoise(3).shuffle_bits(1, label, row)
+    assert np.array_equal(wide, other)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kernels.encode_bits([6], 5), r"ones must lie in \[0, 5\], got 6 to 6"),
+        (lambda: kernels.encode_bits([0.5], 5), "ones must be a vector of integers"),
+        (lambda: kernels.shuffle_bits(np.zeros(3), 1), "bits must be a uint8 array"),
+        (
+            lambda: kernels.shuffle_bits(np.zeros((4, 4), np.uint8)[:, ::2], 1),
+            "bits must be writable and C-contiguous",
+        ),
+    ],
+)
+def test_bad_bits(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -7,8 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle.zhou_chowdhury_2024 import Noise, node_interval, replay, tree_nodes
+from oracle.zhou_chowdhury_2024 import (
+    Direct,
+    Noise,
+    chosen_regularizer,
+    direct_bonuses,
+    honaker_estimate,
+    honaker_number,
+    honaker_weight,
+    new_numbers,
+    node_interval,
+    prefix_noise,
+    replay,
+    square_root,
+    tree_nodes,
+)
 
+OTHER_RELEASES = ["honaker", "toeplitz"]
 SYNCHRONISING = ["none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"]
 
 
@@ -409,8 +424,226 @@ def test_silos_choose_within_a_batch_without_each_other() -> None:
         ({"noise": lambda i, k: (np.zeros(3), -90.0 * np.eye(3))}, "positive definite"),
         ({"noise": lambda i, k: (np.zeros(3), np.triu(np.ones((3, 3))))}, "symmetric"),
         ({"noise": lambda i, k: (np.zeros((3, 1)), np.zeros((3, 3)))}, "shapes"),
+        ({"release": "forest"}, "release must be"),
+        ({"release": "honaker", "protocol": "silo-ldp-prefix"}, "not of protocol"),
+        ({"release": "toeplitz", "protocol": "shuffle-amplified"}, "not of protocol"),
+        ({"release": "toeplitz", "noise": lambda i, k: (np.zeros(3), np.zeros(3))}, "shapes"),
+        ({"radius": None}, "needed"),
+        ({"direct": Direct(lambda k: 1.0, lambda k: 0.0, lambda k: 0.0, 1, 1, 1)}, "the place"),
     ],
 )
 def test_what_would_hide_an_error_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replay(**case(2, 8, 3, 4, 2, **changes))
+
+
+# ---- releases other than the paper's tree -------------------------------------------------------
+
+
+def unit_draw(numbers: int) -> Callable[[int], np.ndarray]:
+    """Draw n is unit vector n, so that a noise is the row of its coefficients."""
+    return lambda number: np.eye(numbers)[number - 1]
+
+
+def test_square_root_of_the_prefix_matrix() -> None:
+    root = square_root(60)
+    assert np.allclose(root @ root, np.tril(np.ones((60, 60))), rtol=0, atol=1e-13)
+    assert np.array_equal(root, np.tril(root))
+    for m in range(1, 60):
+        assert root[m, 0] == pytest.approx(root[m - 1, 0] * (2 * m - 1) / (2 * m), rel=1e-14)
+
+
+def test_numbers_count_on_from_one() -> None:
+    for release in OTHER_RELEASES:
+        numbers = [n for k in range(1, 70) for n in new_numbers(release, k)]
+        assert numbers == list(range(1, len(numbers) + 1))
+    # All nodes of the complete binary tree: of 64 batches there are 127.
+    assert honaker_number(64, 6) == 127
+
+
+@pytest.mark.parametrize("level", range(6))
+def test_honaker_estimate_is_the_best_of_its_subtree(level: int) -> None:
+    """Least squares for the total of 2^level leaves, from the noisy sums of all nodes under it."""
+    leaves = 2**level
+    rows = []
+    for k in range(1, leaves + 1):
+        for j in range((k & -k).bit_length()):
+            row = np.zeros(leaves)
+            row[k - 2**j : k] = 1.0
+            rows.append(row)
+    design = np.array(rows)
+    best = np.linalg.solve(design.T @ design, np.ones(leaves)) @ design.T
+    coefficients = honaker_estimate(leaves, level, unit_draw(len(rows)))
+    assert np.allclose(coefficients, best, rtol=0, atol=1e-13)
+    assert coefficients @ design == pytest.approx(np.ones(leaves))
+    assert coefficients @ coefficients == pytest.approx(honaker_weight(level))
+
+
+def test_largest_variances_over_forty_releases() -> None:
+    """In units of the variance that one release of all data needs: 30 for the paper's tree.
+
+    A batch lies in 6 nodes of the tree, and in column j of the root it has the squared norm S.
+    """
+    numbers = honaker_number(41, 0) - 1
+    noises = [prefix_noise("honaker", k, unit_draw(numbers)) for k in range(1, 41)]
+    assert 6 * max(noise @ noise for noise in noises) == pytest.approx(19.7, abs=0.05)
+    noises = [prefix_noise("toeplitz", k, unit_draw(40)) for k in range(1, 41)]
+    s = float(np.sum(square_root(40)[:, 0] ** 2))
+    assert s * max(noise @ noise for noise in noises) == pytest.approx(5.01, abs=0.005)
+
+
+def test_prefix_noises_by_hand() -> None:
+    z = [np.array([float(10**n)]) for n in range(8)]
+
+    def noise(release: str, k: int) -> float:
+        return float(prefix_noise(release, k, lambda number: z[number - 1])[0])
+
+    assert noise("toeplitz", 1) == noise("honaker", 1) == 1.0
+    assert noise("toeplitz", 3) == pytest.approx(100 + 10 / 2 + 3 / 8)
+    # Release 2 draws numbers 2 and 3, release 3 number 4, release 4 numbers 5, 6 and 7.
+    first_pair = 2 / 3 * 100 + (1 + 10) / 3
+    second_pair = 2 / 3 * 100_000 + (1_000 + 10_000) / 3
+    assert noise("honaker", 2) == pytest.approx(first_pair)
+    assert noise("honaker", 3) == pytest.approx(first_pair + 1_000)
+    assert noise("honaker", 4) == pytest.approx(
+        4 / 7 * 1_000_000 + 3 / 7 * (first_pair + second_pair)
+    )
+
+
+@pytest.mark.parametrize("release", OTHER_RELEASES)
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
+@pytest.mark.parametrize("silos", [1, 3])
+def test_totals_are_plain_sums_and_prefix_noises(release: str, protocol: str, silos: int) -> None:
+    arguments = case(silos, 19, 3, 4, 2, protocol=protocol, release=release)
+    result = replay(**arguments)
+    assert len(result.totals) == 9
+    for k, (W, U) in enumerate(result.totals, start=1):
+        plain_W, plain_U = plain_sums(arguments, 2 * k)
+        if protocol == "central":
+            givers = [arguments["server_noise"]]
+        else:
+            givers = [lambda n, i=i: arguments["noise"](i, n) for i in range(silos)]
+        noise_U = sum(prefix_noise(release, k, lambda n, g=g: g(n)[0]) for g in givers)
+        noise_W = sum(prefix_noise(release, k, lambda n, g=g: g(n)[1]) for g in givers)
+        assert np.allclose(W, plain_W + noise_W, rtol=1e-12, atol=1e-12)
+        assert np.allclose(U, plain_U + noise_U, rtol=1e-12, atol=1e-12)
+    # The first release is one node of one batch in every release; the others differ.
+    tree = replay(**arguments | {"release": "tree"})
+    assert np.allclose(tree.totals[0][0], result.totals[0][0])
+    assert not np.allclose(tree.totals[1][0], result.totals[1][0])
+    # With T no multiple of B every silo still holds its last round.
+    assert [float(np.trace(W)) for W, _ in result.local] == pytest.approx([1.0] * silos)
+
+
+@pytest.mark.parametrize("release", OTHER_RELEASES)
+def test_each_number_is_asked_for_once(release: str) -> None:
+    asked: dict[int, list[int]] = {0: [], 1: []}
+    drawn = node_noise(3, 1.0)
+
+    def noise(i: int, number: int) -> Noise:
+        asked[i].append(number)
+        return drawn(i, number)
+
+    replay(**case(2, 16, 3, 4, 2, release=release, noise=noise))
+    last = 15 if release == "honaker" else 8
+    assert asked == {0: list(range(1, last + 1)), 1: list(range(1, last + 1))}
+
+
+# ---- the direct radius --------------------------------------------------------------------------
+
+
+def direct(**changes: Any) -> Direct:
+    arguments: dict[str, Any] = {
+        "full": lambda k: 8.0,
+        "floor": lambda k: 4.0,
+        "error": lambda k: 0.5,
+        "anchor": 1.0,
+        "base": 2.0,
+        "scale": 0.5,
+    }
+    return Direct(**arguments | changes)
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "lam", "nearest"),
+    [
+        # V's least eigenvalue is the total's plus 0, 1, ..., 7, and must lie above 4.
+        ([4.5, 6.0], 0.0, 0.5 / 6.0),
+        ([3.5, 6.0], 1.0, 0.5 / 7.0),
+        ([-0.75, 9.0], 5.0, 0.25 / 14.0),
+        ([4.0, 6.0], 1.0, 0.0),
+        ([-2.5, 0.0], 7.0, 0.5 / 7.0),
+        ([-4.0, 6.0], 8.0, 1.0 / 13.0),
+    ],
+)
+def test_chosen_regularizer(eigenvalues: list[float], lam: float, nearest: float) -> None:
+    turn = np.array([[3.0, -4.0], [4.0, 3.0]]) / 5
+    for rotation in (np.eye(2), turn):
+        total = rotation @ np.diag(eigenvalues) @ rotation.T
+        if nearest == 0.0 and rotation is turn:
+            continue
+        chosen, seen = chosen_regularizer(direct(), 1, total)
+        assert chosen == lam
+        assert seen == pytest.approx(nearest, abs=1e-15)
+        # Without a floor nothing is chosen, and nothing is near it.
+        assert chosen_regularizer(direct(floor=lambda k: 0.0), 1, total) == (8.0, np.inf)
+
+
+def test_direct_bonuses_by_hand() -> None:
+    V = np.array([[5.0, 3.0], [3.0, 5.0]])  # of determinant 16
+    beta, gamma = direct_bonuses(direct(), 1, 8.0, V)
+    assert (beta, gamma) == (pytest.approx(0.5 * np.sqrt(2 + np.log(16))), 8.5)
+    # lambda = 6: f = 1 + 2/4, and the determinant of V at full is at most f^2 times V's.
+    beta, gamma = direct_bonuses(direct(anchor=2.0, multiplier=0.1), 1, 6.0, V)
+    inside = 1.5 * (2 + np.log(16) + 2 * np.log(1.5 / 2.0))
+    assert (beta, gamma) == (pytest.approx(0.05 * np.sqrt(inside)), pytest.approx(0.65))
+    # A V smaller than the anchor gains nothing.
+    beta, _ = direct_bonuses(direct(anchor=9.0), 1, 8.0, V)
+    assert beta == pytest.approx(0.5 * np.sqrt(2.0))
+    with pytest.raises(ValueError, match="positive definite"):
+        direct_bonuses(direct(), 1, 8.0, np.diag([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_direct_radius_in_one_dimension(lazy: bool) -> None:
+    """x = +-1: V is counted, so lambda, beta and gamma of every round are known beforehand."""
+    phi = np.array([[1.0], [-1.0]])
+    noises = [0.25, 0.25, -4.5, 0.25]  # of the one node that k = 1, 2, 3, 4 release
+    rule = direct(full=lambda k: 3.0 if k == 0 else 8.0, floor=lambda k: 0.0 if k == 0 else 4.0)
+    arguments = case(
+        1,
+        10,
+        1,
+        2,
+        2,
+        contexts=lambda t, i: phi,
+        means=lambda t, i: phi[:, 0],
+        actions=np.zeros((1, 10), dtype=int),
+        rewards=np.ones((1, 10)),
+        lazy=lazy,
+        noise=lambda i, k: (np.zeros(1), np.array([[noises[min(k, 4) - 1]]])),
+    ) | {"radius": None, "regularizer": None}
+    result = replay(**arguments, direct=rule)
+    # Totals 2.25, 4.25, 1.75, 8.25 and 10.5: V = 4.25, 4.25, 4.75, 8.25, 10.5 above the floor 4.
+    assert [float(W[0, 0]) for W, _ in result.totals] == [2.25, 4.25, 1.75, 8.25, 10.5]
+    lambdas = [3.0, 2.0, 0.0, 3.0, 0.0, 0.0]
+    assert result.regularizers == lambdas
+    assert result.nearest_floor == pytest.approx(0.25 / 4.25)
+    assert result.worst_gap == 0.0
+
+    # The same as a radius and a second bonus that are given: one bonus, for here all is scalar.
+    totals = [0.0, 2.25, 4.25, 1.75, 8.25]
+
+    def given(t: int, k: int) -> float:
+        V = lambdas[k] + totals[k] + (0 if lazy else (t - 1) % 2)
+        f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / 4.0
+        beta = 0.5 * np.sqrt(f * (2.0 + np.log(V * f)))
+        return float(beta + (lambdas[k] + 0.5) / np.sqrt(V))
+
+    wrong = arguments | {"actions": np.array([[0, 0, 0, 0, 0, 0, 0, 0, 1, 1]])}
+    by_rule = replay(**wrong, direct=rule)
+    by_hand = replay(**wrong | {"radius": given, "regularizer": lambda k: lambdas[k]})
+    assert by_rule.worst_gap == pytest.approx(by_hand.worst_gap, rel=1e-12)
+    assert by_rule.worst_gap > 0.1
+    assert by_hand.regularizers == lambdas
+    assert by_hand.nearest_floor == np.inf

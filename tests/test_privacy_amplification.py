@@ -214,7 +214,9 @@ def test_no_release_costs_nothing(calibration: str) -> None:
         (lambda: amplified(0.1, 0.1, 1, 10, 1.5), "inner_delta must be > 0 and <= 1, got 1.5"),
         (lambda: amplified(0.1, 0.1, 0, 10, 1.0), "points must be an integer >= 1, got 0"),
         (
-            lambda: AmplifiedTree(1, "iid", 1.0, "exact", Budget(1, 0.1), "x", 0, 1, 1),
+            lambda: AmplifiedTree(
+                1, "iid", 1.0, "exact", Budget(1, 0.1), "x", silos=0, batch_size=1, horizon=1
+            ),
             "silos must be an integer >= 1, got 0",
         ),
     ],

@@ -269,7 +269,7 @@ BUDGET = Budget(1.0, 0.01)
             "k must be an integer >= 0 and <= 4, got 5",
         ),
         (
-            lambda: GaussianRelease("toeplitz", 4, "goe2", 0.0, "exact", BUDGET, "x"),
+            lambda: GaussianRelease(4, "goe2", 0.0, "exact", BUDGET, "x", release="toeplitz"),
             "noise_std must be > 0",
         ),
         (lambda: honaker.touches(9, 8), "leaf must be an integer >= 1 and <= 8, got 9"),

@@ -18,7 +18,7 @@ from fastfed.bandits import make_system
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardLaw, Sphere
 from fastfed.experiments import figure, figure_spec
-from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
+from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
@@ -50,7 +50,7 @@ def reports(plan, noise, rounds=3):
 
 
 def test_a_shuffled_report_does_not_say_who_sent_it():
-    plan = vector_system().plan
+    plan = vector_system(protocol="shuffle-amplified").plan
     sent = reports(plan, SeededNoise(1))
     passed = Shuffler(SeededNoise(1)).shuffle(sent)
     assert [type(m) for m in passed] == [Shuffled, Shuffled]
@@ -72,6 +72,21 @@ def test_every_order_is_equally_likely_and_none_is_kept(noise):
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 6
     assert stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
+
+
+def test_of_counts_the_server_sees_the_sum_alone():
+    """A silo's count carries the noise of its own users only, which hides nothing in particular."""
+    plan = vector_system().plan
+    noise = SeededNoise(1)
+    sent = reports(plan, noise)
+    assert all(type(r) is Counts for r in sent)
+    (passed,) = Shuffler(noise).shuffle(sent)
+    assert type(passed) is Shuffled
+    assert np.array_equal(passed.values, sum(r.values for r in sent))
+    with pytest.raises(InputError, match="needs messages from a Shuffler"):
+        Server(plan, noise).combine(sent)
+    with pytest.raises(InputError, match="must pass on 1 messages"):
+        Server(plan, noise).combine([passed, passed])
 
 
 def test_bits_are_permuted_under_their_own_label():
@@ -99,7 +114,7 @@ def test_the_shuffler_refuses_what_it_cannot_mix():
 
 
 def test_the_server_of_a_shuffle_protocol_takes_nothing_unshuffled():
-    plan = vector_system().plan
+    plan = vector_system(protocol="shuffle-amplified").plan
     server, noise = Server(plan), SeededNoise(1)
     sent = reports(plan, noise)
     with pytest.raises(InputError, match="needs messages from a Shuffler"):
@@ -125,7 +140,7 @@ def test_messages_and_aggregate_have_one_law():
     """Chi-square of the two samples in every entry, and the mean is the true sum."""
     keys = {"epsilon": 6.0, "delta": 0.05}
     plans = [vector_system(messages=m, **keys).plan for m in ("individual", "aggregate")]
-    n = 3000
+    n = 1200
     one, other = (
         np.array([node_of(plan, 10_000 * k + i, 3) for i in range(n)])
         for k, plan in enumerate(plans)

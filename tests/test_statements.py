@@ -26,6 +26,7 @@ def curve(label: str, finals: list[float], replicates: tuple[int, ...] | None = 
         algorithm="fedlinucb",
         protocol="none",
         silos=2,
+        dimension=1,
         horizon=10,
         rounds=np.array([5, 10]),
         group_regret=np.array([[0.0, f] for f in finals]),

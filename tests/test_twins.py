@@ -21,7 +21,8 @@ LEAVES = [
     *("sherman_morrison", "clip_norm", "scores", "select", "node_level", "psum", "prefix", "add"),
     *("add_noise", "node_normals", "refresh", "radius_at", "words", "scale", "touched_levels"),
     *("round_point", "round_points", "binomials", "binomials_from_words"),
-    *("encode_bits", "shuffle_bits"),
+    *("encode_bits", "shuffle_bits", "choose_regularizer", "direct_radius"),
+    *("honaker", "honaker_number", "toeplitz"),
 ]
 WORD = st.integers(0, 2**32 - 1)
 KEY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 6), WORD, WORD, WORD)
@@ -526,3 +527,113 @@ def test_radius(multiplier, scale, base, offset, lam, count, d):
     assert native.radius_at(*args) == twins.radius_at(*args)
     plain = multiplier * (offset + scale * np.sqrt(base + d * np.log1p(count / (d * lam))))
     assert native.radius_at(*args) == pytest.approx(float(plain), rel=1e-9, abs=1e-9)
+
+
+# ---- other releases, and the direct radius ------------------------------------------------------
+
+
+@repeat()
+@given(st.integers(1, 2**31 - 1))
+def test_honaker_number(k):
+    assert native.honaker_number(k) == twins.honaker_number(k) == 2 * k - 1 - (k - 1).bit_count()
+
+
+def test_honaker_numbers_leave_room_for_the_nodes_of_each_release():
+    for run in (native, twins):
+        number = 1
+        for k in range(1, 300):
+            assert run.honaker_number(k) == number
+            number += run.node_level(k) + 1
+
+
+@repeat()
+@given(SEED, st.integers(1, 40), st.integers(1, 30))
+def test_honaker(seed, size, level):
+    """Equal bits; the weight by its recursion to 1e-14."""
+    draw = np.random.default_rng(seed)
+    one, node, sibling = draw.normal(size=(3, size))
+    start, other = one.copy(), one.copy()
+    read_only(node, sibling)
+    native.honaker(one, node, sibling, level)
+    twins.honaker(other, node, sibling, level)
+    assert same_bits(one, other)
+    v = 1.0
+    for _ in range(level):
+        v = 1.0 / (1.0 + 1.0 / (2.0 * v))
+    np.testing.assert_allclose(
+        one, v * node + (1.0 - v) * (sibling + start), rtol=1e-14, atol=1e-14
+    )
+
+
+@repeat()
+@given(SEED, st.integers(1, 60), st.integers(1, 60), st.integers(1, 30))
+def test_toeplitz(seed, k, more, size):
+    """Equal bits; rows and coefficients beyond release k are not read."""
+    draw = np.random.default_rng(seed)
+    history, f = draw.normal(size=(k + more, size)), draw.normal(size=k + more)
+    history[k:], f[k:] = np.nan, np.nan
+    read_only(history, f)
+    one = native.toeplitz(history, f, k)
+    assert same_bits(one, twins.toeplitz(history, f, k))
+    np.testing.assert_allclose(one, f[:k][::-1] @ history[:k], rtol=1e-12, atol=1e-12)
+
+
+@repeat()
+@given(
+    *[st.floats(0.0, 10.0)] * 3,
+    st.floats(1e-3, 10.0),
+    st.floats(1.0, 3.0),
+    st.floats(-50.0, 1000.0),
+    st.integers(1, 200),
+)
+def test_direct_radius(multiplier, scale, base, anchor, inflation, log_det, d):
+    args = multiplier, scale, base, anchor, inflation, log_det, d
+    one = native.direct_radius(*args)
+    assert one == twins.direct_radius(*args)
+    grown = max(0.0, log_det + d * np.log(inflation / anchor))
+    plain = multiplier * scale * np.sqrt(inflation * (base + grown))
+    assert one == pytest.approx(float(plain), rel=1e-9, abs=1e-6)
+
+
+@repeat(150)
+@given(SEED, DIMENSION, st.floats(-3.0, 3.0), st.floats(0.0, 1.5))
+def test_choose_regularizer(seed, d, exponent, share):
+    """The rule itself, by eigenvalues, unless one lies within 1e-10 of the floor."""
+    draw = np.random.default_rng(seed)
+    full = 10.0**exponent
+    floor = full * share
+    square = draw.normal(size=(d, d)) * full / np.sqrt(d)
+    v = (square + square.T) / 2.0
+    # The least eigenvalue anywhere from where no eighth is enough to where 0 is.
+    v += (draw.uniform(-0.2, 1.2) * full - np.linalg.eigvalsh(v)[0] - full + floor) * np.eye(d)
+    statistic = np.concatenate([draw.normal(size=d), packed(v)])
+    read_only(statistic)
+    one = native.choose_regularizer(statistic, full, floor, d)
+    other = twins.choose_regularizer(statistic, full, floor, d)
+    if floor == 0.0:
+        assert one == other == full
+        return
+    least = np.array([np.linalg.eigvalsh(v + full * j / 8.0 * np.eye(d))[0] for j in range(8)])
+    if np.abs(least - floor).min() < 1e-10 * max(np.abs(v).max() * d, full):
+        return
+    enough = np.flatnonzero(least > floor)
+    want = full * enough[0] / 8.0 if len(enough) else full
+    assert one == other == want
+
+
+@pytest.mark.parametrize("run", [native, twins])
+@pytest.mark.parametrize(
+    ("least", "lam"), [(4.5, 0.0), (4.0, 1.0), (3.5, 1.0), (0.5, 4.0), (-2.5, 7.0), (-3.5, 8.0)]
+)
+def test_choose_regularizer_by_hand(run, least, lam):
+    """Full 8 and floor 4: an eigenvalue must lie above the floor, not at it."""
+    statistic = np.concatenate([np.zeros(2), packed(np.diag([least, 9.0]))])
+    assert run.choose_regularizer(statistic, 8.0, 4.0, 2) == lam
+    assert run.choose_regularizer(statistic, 8.0, 0.0, 2) == 8.0
+
+
+@pytest.mark.parametrize("run", [native, twins])
+def test_choose_regularizer_of_what_is_not_finite_is_full(run):
+    for bad in (np.nan, np.inf, -np.inf):
+        statistic = np.concatenate([np.zeros(2), [bad, 0.0, 9.0]])
+        assert run.choose_regularizer(statistic, 8.0, 4.0, 2) == 8.0

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from fastfed.bandits.noise import Noise
+from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Keys
-from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.theory import Theory, make_theory
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import Protocol

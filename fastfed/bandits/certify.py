@@ -104,7 +104,7 @@ def certify(
         )
     elif not proven:
         also.append(side("user", f"{protocol.model}; under the assumptions in the caveats"))
-    if released_only and protocol.noise_by == "silos":
+    if released_only:
         also.append(
             side(
                 "user",

@@ -16,10 +16,10 @@ from fastfed.privacy import toeplitz
 from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.calibration import GaussianTree, calibrate_tree
+from fastfed.privacy.calibration import calibrate_tree
 from fastfed.privacy.certificate import Condition
-from fastfed.privacy.continual import GaussianRelease, calibrate_release
-from fastfed.privacy.sensitivity import layout_stds
+from fastfed.privacy.continual import calibrate_release
+from fastfed.privacy.two_streams import TwoStreams
 from fastfed.protocols.plan import Encoding, NoiseStd
 from fastfed.protocols.protocol import PROTOCOLS
 
@@ -71,12 +71,12 @@ def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
 
 
 def _gaussian(
-    mechanism: GaussianTree | GaussianRelease,
+    mechanism: TwoStreams,
     keys: Any,
     setting: Setting,
     variances: Sequence[float],
 ) -> Noise:
-    std = NoiseStd(mechanism.noise_std, *layout_stds(mechanism.layout, mechanism.noise_std))
+    std = NoiseStd(*mechanism.stds)
     silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
     return Noise(mechanism, NoiseLaw(std, silos, np.array(variances, dtype=np.float64)), std)
 
@@ -87,13 +87,15 @@ def _nodes_of_prefixes(releases: int) -> list[int]:
 
 def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
-    tree = calibrate_tree(budget, releases, keys.calibration, keys.layout)
+    tree = calibrate_tree(budget, releases, keys.calibration, keys.layout, keys.ratio)
     return _gaussian(tree, keys, setting, _nodes_of_prefixes(releases))
 
 
 def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
-    made = calibrate_release(keys.release, budget, releases, keys.calibration, keys.layout)
+    made = calibrate_release(
+        keys.release, budget, releases, keys.calibration, keys.layout, keys.ratio
+    )
     if keys.release == "toeplitz":
         variances = [0.0, *toeplitz.prefix_variances(releases).tolist()]
     else:

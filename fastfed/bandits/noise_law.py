@@ -10,15 +10,19 @@ import numpy as np
 from fastfed.bandits.goe import largest_eigenvalue, norm_quantile
 from fastfed.protocols.plan import NoiseStd
 
+#: Share of the failure probability that rounding takes; it is small, and pays little for less.
+ROUNDING = 0.1
+
 
 @dataclass(frozen=True)
 class Remainder:
     """How far noise made of bits is from its Gaussian, at release k = 0..K.
 
-    Every entry of the noise is sigma Z + e + r: Z standard normal, independent over entries,
-    |e| <= ``coupling``, and r the rounding, sub-Gaussian of scale ``rounding`` given what came
-    before. The first fails for no entry at any release with probability at least
-    1 - ``probability``.
+    Every entry of the noise is sigma Z + e + r. Z: standard normal, independent over entries and
+    of the data. |e| <= ``coupling``, for all entries and releases together but for an event of
+    ``probability``. r: rounding, a sum of martingale differences over points and entries, each
+    sub-Gaussian given what came before, with squared scales that are known in advance and add up
+    to ``rounding`` squared at most.
     """
 
     coupling: np.ndarray
@@ -33,8 +37,8 @@ class NoiseLaw:
     Entry z of h has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``), and so on:
     ``node`` is one node's noise, ``noises`` how many independent ones add up in it (M when every
     silo adds its own), ``variances`` what the release makes of it (nodes of the prefix k, for the
-    tree). Entries of N on and above the diagonal are independent, and those on the diagonal have
-    at most twice the variance of those off it.
+    tree). Entries of h and of N on and above the diagonal are independent of each other and of the
+    data, also where later data were chosen in view of them.
     """
 
     node: NoiseStd = field(default_factory=NoiseStd)
@@ -60,6 +64,11 @@ class NoiseLaw:
         return scales
 
     @property
+    def goe_std(self) -> float:
+        """Off-diagonal std of the least GOE matrix that has no entry below N's, for one node."""
+        return max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
+
+    @property
     def exact_goe(self) -> bool:
         """Whether N is a GOE matrix and not merely below one."""
         o, d = self.node.off_diagonal, self.node.diagonal
@@ -68,20 +77,22 @@ class NoiseLaw:
     def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
         """Bounds on ||N|| at each release, (K + 1,), which all hold together with 1 - probability.
 
-        Each release and side gets an equal share. With g the off-diagonal std, N is g times the
-        matrix of ``largest_eigenvalue``; where the diagonal has less variance than 2 g^2, adding
-        what it lacks, D, raises lambda_max with probability at least 1/2 (u'Du is symmetric), so
-        P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t). The remainder of bits adds at most
-        d max |e|, and ||r||: r = sum r_ij A_ij with sum A_ij^2 = d I, so by Tropp 2012 (Theorem
-        3.6) P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
+        Each release and side gets an equal share. With g = ``goe_std``, N is g times the matrix of
+        ``largest_eigenvalue``; where it has less variance somewhere, adding what it lacks, D,
+        independent of N, raises lambda_max with probability at least 1/2 (with u N's top
+        eigenvector, u'Du is symmetric), so P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t):
+        the factor is paid whenever N is not exactly such a matrix. The remainder of bits adds at
+        most d max |e|, and ||r||, a sum of r A_ij with A_ij fixed and sum A_ij^2 = d I. Given the
+        past E exp(s r A) <= exp(s^2 scale^2 A^2 / 2), a matrix known in advance, so Tropp 2012
+        (Theorem 3.6) needs no independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
         """
         if self.none:
             return np.zeros(self.releases + 1)
-        share = self._share(probability) / 2.0
-        unit = largest_eigenvalue(dimension, share if self.exact_goe else share / 2.0)
-        bound = unit * self.node.off_diagonal * self.scales
+        gaussian, rounding = self._shares(probability)
+        unit = largest_eigenvalue(dimension, gaussian / (2.0 if self.exact_goe else 4.0))
+        bound = unit * self.goe_std * self.scales
         if self.remainder is not None:
-            tail = math.log(2.0 * dimension / self._share(probability))
+            tail = math.log(2.0 * dimension / rounding)
             bound = bound + dimension * self.remainder.coupling
             bound = bound + math.sqrt(2.0 * dimension * tail) * self.remainder.rounding
         return bound
@@ -90,41 +101,45 @@ class NoiseLaw:
         """The same for ||h||; roundings by Hsu, Kakade and Zhang 2012, Theorem 2.1."""
         if self.none:
             return np.zeros(self.releases + 1)
-        unit = norm_quantile(dimension, 1.0, 0.0, self._share(probability))
-        bound = unit * self.node.bias * self.scales
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, self.node.bias**2, 0.0, gaussian) * self.scales
         if self.remainder is not None:
             bound = bound + math.sqrt(dimension) * self.remainder.coupling
-            bound = bound + self._rounded(dimension, probability) * self.remainder.rounding
+            bound = bound + _rounded(dimension, 1.0, 0.0, rounding) * self.remainder.rounding
         return bound
 
     def errors(self, dimension: int, probability: float) -> np.ndarray:
-        """The same for ||N theta - h|| with any ||theta|| <= 1.
+        """The same for ||N theta - h|| with one ||theta|| <= 1 that does not depend on the noise.
 
-        Its covariance is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b, o the stds of
-        bias and off-diagonal entries; a smaller covariance has smaller norms, by Anderson 1955).
+        Its covariance is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the std of bias
+        entries, o = ``goe_std``; a smaller covariance has smaller norms, by Anderson 1955).
+        <x, N theta - h> takes the rounding of N_ij with x_i theta_j + x_j theta_i, of N_ii with
+        x_i theta_i and of h_i with -x_i: squares that add up to x'(2 I + theta theta')x at most.
         """
         if self.none:
             return np.zeros(self.releases + 1)
-        b, o = self.node.bias**2, self.node.off_diagonal**2
-        unit = norm_quantile(dimension, b + o, o, self._share(probability))
-        bound = unit * self.scales
+        b, o = self.node.bias**2, self.goe_std**2
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, b + o, o, gaussian) * self.scales
         if self.remainder is not None:
-            tail = math.log(2.0 * dimension / self._share(probability))
-            matrix = math.sqrt(2.0 * dimension * tail)
             bound = bound + (dimension + math.sqrt(dimension)) * self.remainder.coupling
-            bound = bound + (matrix + self._rounded(dimension, probability)) * (
-                self.remainder.rounding
-            )
+            bound = bound + _rounded(dimension, 2.0, 1.0, rounding) * self.remainder.rounding
         return bound
 
-    def _share(self, probability: float) -> float:
-        """Failure probability of one event at one release."""
+    def _shares(self, probability: float) -> tuple[float, float]:
+        """Failure probability of the Gaussian part and of the rounding, at one release each."""
         if self.remainder is None:
-            return probability / self.releases
-        # The Gaussian part, the rounding of N and that of h; the coupling has its own.
-        return max(probability - self.remainder.probability, 0.0) / (3.0 * self.releases)
+            return probability / self.releases, 0.0
+        # The coupling has its own, and fails in all bounds at once.
+        left = (probability - self.remainder.probability) / self.releases
+        if left <= 0.0:
+            raise ValueError("the coupling of bits takes the whole failure probability")
+        return (1.0 - ROUNDING) * left, ROUNDING * left
 
-    def _rounded(self, dimension: int, probability: float) -> float:
-        """Norm of a rounding vector, in units of its scale."""
-        tail = math.log(1.0 / self._share(probability))
-        return math.sqrt(dimension + 2.0 * math.sqrt(dimension * tail) + 2.0 * tail)
+
+def _rounded(dimension: int, common: float, extra: float, probability: float) -> float:
+    """As ``norm_quantile``, for X sub-Gaussian with this covariance (Hsu, Kakade, Zhang 2012)."""
+    tail, top = math.log(1.0 / probability), common + extra
+    squares = (dimension - 1.0) * common**2 + top**2
+    trace = (dimension - 1.0) * common + top
+    return math.sqrt(trace + 2.0 * math.sqrt(squares * tail) + 2.0 * top * tail)

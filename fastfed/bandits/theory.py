@@ -80,11 +80,11 @@ def make_theory(
     self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
     the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
 
-    radius "direct": see `direct_radius`. "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4),
-    with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| / sqrt(lambda_min),
-    alpha halved over noise and rewards (and the noise half over N and h), and the bound taken once
-    for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed, which drops
-    constants of its own proof. "published-code": the experiment code's.
+    radius "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
+    equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
+    sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and the
+    bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed,
+    which drops constants of its own proof. "published-code": the experiment code's.
     """
     d, alpha = setting.dimension, failure_probability
     noise_share = 0.0 if law.none else alpha / 2.0
@@ -160,7 +160,9 @@ def _direct(
         theta* - theta_hat = V^-1 (lambda theta* + (N theta* - h) - S).
     On the events N >= -n I, ||N theta* - h|| <= E (both at every release) and
     ||S||^2_{(G + c I)^-1} <= R^2 (2 ln(1 / alpha') + ln det(G + c I) - d ln c) (all rounds, one
-    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1), for any lambda, chosen in view of V if need be:
+    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and with
+    eager play every silo has an order of its own, its batch before the others'), for any
+    lambda >= 0, chosen in view of V if need be:
     G + c I <= V + (n + c - lambda) I <= f V, with f = 1 for lambda >= n + c and else
     f = 1 + (n + c - lambda) / floor where every eigenvalue of V is at least floor. Hence
         |<x, theta* - theta_hat>| <= R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c)))

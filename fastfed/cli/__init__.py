@@ -19,7 +19,10 @@ COMMANDS = {
     "compare": ("compare", "What differs between two output folders, curve by curve."),
     "privacy": ("privacy", "What a spec guarantees, without playing it."),
     "calibrate": ("calibrate", "Noise of a mechanism for a privacy budget."),
-    "audit": ("audit", "Attack a mechanism or a system: a lower bound on its epsilon."),
+    "audit": (
+        "audit",
+        "Attack a mechanism or a system, and see how much privacy is provably lost.",
+    ),
     "bench": ("bench", "Speed of the compiled driver against the papers' style."),
     "doctor": ("doctor", "Whether this installation and its data are in order."),
 }

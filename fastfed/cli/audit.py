@@ -10,10 +10,11 @@ from fastfed.cli.output import print_json, print_table, say
 
 @click.command()
 @click.argument("name", metavar="NAME")
-@click.option("--trials", type=int, metavar="N",
-              help="Runs on each of the two datasets; enough for a verdict by default.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, metavar="N",
-              help="Of the runs.")  # fmt: skip
+@click.option(
+    "--trials", type=int, metavar="N",
+    help="Runs on each of the two datasets; enough for a verdict by default.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, metavar="N", help="Of the runs.")
 @json_option
 def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     """Attack a mechanism or a system, and see how much privacy is provably lost.

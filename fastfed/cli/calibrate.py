@@ -16,22 +16,36 @@ from fastfed.cli.output import print_json
               help="How many releases a stream has in all.")  # fmt: skip
 @click.option("--relation", default="replace", show_default=True, metavar="R",
               help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
+@click.option("--users", type=int, metavar="N",
+              help="vector-sum: users of all silos in one batch.")  # fmt: skip
+@click.option("--dimension", type=int, metavar="D", help="vector-sum: dimension of the features.")
 @json_option
 def calibrate(
-    mechanism: str, epsilon: float, delta: float, releases: int, relation: str, as_json: bool
+    mechanism: str,
+    epsilon: float,
+    delta: float,
+    releases: int,
+    relation: str,
+    users: int | None,
+    dimension: int | None,
+    as_json: bool,
 ) -> None:
     """Noise of a mechanism for a privacy budget.
 
     MECHANISM is gaussian (sums of unit vectors, a record in every release), gaussian-tree (both
     streams of a linear bandit through the binary tree), gaussian-tree-theorem or
-    gaussian-tree-published-code (the same with the paper's or its code's constants).
+    gaussian-tree-published-code (the same with the paper's or its code's constants), honaker or
+    toeplitz (the same streams through releases of less noise), or vector-sum (the same through
+    shuffled bits, with --users and --dimension).
     """
     import msgspec
 
     from fastfed.privacy import Budget
     from fastfed.privacy import calibrate as calibrated
 
-    found = calibrated(mechanism, Budget(epsilon, delta, relation), releases)
+    found = calibrated(
+        mechanism, Budget(epsilon, delta, relation), releases, users=users, dimension=dimension
+    )
     values = msgspec.to_builtins(found)
     if as_json:
         print_json(values)

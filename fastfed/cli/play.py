@@ -34,9 +34,9 @@ def play(experiment: Experiment, folder: Path, threads: int | None) -> Source:
         def on_start(passes: list[Pass], threads: int) -> None:
             nonlocal heard
             say(announce(experiment, passes, threads))
-            cells = sum(len(p.positions) for p in passes)
-            if cells:
-                heard = stack.enter_context(progress(cells * experiment.agent_rounds))
+            left = sum(experiment.agent_rounds(p.positions) for p in passes)
+            if left:
+                heard = stack.enter_context(progress(left))
 
         def on_progress(agent_rounds: int) -> None:
             if heard is not None:
@@ -67,9 +67,10 @@ def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
     if not cells:
         return f"{experiment.name}: nothing left to play"
     share = f"{cells} of {all_cells}" if cells < all_cells else f"{cells}"
+    left = sum(experiment.agent_rounds(p.positions) for p in passes)
     return (
-        f"{experiment.name}: {share} curve replicates of {spaced(experiment.agent_rounds)} "
-        f"agent-rounds on {threads} thread{'s' if threads > 1 else ''}, "
+        f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds "
+        f"on {threads} thread{'s' if threads > 1 else ''}, "
         f"about {duration(predict_seconds(experiment, passes, threads))}"
     )
 

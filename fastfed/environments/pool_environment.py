@@ -17,6 +17,13 @@ from fastfed.environments.pool import Pool
 #: How a silo meets its queries; the same numbers stand in src/ff_environment.h.
 SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 
+#: What no accounting of the messages covers, wherever records are real.
+ABOUT_RECORDS = (
+    "that every record is another person's is taken on trust",
+    "regret, figures and clip counts of a run are computed from the raw records: they are not "
+    "covered",
+)
+
 
 @dataclass(kw_only=True)
 class PoolEnvironment(ABC):
@@ -85,7 +92,7 @@ class PoolEnvironment(ABC):
             multiplicity=self.record_multiplicity()
             * (horizon if self.sampling == "with-replacement" else 1),
             contexts_made=False,
-            notes=pool.notes,
+            notes=(*pool.notes, *ABOUT_RECORDS),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> native.Environment:

@@ -6,14 +6,7 @@ Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
 from __future__ import annotations
 
 from fastfed.privacy.budget import RELATIONS, UNITS, Budget
-from fastfed.privacy.calibration import (
-    CALIBRATIONS,
-    MECHANISMS,
-    Calibrated,
-    GaussianTree,
-    calibrate,
-    calibrate_tree,
-)
+from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
@@ -23,8 +16,11 @@ from fastfed.privacy.certificate import (
     as_text,
     no_privacy,
 )
+from fastfed.privacy.continual import GaussianRelease, calibrate_release
 from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
+from fastfed.privacy.mechanisms import MECHANISMS, Calibrated, calibrate
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
+from fastfed.privacy.two_streams import CALIBRATIONS
 
 __all__ = [
     "CALIBRATIONS",
@@ -37,11 +33,13 @@ __all__ = [
     "Certificate",
     "ClaimCondition",
     "Condition",
+    "GaussianRelease",
     "GaussianTree",
     "Guarantee",
     "SideCertificate",
     "as_text",
     "calibrate",
+    "calibrate_release",
     "calibrate_tree",
     "compose",
     "delta_of",

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.calibration import CALIBRATIONS, GaussianTree
+from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.gaussian import mu_of
 from fastfed.privacy.sensitivity import LAYOUTS, sum_sensitivity, user_sensitivity
 from fastfed.privacy.tree import depth
+from fastfed.privacy.two_streams import CALIBRATIONS
 
 _DEFAULT_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 _SOURCE = {
@@ -219,7 +220,7 @@ def _checked(
     )
 
 
-class AmplifiedTree(GaussianTree, frozen=True):
+class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     """The p-sum tree with Gaussian noise by every silo, and a shuffler between silos and server.
 
     silos: M. batch_size: B, points of a silo in one leaf. horizon: T. All else as in GaussianTree.
@@ -348,7 +349,7 @@ def calibrate_shuffled_tree(
         calibration,
         budget,
         _SOURCE[calibration],
-        silos,
-        batch_size,
-        horizon,
+        silos=silos,
+        batch_size=batch_size,
+        horizon=horizon,
     )

@@ -24,7 +24,7 @@ from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.continual import GaussianRelease, calibrate_release
 from fastfed.privacy.exponential import Exponential
 from fastfed.privacy.laplace import Laplace
-from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
+from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.sparse_vector import AboveThreshold, minimal_scales
 from fastfed.privacy.tree import prefix_nodes, touches
 
@@ -71,7 +71,7 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
 
 
 def _parts(mechanism: Mechanism) -> tuple[float, float, float]:
-    return (mechanism.noise_std, *layout_stds(mechanism.layout, mechanism.noise_std))
+    return mechanism.stds
 
 
 def _precision(mechanism: Mechanism) -> np.ndarray:
@@ -359,7 +359,11 @@ def _uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.nda
 
 _LIST: list[tuple[str, Audit]] = [
     _tree("gaussian-tree", _exact, node_statistics),
-    _tree("gaussian-tree-theorem", partial(calibrate_tree, BUDGET, RELEASES, "theorem"), node_statistics),
+    _tree(
+        "gaussian-tree-theorem",
+        partial(calibrate_tree, BUDGET, RELEASES, "theorem"),
+        node_statistics,
+    ),
     _tree(
         "gaussian-tree-published-code",
         partial(calibrate_tree, BUDGET, RELEASES, "published-code"),

@@ -16,11 +16,11 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.binomial_account import TAIL_SHARES, VectorSumAccount, node_mu, tail_of
 from fastfed.privacy.binomial_noise import ONES, Probits, pld_delta, shifted_binomial_delta
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.calibration import CALIBRATIONS
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.gaussian import mu_of
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.tree import depth
+from fastfed.privacy.two_streams import CALIBRATIONS
 
 __all__ = [
     "BinomialTree",
@@ -196,10 +196,11 @@ class BinomialTree(msgspec.Struct, frozen=True):
         if self.calibration == "published-code":
             what += " (computed; no theorem states these constants)"
         if self.honest_fraction == 1.0:
-            who = "all users of every node add their noise bits"
+            who = "all users of every node add their noise bits, and none tells the server which "
+            who += "(taken on trust; honest_fraction < 1 counts on fewer)"
         else:
             who = f"at least the fraction {self.honest_fraction:g} of the users of every node add "
-            who += "their noise bits"
+            who += "their noise bits, and do not tell the server which (taken on trust)"
         return [Condition(who, True), ClaimCondition(what, found <= budget.epsilon)]
 
 

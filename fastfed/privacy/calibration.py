@@ -7,18 +7,12 @@ computed from the noise itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
-import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.gaussian import epsilon_of, mu_of
-from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, sum_sensitivity, user_sensitivity
+from fastfed.privacy.budget import Budget
+from fastfed.privacy.sensitivity import LAYOUTS
 from fastfed.privacy.tree import depth, max_touches
-
-CALIBRATIONS = ("exact", "theorem", "published-code")
+from fastfed.privacy.two_streams import CALIBRATIONS, TwoStreams, exact_std, only_exact
 
 _DEFAULT_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 _SOURCE = {
@@ -29,39 +23,12 @@ _SOURCE = {
 }
 
 
-class GaussianTree(msgspec.Struct, frozen=True):
+class GaussianTree(TwoStreams, frozen=True):
     """The p-sum tree over two streams, x y and x x^T, with Gaussian noise on every released node.
 
-    releases: number of released nodes (T / B of them); 0 releases nothing and costs nothing.
-    layout: of the symmetric noise matrix. noise_std: of each bias entry, and the layout's parameter
-    for the covariance stream, in the units of the sums. calibration: which rule chose noise_std.
-    budget: what was asked for. source: where the rule is from.
-
-    Guarantee: for one record (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf, all released
-    nodes of both streams together are one Gaussian mechanism of ratio mu(relation). Prefix sums
-    made from the nodes are post-processing.
+    Fields and guarantee as in `TwoStreams`; a record enters kappa nodes at most. Prefix sums made
+    from the nodes are post-processing.
     """
-
-    releases: int
-    layout: str
-    noise_std: float
-    calibration: str
-    budget: Budget
-    source: str
-
-    def __post_init__(self) -> None:
-        integer("releases", self.releases, at_least=0)
-        choice("layout", self.layout, LAYOUTS)
-        choice("calibration", self.calibration, CALIBRATIONS)
-        if self.releases:
-            number("noise_std", self.noise_std, above=0)
-        else:
-            number("noise_std", self.noise_std, at_least=0)
-
-    @property
-    def relation(self) -> str:
-        """The relation of the budget, used wherever none is named."""
-        return self.budget.relation
 
     @property
     def depth(self) -> int:
@@ -69,43 +36,9 @@ class GaussianTree(msgspec.Struct, frozen=True):
         return depth(self.releases)
 
     @property
-    def noise_stds(self) -> dict[str, float]:
-        """Standard deviations by stream, as a certificate lists them."""
-        off, on = layout_stds(self.layout, self.noise_std)
-        return {"bias": self.noise_std, "covariance": off, "covariance_diagonal": on}
-
-    def mu(self, relation: str | None = None) -> float:
-        """Ratio of the whole release for one record: sqrt(kappa) joint sensitivity / noise_std."""
-        relation = choice("relation", relation or self.relation, RELATIONS)
-        if self.releases == 0:
-            return 0.0
-        joint = user_sensitivity(
-            relation, self.layout, bias_std=self.noise_std, cov_std=self.noise_std
-        )
-        return math.sqrt(max_touches(self.releases)) * joint
-
-    def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """True epsilon of everything released, at delta (default: the budget's)."""
-        return epsilon_of(self.mu(relation), self.budget.delta if delta is None else delta)
-
-    def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget under the budget's relation, by exact accounting.
-
-        One computed condition for every calibration. The proof of Theorem 5.1 covers zero-out
-        neighbours only; under replacement its noise suffices by slack for all but extreme budgets,
-        so it is checked rather than quoted, and the text says so.
-        """
-        budget = self.budget
-        found = self.exact()
-        text = (
-            f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
-            f"{budget.relation}, is at most {budget.epsilon:g}"
-        )
-        if self.calibration == "theorem" and budget.relation == "replace":
-            text += " (computed; the proof of Theorem 5.1 is for zero-out)"
-        if self.calibration == "published-code":
-            text += " (computed; no theorem states these constants)"
-        return [ClaimCondition(text, found <= budget.epsilon)]
+    def sensitivity_squared(self) -> float:
+        """kappa."""
+        return float(max_touches(self.releases))
 
 
 def calibrate_tree(
@@ -113,6 +46,7 @@ def calibrate_tree(
     releases: int,
     calibration: str = "exact",
     layout: str | None = None,
+    covariance_ratio: float = 1.0,
 ) -> GaussianTree:
     """The tree mechanism for a budget, with kappa = floor(log2(releases)) + 1.
 
@@ -122,9 +56,10 @@ def calibrate_tree(
     "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
     the paper's figures were drawn; it often does not give the budget, see conditions().
     layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    covariance_ratio: free for "exact", see `TwoStreams`.
 
     Raises InputError for delta = 0, for the unit "silo" (this accounts for one record), and for a
-    layout that belongs to another calibration.
+    layout or ratio that belongs to another calibration.
     """
     releases = integer("releases", releases, at_least=0)
     choice("calibration", calibration, CALIBRATIONS)
@@ -134,6 +69,7 @@ def calibrate_tree(
         raise InputError(
             f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
         )
+    only_exact(calibration, covariance_ratio)
     epsilon = budget.epsilon
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -141,74 +77,10 @@ def calibrate_tree(
     if kappa == 0:
         s = 0.0
     elif calibration == "exact":
-        joint = user_sensitivity(budget.relation, layout)
-        s = math.sqrt(kappa) * joint / mu_of(epsilon, delta)
+        s = exact_std(budget, kappa, layout, covariance_ratio)
     elif calibration == "theorem":
         s = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
     else:
         s = math.sqrt(kappa * (epsilon - math.log(delta))) / epsilon
-    return GaussianTree(releases, layout, s, calibration, budget, _SOURCE[calibration])
-
-
-class Calibrated(msgspec.Struct, frozen=True):
-    """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
-
-    mechanism: str
-    epsilon: float
-    delta: float
-    relation: str
-    releases: int
-    noise_std: float
-    mu: float
-    source: str
-
-
-def _gaussian(budget: Budget, releases: int) -> Calibrated:
-    """Sums of vectors of norm at most 1, a record entering each of the releases."""
-    releases = integer("releases", releases, at_least=0)
-    delta = number("delta", budget.delta, above=0, below=1)
-    size = math.sqrt(releases) * sum_sensitivity(budget.relation)
-    s = size / mu_of(budget.epsilon, delta)
-    return Calibrated(
-        "gaussian",
-        budget.epsilon,
-        delta,
-        budget.relation,
-        releases,
-        s,
-        size / s if releases else 0.0,
-        "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of sums of unit-norm vectors",
-    )
-
-
-def _tree(mechanism: str, calibration: str) -> Callable[[Budget, int], Calibrated]:
-    def calibrated(budget: Budget, releases: int) -> Calibrated:
-        tree = calibrate_tree(budget, releases, calibration)
-        return Calibrated(
-            mechanism,
-            budget.epsilon,
-            budget.delta,
-            budget.relation,
-            tree.releases,
-            tree.noise_std,
-            tree.mu(),
-            tree.source
-            if calibration == "exact"
-            else f"{tree.source}; exact epsilon {rounded_up(tree.exact())}",
-        )
-
-    calibrated.__doc__ = f"The p-sum tree over both streams; source: {_SOURCE[calibration]}."
-    return calibrated
-
-
-MECHANISMS: dict[str, Callable[[Budget, int], Calibrated]] = {
-    "gaussian": _gaussian,
-    "gaussian-tree": _tree("gaussian-tree", "exact"),
-    "gaussian-tree-theorem": _tree("gaussian-tree-theorem", "theorem"),
-    "gaussian-tree-published-code": _tree("gaussian-tree-published-code", "published-code"),
-}
-
-
-def calibrate(mechanism: str, budget: Budget, releases: int = 1) -> Calibrated:
-    """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases."""
-    return MECHANISMS[choice("mechanism", mechanism, tuple(MECHANISMS))](budget, releases)
+    source = _SOURCE[calibration]
+    return GaussianTree(releases, layout, s, calibration, budget, source, covariance_ratio)

@@ -12,7 +12,6 @@ from fastfed._kernels import native
 from fastfed._random import BIAS_NOISE, check_seed, system_normals
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.calibration import calibrate
 from fastfed.privacy.certificate import (
     FLOATS,
     SIMULATION,
@@ -23,6 +22,7 @@ from fastfed.privacy.certificate import (
     rounded_up,
 )
 from fastfed.privacy.gaussian import epsilon_of
+from fastfed.privacy.mechanisms import calibrate
 from fastfed.privacy.sensitivity import sum_sensitivity
 from fastfed.privacy.tree import depth, max_touches, node_level
 

@@ -7,7 +7,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
-from fastfed.protocols.messages import Bits, Report
+from fastfed.protocols.messages import Bits, Counts
 from fastfed.protocols.plan import Encoding, Plan
 
 
@@ -22,7 +22,8 @@ class BitRandomizer:
     """Encodes every data point anew for each tree node that will hold it (Alg. 5 line 6-7).
 
     Which nodes those are is known from the round, so a point is encoded as it comes and then
-    forgotten. The report is the count of the silo's ones, centred: ``messages = "aggregate"``.
+    forgotten. The report counts the silo's ones, for the shuffler to add up over silos:
+    ``messages = "aggregate"``.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -47,7 +48,7 @@ class BitRandomizer:
         g = float(self.encoding.precision[level])
         native.round_point(point, g, self.plan.clip is not None, words, self._sums[level])
 
-    def report(self) -> Report:
+    def report(self) -> Counts | Bits:
         """The ones of the node released now, less their mean without data: exact in float64."""
         release = self.release + 1
         level = native.node_level(release)
@@ -56,7 +57,7 @@ class BitRandomizer:
         native.add(message, self._sums[level])
         self._sums[level] = 0.0
         self.release = release
-        return Report(release, self.plan.dimension, message, self.silo)
+        return Counts(release, self.plan.dimension, message, self.silo)
 
 
 class MessageRandomizer(BitRandomizer):
@@ -74,7 +75,7 @@ class MessageRandomizer(BitRandomizer):
         count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
         self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
 
-    def report(self) -> Bits:  # type: ignore[override]
+    def report(self) -> Bits:
         """All bits of the node released now."""
         release = self.release + 1
         level = native.node_level(release)

@@ -66,8 +66,18 @@ class Report(Statistic):
 
 
 @dataclass(frozen=True)
+class Counts(Report):
+    """The ones among a silo's bits, by label and less their mean without data.
+
+    What a silo sends in place of its bits where the shuffler may add up: its noise hides the data
+    only once the counts of all silos are summed, so a server must never see it.
+    """
+
+
+@dataclass(frozen=True)
 class Shuffled(Statistic):
-    """What leaves the shuffler: a report that no longer says who sent it."""
+    """What leaves the shuffler: a report that no longer says who sent it, or the sum of all
+    silos' counts, which is what permuted bits tell."""
 
 
 @dataclass(frozen=True)

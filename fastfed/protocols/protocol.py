@@ -82,8 +82,8 @@ PROTOCOLS = {
         Protocol(
             "shuffle-vector",
             "data points travel as noisy bits, a shuffler mixes the bits of all silos",
-            "shuffle: the shuffler and the other users' noise bits are trusted, the server and "
-            "other silos are not",
+            "shuffle: the shuffler and the counted users' noise bits are trusted, "
+            "the server is not",
             SEND_BITS,
             TREE,
             "users",
@@ -93,7 +93,7 @@ PROTOCOLS = {
         Protocol(
             "central",
             "a trusted server adds the noise once",
-            "central: the server is trusted, silos and users are not",
+            "central: the server is trusted, other silos and users are not",
             SEND_NODE,
             NOISY_TREE,
             "server",

@@ -62,7 +62,7 @@ class Server:
                     f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
                     f"({wanted.__name__}), got {kind}"
                 )
-            expected = 1 if plan.individual else plan.silos
+            expected = 1 if plan.protocol.bits else plan.silos
             if len(ordered) != expected:
                 raise InputError(
                     f"the shuffler must pass on {expected} messages, got {len(ordered)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ class Source:
     """Results, and the parts of the setting that stand on the figure and above the table."""
 
     results: Results
-    dimension: int
     batch_sizes: tuple[int | str, ...]  # those of curves that synchronise, each once
     radius_multipliers: tuple[float, ...]  # each once; not 1 must be seen by whoever looks
     identity: dict[str, Any]  # all that decides the results, every key with its value
@@ -30,10 +30,11 @@ class Source:
     @property
     def setting(self) -> str:
         """M, T, d and B in one line."""
+        curves = self.results.curves
         parts = [
-            f"M = {spaced(self.results.silos)} silos",
+            f"M = {_either(c.silos for c in curves) or spaced(self.results.silos)} silos",
             f"T = {spaced(self.results.horizon)} rounds",
-            f"d = {self.dimension}",
+            f"d = {_either(c.dimension for c in curves)}",
         ]
         if self.batch_sizes:
             parts.append(f"B = {' | '.join(str(b) for b in self.batch_sizes)}")
@@ -67,7 +68,6 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     curves = meta["identity"]["curves"]
     return Source(
         results=results,
-        dimension=meta["dimension"],
         batch_sizes=_distinct(c.get("batch_size") for c in curves),
         radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
         identity=meta["identity"],
@@ -107,6 +107,11 @@ def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
     if not sources:
         raise InputError(f"{path} holds no results that can be read: {left_out[0]}")
     return sources, left_out
+
+
+def _either(values: Iterable[int]) -> str:
+    """The values, each once: "10 | 50 | 100"."""
+    return " | ".join(spaced(v) for v in dict.fromkeys(values))
 
 
 def _distinct(values: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ class CurveResult:
     algorithm: str
     protocol: str
     silos: int
+    dimension: int
     horizon: int
     rounds: np.ndarray  # (C,) int64
     group_regret: np.ndarray  # (R, C): cumulative, summed over silos
@@ -74,6 +75,8 @@ class CurveResult:
             "label": self.label,
             "algorithm": self.algorithm,
             "protocol": self.protocol,
+            "silos": self.silos,
+            "dimension": self.dimension,
             "replicates": len(self.replicates),
             "group_regret": self.final(),
             "per_silo_regret": self.final(self.silos),

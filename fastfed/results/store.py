@@ -241,7 +241,6 @@ class Store:
                     label=label,
                     algorithm=algorithm,
                     protocol=protocol,
-                    silos=identity["silos"],
                     horizon=identity["horizon"],
                     rounds=rounds,
                     group_regret=np.array([np.frombuffer(r[1], "<f8") for r in rows]),

@@ -64,7 +64,7 @@ class Case:
 
 
 def seen(system: System, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the server sees of each release, summed over silos: (K, s)."""
+    """What the server sees of each release, one message or the sum of several: (K, s)."""
     plan = system.plan
     silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
     shuffler = Shuffler(noise)

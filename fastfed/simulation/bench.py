@@ -107,7 +107,7 @@ def ours_microseconds(experiment: Experiment) -> float:
     plans = [c.system.plan for c in experiment.curves]
     start = time.perf_counter()
     compiled.play(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
-    return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds
+    return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds([0])
 
 
 def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
@@ -136,7 +136,7 @@ def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
         result = _reference.private_fedlinucb_sphere(
             silos=experiment.silos, noise_std=noise_std, **keys
         )
-    each = 1e6 / experiment.agent_rounds
+    each = 1e6 / experiment.agent_rounds([0])
     return each * result["total_seconds"], each * result["data_seconds"]
 
 

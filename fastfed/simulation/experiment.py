@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fastfed._kernels import native
 from fastfed._random import check_seed
 from fastfed._validate import InputError, integer, nearest, show
 from fastfed.bandits import ALGORITHMS
@@ -37,6 +40,19 @@ TOP_KEYS = (
 
 
 @dataclass(frozen=True)
+class World:
+    """Where a curve is played: curves of one world see the same contexts and reward noise."""
+
+    environment: Environment
+    facts: Facts
+    silos: int
+
+    def open(self, seed: int, replicate: int) -> native.Environment:
+        """The compiled environment of one replicate."""
+        return self.environment.open(seed, replicate, self.silos)
+
+
+@dataclass(frozen=True)
 class Curve:
     """One line of a figure: a label and a system ready to play."""
 
@@ -44,6 +60,8 @@ class Curve:
     algorithm: str
     keys: dict[str, Any]  # every key with its value, defaults filled in
     system: System
+    world: World
+    sizes: dict[str, Any]  # what the curve changes of silos and environment
 
 
 @dataclass(frozen=True)
@@ -51,9 +69,7 @@ class Experiment:
     """What `run` plays. Equal identities play equal rounds."""
 
     name: str
-    environment: Environment
-    facts: Facts
-    silos: int
+    world: World  # of every curve that does not say otherwise
     horizon: int
     replicates: int
     seed: int
@@ -62,9 +78,20 @@ class Experiment:
     figure: dict[str, Any]
 
     @property
-    def agent_rounds(self) -> int:
-        """Silo-rounds of one replicate of one curve."""
-        return self.silos * self.horizon
+    def environment(self) -> Environment:
+        return self.world.environment
+
+    @property
+    def facts(self) -> Facts:
+        return self.world.facts
+
+    @property
+    def silos(self) -> int:
+        return self.world.silos
+
+    def agent_rounds(self, positions: Iterable[int]) -> int:
+        """Silo-rounds of one replicate of these curves."""
+        return sum(self.curves[i].world.silos for i in positions) * self.horizon
 
     def identity(self) -> dict[str, Any]:
         """All that decides the results, but for the number of replicates."""
@@ -76,7 +103,10 @@ class Experiment:
             "horizon": self.horizon,
             "seed": self.seed,
             "checkpoints": len(self.checkpoints),
-            "curves": [{"label": c.label, "algorithm": c.algorithm, **c.keys} for c in self.curves],
+            "curves": [
+                {"label": c.label, "algorithm": c.algorithm, **c.keys, **c.sizes}
+                for c in self.curves
+            ],
         }
 
     def digest(self) -> str:
@@ -132,17 +162,54 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     return expanded
 
 
-def build_curve(spec: dict[str, Any], setting: Setting) -> Curve:
-    """The curve of one expanded table; errors name curve and key."""
-    keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm")}
+def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
+    """The curve of one expanded table; errors name curve and key.
+
+    Keys that are none of the algorithm's but of the environment, or ``silos``, change the world.
+    """
     label = spec["label"]
     try:
         entry = algorithm(spec.get("algorithm"))
+        own = {"label", "algorithm", *entry.keys.__struct_fields__}
+        sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
+        keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
+        world = changed(base, sizes, horizon)
+        setting = setting_of(world.facts, world.silos, horizon)
         system = entry.make(keys, setting)
         checked = msgspec.convert(keys, entry.keys)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
-    return Curve(label, entry.id, complete(checked), system)
+    return Curve(label, entry.id, complete(checked), system, world, sizes)
+
+
+def size_keys(world: World) -> set[str]:
+    """What a curve may change of its world: the number of silos, and the environment's numbers."""
+    fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
+    return {"silos", *(f.name for f in fields if f.init and f.type in ("int", "float"))}
+
+
+def changed(base: World, sizes: dict[str, Any], horizon: int) -> World:
+    """The world with these sizes; the base itself when nothing changes."""
+    if not sizes:
+        return base
+    environment = base.environment
+    changes = {k: v for k, v in sizes.items() if k != "silos"}
+    if changes:
+        environment = dataclasses.replace(environment, **changes)  # type: ignore[type-var]
+    return make_world(environment, sizes.get("silos", base.silos), horizon)
+
+
+def make_world(environment: Environment, silos: int | None, horizon: int) -> World:
+    """A world whose number of silos agrees with its data."""
+    natural = environment.natural_silos()
+    if silos is None:
+        silos = natural
+    if silos is None:
+        raise InputError("silos is required: how many silos share the learning")
+    silos = integer("silos", silos, at_least=1, at_most=2**31)
+    if natural is not None and silos != natural:
+        raise InputError(f"silos must be {natural}, as the data say, got {silos}")
+    return World(environment, environment.facts(silos, horizon), silos)
 
 
 def complete(keys: Keys) -> dict[str, Any]:
@@ -165,16 +232,7 @@ def make_experiment(
 ) -> Experiment:
     """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
-    natural = environment.natural_silos()
-    if silos is None:
-        silos = natural
-    if silos is None:
-        raise InputError("silos is required: how many silos share the learning")
-    silos = integer("silos", silos, at_least=1, at_most=2**31)
-    if natural is not None and silos != natural:
-        raise InputError(f"silos must be {natural}, as the data say, got {silos}")
-    facts = environment.facts(silos, horizon)
-    setting = setting_of(facts, silos, horizon)
+    base = make_world(environment, silos, horizon)
     if not curves:
         raise InputError("curve is required: at least one [[curve]] table")
     tables: list[dict[str, Any]] = []
@@ -185,7 +243,7 @@ def make_experiment(
         if not isinstance(label, str) or not label.strip():
             raise InputError(f"label must be a text, got {show(label)}")
         tables.append({**table, "label": label})
-    built = tuple(build_curve(c, setting) for table in tables for c in expand(table))
+    built = tuple(build_curve(c, base, horizon) for table in tables for c in expand(table))
     seen: set[str] = set()
     for curve in built:
         if curve.label in seen:
@@ -195,9 +253,7 @@ def make_experiment(
         raise InputError(f"name must be a text, got {show(name)}")
     return Experiment(
         name=name,
-        environment=environment,
-        facts=facts,
-        silos=silos,
+        world=base,
         horizon=horizon,
         replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
         seed=check_seed(seed),

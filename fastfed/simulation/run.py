@@ -15,7 +15,7 @@ from fastfed._validate import InputError, integer
 from fastfed.results.results import Results
 from fastfed.results.store import Cell, CurveRow, Store
 from fastfed.simulation import compiled, step
-from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.outcome import Outcome
 
 #: The compiled driver's own limit of curves in a pass.
@@ -38,18 +38,21 @@ class Interrupted(Exception):
 
 
 def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[Pass]:
-    """What is left to play. Curves share contexts where making them is work."""
-    together = experiment.facts.contexts_made
+    """What is left to play. Curves of one world share contexts where making them is work."""
+    worlds: list[tuple[World, list[int]]] = []
+    for position, curve in enumerate(experiment.curves):
+        for world, positions in worlds:
+            if world == curve.world:
+                positions.append(position)
+                break
+        else:
+            worlds.append((curve.world, [position]))
     passes: list[Pass] = []
     for replicate in range(experiment.replicates):
-        left = tuple(i for i in range(len(experiment.curves)) if (i, replicate) not in done)
-        if together:
-            passes.extend(
-                Pass(replicate, left[i : i + MOST_TOGETHER])
-                for i in range(0, len(left), MOST_TOGETHER)
-            )
-        else:
-            passes.extend(Pass(replicate, (i,)) for i in left)
+        for world, positions in worlds:
+            left = tuple(i for i in positions if (i, replicate) not in done)
+            size = MOST_TOGETHER if world.facts.contexts_made else 1
+            passes.extend(Pass(replicate, left[i : i + size]) for i in range(0, len(left), size))
     return passes
 
 
@@ -77,13 +80,14 @@ def play_pass(
     The compiled driver plays the plans together. One whose bits are really made lies outside of
     what it executes, and is played message by message.
     """
-    environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
+    world = experiment.curves[work.positions[0]].world
+    environment = world.open(experiment.seed, work.replicate)
     plans = {i: experiment.curves[i].system.plan for i in work.positions}
 
     def heard(curves: int) -> Callable[[int], None] | None:
         if progress is None:
             return None
-        return lambda rounds: progress(rounds * experiment.silos * curves)
+        return lambda rounds: progress(rounds * world.silos * curves)
 
     together = [i for i in work.positions if not plans[i].individual]
     outcomes: dict[int, Outcome] = {}
@@ -110,7 +114,8 @@ def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) ->
     if not passes:
         return 0.0
     work = passes[0]
-    environment = experiment.environment.open(experiment.seed, work.replicate, experiment.silos)
+    world = experiment.curves[work.positions[0]].world
+    environment = world.open(experiment.seed, work.replicate)
     plans = [experiment.curves[i].system.plan for i in work.positions]
     rounds = min(experiment.horizon, 25)
     start = time.perf_counter()
@@ -120,9 +125,10 @@ def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) ->
     for plan in plans:
         if plan.individual:
             step.play_one(environment, plan, experiment.checkpoints, last=rounds)
-    each = (time.perf_counter() - start) / rounds / len(plans)
-    curves = sum(len(p.positions) for p in passes)
-    return each * experiment.horizon * curves / min(threads, max(len(passes), experiment.silos))
+    played = experiment.agent_rounds(work.positions) * rounds / experiment.horizon
+    each = (time.perf_counter() - start) / played
+    left = sum(experiment.agent_rounds(p.positions) for p in passes)
+    return each * left / min(threads, max(len(passes), world.silos))
 
 
 def play_all(
@@ -180,6 +186,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
                 algorithm=curve.algorithm,
                 protocol=plan.protocol.id,
                 facts={
+                    "silos": curve.world.silos,
+                    "dimension": curve.world.facts.dimension,
                     "synchronisations": plan.releases,
                     **{name: storable(count) for name, count in sent.items()},
                     "bytes_curve": [storable(count) for count in by_checkpoint],
@@ -213,16 +221,14 @@ def run(
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),
         "figure": experiment.figure,
-        "dimension": experiment.facts.dimension,
     }
     with Store.create_or_resume(Path(folder), meta, curve_rows(experiment), threads) as store:
         passes = missing_passes(experiment, store.done())
         if on_start is not None:
             on_start(passes, threads)
         for work, outcomes, seconds, used in play_all(experiment, passes, threads, progress):
-            store.commit(
-                cells(work, outcomes), seconds / len(outcomes), experiment.agent_rounds, used
-            )
+            share = experiment.agent_rounds(work.positions) // len(outcomes)
+            store.commit(cells(work, outcomes), seconds / len(outcomes), share, used)
         return store.results(experiment.replicates)
 
 

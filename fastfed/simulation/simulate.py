@@ -79,10 +79,10 @@ def simulate(
                 outcomes[position, work.replicate] = outcome
     else:
         for replicate in range(experiment.replicates):
-            opened = environment.open(experiment.seed, replicate, experiment.silos)
-            plans = [c.system.plan for c in experiment.curves]
-            played = step.play(opened, plans, experiment.checkpoints)
-            outcomes.update({(i, replicate): o for i, o in enumerate(played)})
+            for position, curve in enumerate(experiment.curves):
+                opened = curve.world.open(experiment.seed, replicate)
+                outcome = step.play_one(opened, curve.system.plan, experiment.checkpoints)
+                outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)
 
 
@@ -97,7 +97,6 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 label=row.label,
                 algorithm=row.algorithm,
                 protocol=row.protocol,
-                silos=experiment.silos,
                 horizon=experiment.horizon,
                 rounds=experiment.checkpoints,
                 group_regret=np.array([o.group_regret for o in played]),

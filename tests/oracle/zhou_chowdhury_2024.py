@@ -7,6 +7,10 @@ lies below the best one is measured. Comments carry the paper's line numbers. No
 incremental where a definition is available: a node is the sum of the leaves, or data points,
 under it, and V is built and inverted anew in every round.
 
+Two parts are not the paper's: the releases "honaker" (Honaker 2015, the tree with its right
+children and online estimates) and "toeplitz" (Fichtenberger-Henzinger-Upadhyay 2023, the square
+root of the prefix matrix), and the direct radius, which is fastfed's own.
+
 The paper's symbols: W, U covariance and bias statistics; gamma_k the statistics of batch k;
 alpha a p-sum (tree node); k the synchronisation; B the batch size; M silos, T rounds, K actions.
 Rounds t and synchronisations k count from 1, silos i from 0.
@@ -17,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import comb
 
 import numpy as np
 
 from .vector_sum import fixed_point, lower_triangle, symmetric
 
 Noise = tuple[np.ndarray, np.ndarray]  # of the bias stream (d,), of the covariance stream (d, d)
+Drawn = dict[int, Noise]  # by number
 PROTOCOLS = (
     "none",
     "silo-ldp",
@@ -32,6 +38,24 @@ PROTOCOLS = (
     "shuffle-amplified",
     "shuffle-vector",
 )
+RELEASES = ("tree", "honaker", "toeplitz")
+
+
+@dataclass
+class Direct:
+    """The direct radius: lambda is chosen at each release, and V's own determinant bounds theta.
+
+    `full(k)`, `floor(k)` and `error(k)` are the largest lambda, the eigenvalue that V must keep
+    above (0: lambda is full(k)) and E_k after k synchronisations; c is `anchor`, R is `scale`.
+    """
+
+    full: Callable[[int], float]
+    floor: Callable[[int], float]
+    error: Callable[[int], float]
+    anchor: float
+    base: float
+    scale: float
+    multiplier: float = 1.0
 
 
 @dataclass
@@ -41,12 +65,19 @@ class Replay:
     `worst_gap` is the largest shortfall of the followed action's score from the best score,
     relative to the largest |<x, theta_hat>| + bonus of the round (the size of what was rounded:
     the best score itself may cancel to 0). `totals` and `local` hold pairs (W, U).
+
+    With a direct radius `regularizers` holds the lambda of 0, 1, 2, ... synchronisations, and
+    `nearest_floor` the smallest distance, over all candidates of lambda, of the least eigenvalue
+    of V from the floor, relative to the largest |eigenvalue| of V or the floor: rounding of that
+    order may move another program's choice to the next candidate.
     """
 
     worst_gap: float
     group_regret: np.ndarray  # (T,), cumulative over rounds, summed over silos
     totals: list[tuple[np.ndarray, np.ndarray]]  # (W_syn, U_syn) after each synchronisation
     local: list[tuple[np.ndarray, np.ndarray]]  # (W_i, U_i) of each silo after round T
+    regularizers: list[float]
+    nearest_floor: float
 
 
 def first_one(k: int) -> int:
@@ -78,6 +109,52 @@ def p_sum(stream: list[np.ndarray], k: int) -> np.ndarray:
     """Raw node released at k: the sum of gamma over its interval (Algorithm 2, line 6)."""
     first, last = node_interval(k)
     return added(stream[first - 1 : last])
+
+
+def square_root(size: int) -> np.ndarray:
+    """C with C C = A, the lower triangle of ones: C_kj = f_{k-j}, f_m = binom(2m, m) / 4^m."""
+    f = [comb(2 * m, m) / 4**m for m in range(size)]
+    return np.array([[f[k - j] if j <= k else 0.0 for j in range(size)] for k in range(size)])
+
+
+def honaker_number(k: int, level: int) -> int:
+    """The number of the node of 2^level batches that ends at batch k: by release, then level."""
+    return 2 * (k - 1) - (k - 1).bit_count() + 1 + level
+
+
+def honaker_weight(level: int) -> float:
+    """v_h, the variance of a node's estimate when a node's own noise has variance 1.
+
+    The children's estimates add up to variance 2 v_{h-1}; inverse variances weigh the two sums.
+    """
+    return 1.0 if level == 0 else 1.0 / (1.0 + 1.0 / (2.0 * honaker_weight(level - 1)))
+
+
+def honaker_estimate(k: int, level: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Noise of the estimate of the node of 2^level batches that ends at batch k."""
+    own = draw(honaker_number(k, level))
+    if level == 0:
+        return own
+    left = honaker_estimate(k - 2 ** (level - 1), level - 1, draw)
+    right = honaker_estimate(k, level - 1, draw)
+    v = honaker_weight(level)
+    return v * own + (1.0 - v) * (left + right)
+
+
+def prefix_noise(release: str, k: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Noise of the prefix sum [1, k] under a release other than the paper's tree."""
+    if release == "toeplitz":
+        draws = np.array([draw(j) for j in range(1, k + 1)])
+        noises: np.ndarray = np.tensordot(square_root(k), draws, axes=1)[-1]
+        return noises
+    return added([honaker_estimate(end, first_one(end), draw) for end in tree_nodes(k)])
+
+
+def new_numbers(release: str, k: int) -> list[int]:
+    """The numbers of the noise that is first drawn at release k."""
+    if release == "honaker":
+        return [honaker_number(k, level) for level in range(first_one(k) + 1)]
+    return [k]
 
 
 class Stream:
@@ -126,6 +203,22 @@ class Stream:
         """The synchronised prefix sum after the node of k (line 14 of Algorithms 2 and 5)."""
         self.synchronised[k] = node
         return added([self.synchronised[released] for released in tree_nodes(k)])
+
+    def whole_prefixes(
+        self, k: int, gammas: list[np.ndarray], part: int, release: str, givers: list[Drawn]
+    ) -> np.ndarray:
+        """The raw prefix sum of all silos, and the noise of it that each giver of noise adds.
+
+        `part` is the stream's place in the pairs (bias, covariance) of the draws.
+        """
+        for stream, gamma in zip(self.gamma, gammas, strict=True):
+            stream.append(gamma)
+        raw = [added(stream[:k]) for stream in self.gamma]
+
+        def of(drawn: Drawn) -> Callable[[int], np.ndarray]:
+            return lambda number: drawn[number][part]
+
+        return added(raw + [prefix_noise(release, k, of(drawn)) for drawn in givers])
 
     def algorithm_4(self, k: int, noises: list[np.ndarray]) -> np.ndarray:
         prefixes = []
@@ -212,6 +305,37 @@ def scores(
     return means + bonus, float(np.max(np.abs(means) + np.abs(bonus)))
 
 
+def chosen_regularizer(direct: Direct, k: int, total: np.ndarray) -> tuple[float, float]:
+    """lambda after k synchronisations whose covariance total is `total`, and `nearest_floor`.
+
+    The least of full j/8, j = 0..7, for which all eigenvalues of V lie above the floor, or full.
+    """
+    full, floor = direct.full(k), direct.floor(k)
+    nearest = np.inf
+    if floor <= 0.0:
+        return full, nearest
+    allowed = []
+    for j in range(8):
+        of_V = np.linalg.eigvalsh(full * j / 8 * np.eye(len(total)) + total)
+        nearest = min(nearest, abs(of_V[0] - floor) / max(floor, np.abs(of_V).max()))
+        if of_V.min() > floor:
+            allowed.append(full * j / 8)
+    return min([*allowed, full]), float(nearest)
+
+
+def direct_bonuses(direct: Direct, k: int, lam: float, covariance: np.ndarray) -> tuple[float, ...]:
+    """(beta, gamma) of the direct radius at V = `covariance`, which holds lam I."""
+    d = len(covariance)
+    full = direct.full(k)
+    f = 1.0 if lam == full else 1.0 + (full - lam) / direct.floor(k)
+    sign, log_det = np.linalg.slogdet(covariance)
+    if sign <= 0:
+        raise ValueError("V is not positive definite: its log determinant is undefined")
+    grown = max(0.0, float(log_det) + d * np.log(f / direct.anchor))
+    beta = direct.multiplier * direct.scale * np.sqrt(f * (direct.base + grown))
+    return float(beta), direct.multiplier * (lam + direct.error(k))
+
+
 def checked(noise: Noise, dimension: int) -> Noise:
     """The noise of one node, refused unless its covariance part is symmetric."""
     bias, covariance = (np.asarray(part, dtype=np.float64) for part in noise)
@@ -231,12 +355,14 @@ def replay(
     batch_size: int | None,
     protocol: str,
     lazy: bool,
-    regularizer: Callable[[int], float],
-    radius: Callable[[int, int], float],
     noise: Callable[[int, int], Noise],
+    regularizer: Callable[[int], float] | None = None,
+    radius: Callable[[int, int], float] | None = None,
     server_noise: Callable[[int], Noise] | None = None,
     clip: tuple[float, float, float] | None = None,
     gamma: float = 0.0,
+    release: str = "tree",
+    direct: Direct | None = None,
     order: Callable[[int], Sequence[int]] | None = None,
     encoding: Callable[[int], tuple[int, int]] | None = None,
     uniforms: Callable[[int, int, int], np.ndarray] | None = None,
@@ -251,6 +377,11 @@ def replay(
     once. `clip` is (max_norm, low, high): x and y of the statistics, not of the scores, are cut.
     Protocol "local", or batch_size None, never synchronises; "none" sends plain sums.
 
+    `direct` replaces `regularizer`, `radius` and `gamma`: see `Direct`. With `release` "honaker"
+    or "toeplitz" ("silo-ldp" and "central" only) k is the number of a draw, not of a release:
+    "toeplitz" takes draw k at release k, "honaker" one for each node that ends at batch k, of
+    1, 2, 4, ... batches, numbered on from those of release k - 1.
+
     "shuffle-amplified" is "silo-ldp" with the silos' noisy nodes summed in `order(k)`, a
     permutation of the silos (None: as they are). "shuffle-vector" sums the data points under each
     node by Algorithm 5: `encoding(level)` is (g, b) of a node of 2^level batches;
@@ -263,6 +394,14 @@ def replay(
         raise ValueError(f"protocol must be one of {PROTOCOLS}, got {protocol!r}")
     if protocol == "central" and server_noise is None:
         raise ValueError("central needs server_noise")
+    if release not in RELEASES:
+        raise ValueError(f"release must be one of {RELEASES}, got {release!r}")
+    if release != "tree" and protocol not in ("silo-ldp", "central"):
+        raise ValueError(f"release {release!r} is not of protocol {protocol!r}")
+    if direct is None and (regularizer is None or radius is None):
+        raise ValueError("without a direct radius, regularizer and radius are needed")
+    if direct is not None and (regularizer is not None or radius is not None or gamma != 0.0):
+        raise ValueError("a direct radius takes the place of regularizer, radius and gamma")
     algorithm_5 = None
     if protocol == "shuffle-vector":
         if encoding is None or uniforms is None or centred_noise is None:
@@ -290,7 +429,23 @@ def replay(
     W_syn, U_syn = np.zeros((d, d)), np.zeros(d)
     bias_stream = Stream(protocol, silos, (d,))
     cov_stream = Stream(protocol, silos, (d, d))
+    # The numbered draws of the silos, or of the server, under a release other than the tree.
+    givers: list[Drawn] = [{} for _ in range(1 if protocol == "central" else silos)]
     k = 0
+
+    def draw(giver: int, number: int) -> Noise:
+        if protocol == "central" and server_noise is not None:
+            return server_noise(number)
+        return noise(giver, number)
+
+    def lambda_of(total: np.ndarray) -> tuple[float, float]:
+        if direct is not None:
+            return chosen_regularizer(direct, k, total)
+        assert regularizer is not None
+        return regularizer(k), np.inf
+
+    lam, nearest_floor = lambda_of(W_syn)
+    regularizers = [lam]
 
     worst_gap = 0.0
     regret = np.zeros(horizon)
@@ -301,10 +456,15 @@ def replay(
         for i in range(silos):
             # Line 5 (Algorithm 8, line 5, leaves the silo's own batch out).
             phi = np.asarray(contexts(t, i), dtype=np.float64)
-            V = regularizer(k) * np.eye(d) + W_syn + (0.0 if lazy else W[i])
+            V = lam * np.eye(d) + W_syn + (0.0 if lazy else W[i])
             bias = U_syn + (0.0 if lazy else U[i])
             # Line 6, with the recorded action and reward in place of the argmax.
-            score, scale = scores(phi, V, bias, radius(t, k), gamma)
+            if direct is not None:
+                beta, second = direct_bonuses(direct, k, lam, V)
+            else:
+                assert radius is not None
+                beta, second = radius(t, k), gamma
+            score, scale = scores(phi, V, bias, beta, second)
             a, y = int(actions[i, t - 1]), float(rewards[i, t - 1])
             if not 0 <= a < len(phi):
                 raise ValueError(f"action {a} of silo {i} in round {t} is not in 0..{len(phi) - 1}")
@@ -323,7 +483,11 @@ def replay(
             drawn: list[Noise] = []
             server: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
             sequence: Sequence[int] = range(silos)
-            if protocol in ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified"):
+            if release != "tree":
+                for i, kept in enumerate(givers):
+                    for number in new_numbers(release, k):
+                        kept[number] = checked(draw(i, number), d)
+            elif protocol in ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified"):
                 drawn = [checked(noise(i, k), d) for i in range(silos)]
             elif protocol == "central" and server_noise is not None:
                 server = checked(server_noise(k), d)
@@ -335,12 +499,19 @@ def replay(
             if algorithm_5 is not None:
                 U_node, W_node = algorithm_5(k, batch_size, points)
                 U_syn, W_syn = bias_stream.prefix(k, U_node), cov_stream.prefix(k, W_node)
+            elif release != "tree":
+                U_syn = bias_stream.whole_prefixes(k, U, 0, release, givers)
+                W_syn = cov_stream.whole_prefixes(k, W, 1, release, givers)
             else:
                 biases, covariances = [bias for bias, _ in drawn], [cov for _, cov in drawn]
                 U_syn = bias_stream.synchronise(k, U, biases, server[0], sequence)
                 W_syn = cov_stream.synchronise(k, W, covariances, server[1], sequence)
             totals.append((W_syn, U_syn))
+            lam, near = lambda_of(W_syn)
+            regularizers.append(lam)
+            nearest_floor = min(nearest_floor, near)
             # Line 17.
             W = [np.zeros((d, d)) for _ in range(silos)]
             U = [np.zeros(d) for _ in range(silos)]
-    return Replay(worst_gap, np.cumsum(regret), totals, list(zip(W, U, strict=True)))
+    left = list(zip(W, U, strict=True))
+    return Replay(worst_gap, np.cumsum(regret), totals, left, regularizers, nearest_floor)

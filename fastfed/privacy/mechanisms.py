@@ -1,0 +1,122 @@
+"""The mechanisms by name: what `calibrate` can answer, one noise for one budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy.binomial import calibrate_vector_sum
+from fastfed.privacy.budget import Budget
+from fastfed.privacy.calibration import calibrate_tree
+from fastfed.privacy.certificate import rounded_up
+from fastfed.privacy.continual import calibrate_release
+from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.privacy.two_streams import TwoStreams
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
+
+    mechanism: str
+    epsilon: float
+    delta: float
+    relation: str
+    releases: int
+    noise_std: float
+    mu: float
+    source: str
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What some mechanisms need to know beside budget and releases.
+
+    users: of one leaf, silos times batch size. dimension: d.
+    """
+
+    users: int | None = None
+    dimension: int | None = None
+
+
+def _answer(
+    name: str, budget: Budget, releases: int, std: float, mu: float, source: str
+) -> Calibrated:
+    return Calibrated(
+        name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
+    )
+
+
+def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Sums of vectors of norm at most 1, a record entering each of the releases."""
+    releases = integer("releases", releases, at_least=0)
+    delta = number("delta", budget.delta, above=0, below=1)
+    moved = math.sqrt(releases) * sum_sensitivity(budget.relation)
+    s = moved / mu_of(budget.epsilon, delta)
+    source = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of sums of unit-norm vectors"
+    return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
+
+
+def _two_streams(name: str, made: TwoStreams) -> Calibrated:
+    source = made.source
+    if made.calibration != "exact":
+        source += f"; exact epsilon {rounded_up(made.exact())}"
+    return _answer(name, made.budget, made.releases, made.noise_std, made.mu(), source)
+
+
+def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        return _two_streams(name, calibrate_tree(budget, releases, calibration))
+
+    return calibrated
+
+
+def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        return _two_streams(name, calibrate_release(name, budget, releases))
+
+    return calibrated
+
+
+def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Both streams through the vector sum by shuffling, at every node of the tree."""
+    if size.users is None or size.dimension is None:
+        raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
+    tree = calibrate_vector_sum(budget, releases, size.users, size.dimension)
+    bits = ", ".join(
+        f"g = {g}, b = {b} at level {j}"
+        for j, (g, b) in enumerate(zip(tree.g, tree.b, strict=True))
+    )
+    source = f"{tree.source}; {bits or 'nothing is released'}"
+    std = tree.noise_stds["bias"]
+    return _answer("vector-sum", budget, tree.releases, std, tree.mu(), source)
+
+
+MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
+    "gaussian": _gaussian,
+    "gaussian-tree": _tree("gaussian-tree", "exact"),
+    "gaussian-tree-theorem": _tree("gaussian-tree-theorem", "theorem"),
+    "gaussian-tree-published-code": _tree("gaussian-tree-published-code", "published-code"),
+    "honaker": _release("honaker"),
+    "toeplitz": _release("toeplitz"),
+    "vector-sum": _vector_sum,
+}
+
+
+def calibrate(
+    mechanism: str,
+    budget: Budget,
+    releases: int = 1,
+    *,
+    users: int | None = None,
+    dimension: int | None = None,
+) -> Calibrated:
+    """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases.
+
+    users, dimension: for "vector-sum" only, the users of one leaf and d. noise_std is that of each
+    bias entry of one node or noise vector, in the units of the sums.
+    """
+    made = MECHANISMS[choice("mechanism", mechanism, tuple(MECHANISMS))]
+    return made(budget, releases, Size(users, dimension))

@@ -1,0 +1,262 @@
+"""The direct radius: its three events hold often enough, and imply its inequality.
+
+Whole runs, message by message. In every run the test knows what no server may know (theta*, the
+raw sums, so the noise) and checks events and inequality from their definitions. The failure
+probability is 0.2, large enough to be seen to fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fastfed._random import SeededNoise
+from fastfed.bandits import ALGORITHMS
+from fastfed.bandits.silo import Silo
+from fastfed.bandits.system import System
+from fastfed.environments import Sphere
+from fastfed.protocols.server import Server
+from fastfed.protocols.shuffler import Shuffler
+from fastfed.simulation.experiment import setting_of
+
+ALPHA = 0.2
+SPHERE = Sphere(dimension=3, actions=5)
+#: Least ratio that rounding errors of double precision may leave of an inequality.
+CLOSE = 1.0 + 1e-9
+
+CURVES = {
+    "tree": {"protocol": "silo-ldp", "epsilon": 0.5},
+    "tree, little noise": {"protocol": "silo-ldp", "epsilon": 60.0},
+    "toeplitz": {"protocol": "silo-ldp", "release": "toeplitz", "epsilon": 60.0},
+    "central": {"protocol": "central", "epsilon": 2.0},
+    "central, eager": {"protocol": "central", "epsilon": 60.0, "lazy": False},
+    "central toeplitz, iid": {
+        "protocol": "central", "release": "toeplitz", "layout": "iid", "epsilon": 20.0
+    },
+    "vector": {"protocol": "shuffle-vector", "epsilon": 30.0},
+    "vector, eager": {"protocol": "shuffle-vector", "epsilon": 5.0, "lazy": False},
+}  # fmt: skip
+RUNS = 125
+
+
+def system_of(curve: str, **more: object) -> System:
+    keys = {"batch_size": 5, "delta": 0.01, "failure_probability": ALPHA, **CURVES[curve], **more}
+    silos = 2 if CURVES[curve].get("lazy", True) else 3
+    setting = setting_of(SPHERE.facts(silos, 60), silos, 60)
+    return ALGORITHMS["private-fedlinucb"].make(keys, setting)
+
+
+@dataclass
+class Seen:
+    """What one run showed."""
+
+    noise: bool = True  # event 1: N >= -n I at every release
+    error: bool = True  # event 2: ||N theta* - h|| <= E at every release
+    rewards: bool = True  # event 3: the self-normalised bound at every V used
+    broken: int = 0  # actions and rounds against the inequality
+    dominated: bool = True  # G + c I <= f V wherever event 1 holds
+    fell: bool = False  # lambda below its full value after some release
+    indefinite: bool = False
+
+    @property
+    def events(self) -> bool:
+        return self.noise and self.error and self.rewards
+
+
+class Watcher:
+    """Plays one run and compares it with the definitions of docs/radius.md."""
+
+    def __init__(self, system: System, replicate: int, inflate: bool = True) -> None:
+        self.plan, self.inflate = system.plan, inflate
+        self.n = system.theory.lambda_max - system.theory.regularizer
+        self.environment = SPHERE.open(11, replicate, self.plan.silos)
+        self.theta = SPHERE.theta(11, replicate)
+        noise = SeededNoise(11, replicate)
+        self.silos = [Silo(self.plan, i, noise) for i in range(self.plan.silos)]
+        self.shuffler, self.server = Shuffler(noise), Server(self.plan, noise)
+        d = self.plan.dimension
+        self.released = np.zeros((d, d)), np.zeros(d)  # G and u of what was synchronised
+        self.local = [(np.zeros((d, d)), np.zeros(d)) for _ in self.silos]
+        self.seen = Seen()
+
+    def run(self) -> Seen:
+        for silo in self.silos:
+            self.check_rewards(silo)
+        for round in range(1, self.plan.horizon + 1):
+            for silo in self.silos:
+                self.play(silo, round)
+            if self.silos[0].due:
+                self.synchronise()
+        return self.seen
+
+    def raw(self, silo: Silo) -> tuple[np.ndarray, np.ndarray]:
+        """G and u of the silo's V."""
+        if self.plan.lazy:
+            return self.released
+        gram, u = self.local[silo.index]
+        return self.released[0] + gram, self.released[1] + u
+
+    def play(self, silo: Silo, round: int) -> None:
+        features, means = self.environment.round(silo.index, round)
+        chosen = silo.select(features)
+        reward = self.environment.reward(silo.index, round, means[chosen])
+        w, error = silo._estimate.w, self.theta - silo.theta
+        # Actions that occur, and V error, where <x, error> is largest for its ||x||_{V^-1}.
+        x = np.vstack([features, np.linalg.solve(w, np.linalg.solve(w.T, error)), error])
+        width = silo._radius() * np.sqrt(np.square(x @ w.T).sum(axis=1))
+        width += silo._second_bonus * np.sqrt(np.square(x @ w.T @ w).sum(axis=1))
+        self.seen.broken += int((np.abs(x @ error) > CLOSE * width).sum())
+        silo.observe(reward)
+        x = features[chosen].astype(np.float64)
+        gram, u = self.local[silo.index]
+        self.local[silo.index] = gram + np.outer(x, x), u + x * reward
+        if not self.plan.lazy:
+            self.check_rewards(silo)
+
+    def synchronise(self) -> None:
+        reports = [silo.report() for silo in self.silos]
+        shuffled = self.plan.protocol.shuffled
+        broadcast = self.server.combine(self.shuffler.shuffle(reports) if shuffled else reports)
+        for silo in self.silos:
+            silo.receive(broadcast)
+            if not self.inflate:
+                silo._inflation = 1.0
+            gram, u = self.local[silo.index]
+            self.released = self.released[0] + gram, self.released[1] + u
+            self.local[silo.index] = np.zeros_like(gram), np.zeros_like(u)
+        k, d = broadcast.release, self.plan.dimension
+        lower = np.zeros((d, d))
+        lower[np.tril_indices(d)] = broadcast.values[d:]
+        noise = lower + np.tril(lower, -1).T - self.released[0]
+        h = broadcast.values[:d] - self.released[1]
+        bound = self.plan.radius.error_bound[k]
+        self.seen.noise &= bool(np.linalg.eigvalsh(noise)[0] >= -self.n[k])
+        self.seen.error &= bool(np.linalg.norm(noise @ self.theta - h) <= bound)
+        for silo in self.silos[: 1 if self.plan.lazy else None]:
+            self.check_rewards(silo)
+        silo = self.silos[0]
+        v = np.linalg.inv(silo._estimate.w.T @ silo._estimate.w)
+        lam = v[0, 0] - lower[0, 0]
+        self.seen.fell |= bool(lam < 0.99 * self.plan.regularizer[k])
+        self.seen.indefinite |= bool(silo.indefinite)
+        anchored = self.released[0] + self.plan.radius.anchor * np.eye(d)
+        least = np.linalg.eigvalsh(CLOSE * silo._inflation * v - anchored)[0]
+        self.seen.dominated &= bool(least >= 0.0) or not self.seen.noise
+
+    def check_rewards(self, silo: Silo) -> None:
+        gram, u = self.raw(silo)
+        radius, d = self.plan.radius, self.plan.dimension
+        anchored = gram + radius.anchor * np.eye(d)
+        s = u - gram @ self.theta
+        grown = np.linalg.slogdet(anchored)[1] - d * math.log(radius.anchor)
+        bound = radius.scale**2 * (radius.base + grown)
+        self.seen.rewards &= bool(s @ np.linalg.solve(anchored, s) <= bound)
+
+
+@pytest.fixture(scope="module")
+def thousand() -> dict[str, list[Seen]]:
+    """125 runs of each of the 8 curves."""
+    found = {}
+    for number, curve in enumerate(CURVES):
+        system = system_of(curve)
+        assert system.theory.proven
+        start = number * RUNS
+        found[curve] = [Watcher(system, start + i).run() for i in range(RUNS)]
+    return found
+
+
+def failures_allowed(runs: int) -> int:
+    """Were the events to fail with probability ALPHA, more than this once in 10^6 times."""
+    return int(stats.binom.isf(1e-6, runs, ALPHA))
+
+
+def test_the_events_hold_as_often_as_promised(thousand):
+    """False alarm: below 10^-6 for all runs together, 8 x 10^-6 for the curves one by one."""
+    failed = {curve: sum(not s.events for s in seen) for curve, seen in thousand.items()}
+    assert sum(failed.values()) <= failures_allowed(8 * RUNS), failed
+    for curve, count in failed.items():
+        assert count <= failures_allowed(RUNS), curve
+    # And the bounds are near what they bound: a tenth of the failures allowed are seen.
+    assert sum(failed.values()) >= 0.1 * ALPHA * 8 * RUNS, failed
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_events_imply_the_inequality(thousand, curve):
+    """No probability here: a proof says so, in every round and direction."""
+    for seen in thousand[curve]:
+        assert seen.dominated
+        if seen.events:
+            assert seen.broken == 0
+            assert not seen.indefinite
+
+
+def test_lambda_really_falls(thousand):
+    """The data-dependent part of the proof is part of these tests."""
+    fell = {curve: sum(s.fell for s in seen) for curve, seen in thousand.items()}
+    assert sum(fell.values()) >= 300, fell
+    assert fell["central, eager"] > 0
+    assert fell["vector"] > 0
+    assert fell["tree"] < RUNS  # in some runs it never does
+
+
+# ---- planted faults -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curve", ["tree", "vector"])
+def test_an_error_bound_three_times_too_small_is_seen(curve):
+    system = system_of(curve)
+    radius = system.plan.radius
+    radius = dataclasses.replace(radius, error_bound=radius.error_bound / 3.0)
+    wrong = dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
+    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    assert failed > failures_allowed(40)
+
+
+def test_a_noise_bound_three_times_too_small_is_seen():
+    system = system_of("central")
+    theory = system.theory
+    low = theory.regularizer + (theory.lambda_max - theory.regularizer) / 3.0
+    wrong = dataclasses.replace(system, theory=dataclasses.replace(theory, lambda_max=low))
+    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    assert failed > failures_allowed(40)
+
+
+def test_a_reward_scale_three_times_too_small_is_seen():
+    system = system_of("central, eager")
+    radius = dataclasses.replace(system.plan.radius, scale=system.plan.radius.scale / 3.0)
+    wrong = dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
+    failed = sum(not Watcher(wrong, i).run().events for i in range(40))
+    assert failed > failures_allowed(40)
+
+
+def low_floor(system: System) -> System:
+    radius = system.plan.radius
+    radius = dataclasses.replace(radius, floor=1e-6 * radius.floor)
+    return dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
+
+
+def test_inflation_left_out_at_a_low_floor_is_seen():
+    """Without f, V with lambda = 0 does not dominate G + c I; with f it does, at any floor."""
+    system = low_floor(system_of("central, eager"))
+    assert not all(Watcher(system, i, inflate=False).run().dominated for i in range(20))
+    for i in range(20):
+        seen = Watcher(system, i).run()
+        assert seen.dominated
+        assert seen.broken == 0 or not seen.events
+
+
+def test_a_second_bonus_without_lambda_is_seen():
+    """gamma = E alone: the inequality breaks in some run in which the events hold."""
+
+    class Without(Watcher):
+        def play(self, silo: Silo, round: int) -> None:
+            silo._second_bonus = 0.0
+            super().play(silo, round)
+
+    runs = [Without(system_of("tree"), i).run() for i in range(10)]
+    assert any(seen.events and seen.broken for seen in runs)
