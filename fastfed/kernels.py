@@ -278,7 +278,7 @@ def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.nda
     counts = np.asarray(ones)
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
-    if len(counts) and not (0 <= counts.min() and counts.max() <= length):
+    if len(counts) and not (counts.min() >= 0 and counts.max() <= length):
         raise InputError(f"ones must lie in [0, {length}], got {counts.min()} to {counts.max()}")
     bits: np.ndarray = implementation(use_native).encode_bits(counts.astype(np.int64), length)
     return bits
@@ -294,9 +294,9 @@ def shuffle_bits(
 ) -> np.ndarray:
     """Permute the bits of every label in place, each label by itself, and return them.
 
-    bits: (labels, n) or (n,) of uint8, n < 2^32, writable and C-contiguous. Every row gets a uniform
-    permutation keyed by (seed, replicate, release, row): for simulations, since whoever knows
-    the seed can undo it. A deployment uses fastfed.Shuffler. Source: zhou-chowdhury-2024,
+    bits: (labels, n) or (n,) of uint8, n < 2^32, writable and C-contiguous. Every row gets a
+    uniform permutation keyed by (seed, replicate, release, row): for simulations, since whoever
+    knows the seed can undo it. A deployment uses fastfed.Shuffler. Source: zhou-chowdhury-2024,
     Section 5.2. Raises InputError for bad input.
     """
     if not isinstance(bits, np.ndarray) or bits.dtype != np.uint8 or bits.ndim not in (1, 2):
