@@ -250,8 +250,8 @@ def test_inflation_left_out_at_a_low_floor_is_seen():
         assert seen.broken == 0 or not seen.events
 
 
-def test_a_second_bonus_without_lambda_is_seen():
-    """gamma = E alone: the inequality breaks in some run in which the events hold."""
+def test_a_second_bonus_left_out_is_seen():
+    """gamma = 0: the inequality breaks in some run in which the events hold."""
 
     class Without(Watcher):
         def play(self, silo: Silo, round: int) -> None:

@@ -156,6 +156,7 @@ cdef extern from "ff_play.h" nogil:
         int64_t analyzer
         int64_t release
         const double *coefficients
+        const double *noise_scale
         ff_noise_std noise_std
         ff_radius radius
         double radius_count
@@ -746,6 +747,7 @@ cdef class Pass:
             c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
             c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
             c.history = pointer(curve["history"])
+            c.noise_scale = pointer(curve["noise_scale"])
             c.regularizer = pointer(curve["regularizer"])
             c.radius_offset = pointer(curve["radius_offset"])
             c.radius_lambda = pointer(curve["radius_lambda"])

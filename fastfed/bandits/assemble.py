@@ -62,6 +62,7 @@ def assemble(
         clip=clip,
         release=release,
         encoding=noise.encoding if noise else None,
+        silo_noise=noise.silo_noise if noise else (),
         individual=individual,
     )
     return plan, theory

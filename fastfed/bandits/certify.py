@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastfed.bandits.noise import Mechanism
@@ -67,11 +68,13 @@ def certify(
     clip: Clip | None,
     released_only: bool,
     source: str,
+    by_silo: Sequence[tuple[tuple[int, ...], Mechanism]] = (),
 ) -> Certificate:
     """The certificate of one private linear system, its noise taken from seeded streams.
 
     The top is the user-level claim: exact where every assumption holds, else unproven with the
-    weaker statements that do hold under ``also``.
+    weaker statements that do hold under ``also``. Where silos have budgets of their own, the top
+    is that of the weakest, and ``by_silo`` adds the others.
     """
     budget = mechanism.budget
     claimed = Guarantee(budget.epsilon, budget.delta)
@@ -110,6 +113,23 @@ def certify(
                 "user",
                 "joint differential privacy against users of the same silo",
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
+            )
+        )
+    for silos, own in by_silo:
+        epsilon, wanted = own.exact(), Guarantee(own.budget.epsilon, own.budget.delta)
+        who = ", ".join(str(i) for i in silos)
+        also.append(
+            SideCertificate(
+                unit="user" if released_only else "item",
+                relation=budget.relation,
+                model=f"{protocol.model}; users of silo{'s' if len(silos) > 1 else ''} {who}",
+                claimed=wanted,
+                exact=Guarantee(epsilon, own.budget.delta),
+                status="proven",
+                noise_std=own.noise_stds,
+                conditions=tuple(own.conditions()),
+                caveats=assumed.aloud,
+                source="zhou-chowdhury-2024, Definition 2.1",
             )
         )
     return Certificate(

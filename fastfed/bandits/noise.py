@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
@@ -54,10 +55,16 @@ class Noise:
     law: NoiseLaw
     std: NoiseStd = field(default_factory=NoiseStd)  # of the Gaussian noise that a node gets
     encoding: Encoding | None = None
+    #: Where silos have budgets of their own: each one's noise in units of ``std``, and the
+    #: mechanism of each distinct budget with its silos.
+    silo_noise: tuple[float, ...] = ()
+    by_silo: tuple[tuple[tuple[int, ...], Mechanism], ...] = ()
 
 
 def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
     """The noise of a private curve; InputError where the calibration has none for the protocol."""
+    if keys.silo_epsilon is not None:
+        return _by_silo(keys, setting, batch_size)
     budget = Budget(keys.epsilon, keys.delta, keys.relation)
     if keys.release != "tree":
         if keys.protocol not in RELEASABLE:
@@ -68,6 +75,33 @@ def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
             )
         return _released(keys, setting, batch_size, budget)
     return _MAKERS[keys.protocol](keys, setting, batch_size, budget)
+
+
+def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
+    """Every silo's own budget (zhou-chowdhury-2024, Definition 2.1): noise of its own strength."""
+    budgets = keys.silo_epsilon
+    if len(budgets) != setting.silos:
+        raise InputError(
+            f"silo_epsilon must hold one number for each of {setting.silos} silos, "
+            f"got {len(budgets)}"
+        )
+    each = {
+        epsilon: make_noise(
+            msgspec.structs.replace(keys, epsilon=epsilon, silo_epsilon=None), setting, batch_size
+        )
+        for epsilon in dict.fromkeys(budgets)
+    }
+    weakest = each[max(budgets)]
+    scales = tuple(each[e].std.bias / weakest.std.bias for e in budgets)
+    return replace(
+        weakest,
+        law=replace(weakest.law, noises=sum(f * f for f in scales)),
+        silo_noise=scales,
+        by_silo=tuple(
+            (tuple(i for i, e in enumerate(budgets) if e == epsilon), noise.mechanism)
+            for epsilon, noise in each.items()
+        ),
+    )
 
 
 def _gaussian(

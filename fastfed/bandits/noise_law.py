@@ -42,7 +42,7 @@ class NoiseLaw:
     """
 
     node: NoiseStd = field(default_factory=NoiseStd)
-    noises: int = 1
+    noises: float = 1.0
     variances: np.ndarray = field(default_factory=lambda: np.zeros(1))
     #: s in the published code's regularizer, where that is not the noise's own.
     published_std: float | None = None

@@ -52,6 +52,8 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
     release: str = "tree"
     layout: str | None = None
     covariance_ratio: float | None = None
+    #: One epsilon for each silo, in place of epsilon; silos must add the noise.
+    silo_epsilon: tuple[float, ...] | None = None
     #: shuffle-vector only: bits as counts, or really made; b times this; who is counted on.
     messages: str = "aggregate"
     vector_scale: float = 1.0
@@ -59,10 +61,21 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.silo_epsilon is not None:
+            if self.epsilon is not None:
+                raise InputError("give either epsilon or silo_epsilon, not both")
+            for epsilon in self.silo_epsilon:
+                number("silo_epsilon", epsilon, above=0.0)
+            if self.protocol not in ("silo-ldp", "silo-ldp-prefix"):
+                raise InputError(
+                    'silo_epsilon needs protocol "silo-ldp" or "silo-ldp-prefix", where each silo '
+                    f'adds its own noise, got "{self.protocol}"'
+                )
         for key in ("epsilon", "delta"):
-            if getattr(self, key) is None:
+            if getattr(self, key) is None and not (key == "epsilon" and self.silo_epsilon):
                 raise InputError(f"{key} is required")
-        number("epsilon", self.epsilon, above=0.0)
+        if self.silo_epsilon is None:
+            number("epsilon", self.epsilon, above=0.0)
         number("delta", self.delta, above=0.0, below=1.0)
         choice("protocol", self.protocol, PRIVATE_PROTOCOLS)
         choice("calibration", self.calibration, CALIBRATIONS)
@@ -114,7 +127,6 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
 
 def build(keys: PrivateKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
-    assert keys.epsilon is not None and keys.delta is not None
     protocol = released_as(PROTOCOLS[keys.protocol], keys.release)
     batch_size = keys.rounds_per_batch(setting)
     noise = make_noise(keys, setting, batch_size)
@@ -132,6 +144,7 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         clip,
         released_only(keys, batch_size),
         f"{protocol.source}; {noise.mechanism.source}",
+        noise.by_silo,
     )
     return System("private-fedlinucb", plan, theory, certificate)
 

@@ -26,6 +26,10 @@ class NoiseStd:
     def parts(self) -> tuple[float, float, float]:
         return self.bias, self.off_diagonal, self.diagonal
 
+    def times(self, factor: float) -> NoiseStd:
+        """The same noise, so many times as strong."""
+        return NoiseStd(*(factor * part for part in self.parts))
+
 
 @dataclass(frozen=True)
 class Radius:
@@ -109,8 +113,14 @@ class Plan:
     clip: Clip | None
     release: str = "tree"  # how the noise of prefixes is made: tree, honaker or toeplitz
     encoding: Encoding | None = None  # where data points travel as bits
+    silo_noise: tuple[float, ...] = ()  # by silo, in units of noise_std; empty: all alike
     individual: bool = False  # really make and permute every bit, instead of their counts
     policy: str = "ucb"  # or "random": a uniformly random action
+
+    @property
+    def noise_scale(self) -> tuple[float, ...]:
+        """Noise of each silo in units of ``noise_std``, (M,)."""
+        return self.silo_noise or (1.0,) * self.silos
 
     @property
     def releases(self) -> int:

@@ -50,6 +50,7 @@ class SumRandomizer:
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._nodes = np.zeros_like(self._sums)
         self._prefix_noise = prefix_noise(plan)
+        self._std = plan.noise_std.times(plan.noise_scale[silo])
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""
@@ -70,13 +71,13 @@ class SumRandomizer:
         if self._prefix_noise is not None:
             native.add(self._sums[0], self._batch)
             normals = self._prefix_noise.next(lambda node: self.noise.node(self.silo, node, d))
-            return noisy(self._sums[0], normals, d, self.plan.noise_std)
+            return noisy(self._sums[0], normals, d, self._std)
         level = native.node_level(release)
         native.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:
             return self._sums[level]
         normals = self.noise.node(self.silo, release, d)
-        node = noisy(self._sums[level], normals, d, self.plan.noise_std)
+        node = noisy(self._sums[level], normals, d, self._std)
         if sends == SEND_NOISY_NODE:
             return node
         self._nodes[level] = node

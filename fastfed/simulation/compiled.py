@@ -30,6 +30,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
+        "noise_scale": np.ascontiguousarray(plan.noise_scale, dtype=np.float64),
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
         "direct": plan.radius.direct,

@@ -26,6 +26,9 @@ from fastfed.simulation.outcome import checkpoint_rounds
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
 SEMANTICS = 2
 
+#: Keys whose value is a list itself, and no sweep over values.
+LISTS = ("silo_epsilon",)
+
 TOP_KEYS = (
     "name",
     "horizon",
@@ -150,7 +153,7 @@ def algorithm(name: object) -> Algorithm:
 
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     """One curve for every combination of its list-valued keys, the values in the label."""
-    lists = {k: v for k, v in curve.items() if isinstance(v, list)}
+    lists = {k: v for k, v in curve.items() if isinstance(v, list) and k not in LISTS}
     for key, values in lists.items():
         if not values:
             raise InputError(f"{key} must not be an empty list")

@@ -171,6 +171,9 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
 {
     const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
     double *batch = c->batch + silo * s, *message = c->messages + silo * s;
+    const double f = c->noise_scale[silo];
+    const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
+                              f * c->noise_std.diagonal};
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
         const ff_stream stream = ff_stream_open(pass->seed, FF_BIT_NOISE,
@@ -188,7 +191,7 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
         double *sum = c->sums + silo * c->levels * s;
         ff_add(sum, batch, s);
         release_noise(pass, c, silo, silo, k, &p);
-        ff_add_noise(sum, p.normals, &c->noise_std, d, message);
+        ff_add_noise(sum, p.normals, &std, d, message);
     } else {
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
         ff_psum(sums, batch, level, s);
@@ -198,10 +201,10 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
             const scratch_parts p = cut(scratch, pass->environment->actions, d);
             ff_node_normals(pass->seed, pass->replicate, silo, k, d, p.normals);
             if (c->randomizer == FF_SEND_NOISY_NODE) {
-                ff_add_noise(sum, p.normals, &c->noise_std, d, message);
+                ff_add_noise(sum, p.normals, &std, d, message);
             } else {
                 double *nodes = c->nodes + silo * c->levels * s;
-                ff_add_noise(sum, p.normals, &c->noise_std, d, nodes + level * s);
+                ff_add_noise(sum, p.normals, &std, d, nodes + level * s);
                 ff_prefix(nodes, k, s, message);
             }
         }

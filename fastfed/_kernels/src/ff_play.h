@@ -34,6 +34,7 @@ typedef struct {
     int64_t randomizer, analyzer, release;
     const double *coefficients; /* f of the Toeplitz factor */
     ff_noise_std noise_std;
+    const double *noise_scale; /* (M): of each silo's noise, in units of noise_std */
     ff_radius radius;
     double radius_count;           /* rows of V a round adds: M, or 1 when a silo is alone */
     const double *regularizer;     /* lambda after k releases, k = 0..releases */
