@@ -31,7 +31,7 @@ class RandomKeys(Keys, frozen=True, kw_only=True):
 
 def build(keys: RandomKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, keys.bounds(published=False))
+    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
     certificate = no_privacy(
         "uniformly random actions",
         model="nothing leaves a silo",
