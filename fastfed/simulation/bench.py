@@ -116,7 +116,7 @@ def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
     keys: dict[str, Any] = {
         "horizon": experiment.horizon,
         "batch_size": system.plan.batch_size,
-        "regularizer": system.theory.regularizer,
+        "regularizer": float(system.theory.regularizer[-1]),
         "seed": 0,
     }
     environment = experiment.environment
