@@ -122,6 +122,19 @@ class Sphere(Environment):
         reward: tuple[int, float],
     ) -> None: ...
 
+class Gap(Environment):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        theta: np.ndarray,
+        actions: int,
+        inferior: float,
+        best: float,
+        width: float,
+        reward: tuple[int, float],
+    ) -> None: ...
+
 class Pool(Environment):
     def __init__(
         self,

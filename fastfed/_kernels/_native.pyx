@@ -87,6 +87,15 @@ cdef extern from "ff_environment.h" nogil:
         int64_t shared
     int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, void *x, double *mean) noexcept
+    ctypedef struct ff_gap:
+        const double *theta
+        int64_t dimension
+        int64_t actions
+        double inferior
+        double best
+        double width
+    int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                        int64_t round, void *x, double *mean) noexcept
     ctypedef struct ff_pool:
         const void *values
         int64_t is_double
@@ -595,6 +604,19 @@ cdef class Sphere(Environment):
         self.state.basis_actions, self.state.shared = basis_actions, shared
         self.describe(theta.shape[0], actions, 0, 1, reward)
         self.c.fill, self.c.state = ff_sphere_fill, &self.state
+
+
+cdef class Gap(Environment):
+    cdef ff_gap state
+
+    def __init__(self, seed, replicate, const double[::1] theta, actions, inferior, best, width,
+                 reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta = &theta[0]
+        self.state.dimension, self.state.actions = theta.shape[0], actions
+        self.state.inferior, self.state.best, self.state.width = inferior, best, width
+        self.describe(theta.shape[0], actions, 0, 1, reward)
+        self.c.fill, self.c.state = ff_gap_fill, &self.state
 
 
 cdef class Pool(Environment):

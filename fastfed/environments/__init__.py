@@ -11,6 +11,7 @@ from typing import Any
 from fastfed._validate import InputError, nearest, show
 from fastfed.environments.base import Environment, Facts, RewardLaw
 from fastfed.environments.classification import Classification
+from fastfed.environments.gap import Gap
 from fastfed.environments.letor import Letor
 from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
@@ -18,6 +19,7 @@ from fastfed.environments.sphere import Sphere
 
 ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
+    "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
@@ -58,6 +60,7 @@ __all__ = [
     "ENVIRONMENTS",
     "Classification",
     "Environment",
+    "Gap",
     "Facts",
     "Letor",
     "Python",

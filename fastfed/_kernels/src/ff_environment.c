@@ -6,7 +6,7 @@
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    return ff_normal_capacity_f32(actions * dimension) + 64;
+    return ff_normal_capacity_f32(actions * (dimension + 1)) + 64;
 }
 
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
@@ -95,6 +95,115 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
     for (int64_t j = 0; j < d; j++)
         for (int64_t a = 0; a < k; a++)
             mean[a] += theta[j] * (double)x[j * k + a];
+    return k;
+}
+
+/* ---- gap --------------------------------------------------------------------------------------- */
+
+/* m of every action into `mean`; `words` is room for the generator. Streams of these purposes
+ * have index 0 where an instance or an order is drawn, and rounds begin with 1: they never meet. */
+FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate, uint32_t silo,
+                           uint32_t round, uint32_t *restrict words, double *restrict mean)
+{
+    const int64_t k = gap->actions;
+    const ff_stream uniforms = ff_stream_open(seed, FF_INSTANCE, replicate, silo, round);
+    const ff_stream position = ff_stream_open(seed, FF_PERMUTATION, replicate, silo, round);
+    const double unit = gap->width * 4.656612873077393e-10; /* 2^-31 */
+    const double low = gap->inferior;
+    ff_words(&uniforms, k, words);
+    for (int64_t a = 0; a < k; a++)
+        mean[a] = low + unit * ((double)(int32_t)(words[a] >> 1) + 0.5);
+    const int64_t best = ff_below(&position, k);
+    mean[best] = gap->best + unit * ((double)(int32_t)(words[best] >> 1) + 0.5);
+}
+
+/* Scales action a until its float32 features have norm <= 1, and tells its mean. */
+static double gap_inside(const ff_gap *gap, float *x, int64_t a)
+{
+    for (;;) {
+        double square = 0.0, mean = 0.0;
+        for (int64_t j = 0; j < gap->dimension; j++) {
+            const double v = x[j * gap->actions + a];
+            square += v * v;
+            mean += gap->theta[j] * v;
+        }
+        if (square <= 1.0)
+            return mean;
+        for (int64_t j = 0; j < gap->dimension; j++)
+            x[j * gap->actions + a] *= 0.9999998f;
+    }
+}
+
+/* Turns the normals of n <= GAP_STRIP actions into features, and m into their means. */
+#define GAP_STRIP 32
+FF_INLINE void gap_strip(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
+                         double *restrict mean)
+{
+    const int64_t d = gap->dimension, k = gap->actions;
+    const double *restrict theta = gap->theta;
+    float scale[GAP_STRIP] = {0}, along[GAP_STRIP] = {0};
+    double product[GAP_STRIP] = {0}, square[GAP_STRIP] = {0};
+    for (int64_t j = 0; j < d; j++) {
+        const float t = (float)theta[j];
+        for (int64_t a = 0; a < n; a++) {
+            const float g = x[j * k + first + a];
+            scale[a] += g * g;
+            along[a] += g * t;
+        }
+    }
+    for (int64_t a = 0; a < n; a++) {
+        const float h = x[d * k + first + a], m = (float)mean[first + a];
+        scale[a] = sqrtf((1.0f - m * m) / (scale[a] + h * h + 1e-30f));
+        along[a] = m - scale[a] * along[a];
+    }
+    for (int64_t j = 0; j < d; j++) {
+        const float t = (float)theta[j];
+        for (int64_t a = 0; a < n; a++) {
+            const float v = scale[a] * x[j * k + first + a] + along[a] * t;
+            x[j * k + first + a] = v;
+            product[a] += theta[j] * (double)v;
+            square[a] += (double)v * (double)v;
+        }
+    }
+    int64_t outside = 0;
+    for (int64_t a = 0; a < n; a++) {
+        mean[first + a] = product[a];
+        outside += square[a] > 1.0;
+    }
+    /* Rounding carries a point near the sphere over it. */
+    for (int64_t a = 0; outside && a < n; a++)
+        mean[first + a] = gap_inside(gap, x, first + a);
+}
+
+/* x = m theta + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta. The first n
+ * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball:
+ * here n = d - 1, the point is (g, h) normalised, of d + 1 normals, and the two coordinates left
+ * out are <g, theta> and h. No radius is drawn, and no power taken. Feature-major. */
+FF_CLONES
+int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
+                    void *restrict buffer, double *restrict mean)
+{
+    const ff_gap *gap = (const ff_gap *)state;
+    const int64_t d = gap->dimension, k = gap->actions;
+    float *restrict x = (float *)buffer;
+    gap_targets(gap, seed, (uint32_t)replicate, (uint32_t)silo, (uint32_t)round,
+                (uint32_t *)buffer, mean);
+    if (d == 1) {
+        for (int64_t a = 0; a < k; a++) {
+            x[a] = (float)(mean[a] * gap->theta[0]);
+            mean[a] = gap->theta[0] * (double)x[a];
+        }
+        return k;
+    }
+    const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
+                                       (uint32_t)round);
+    ff_normals_f32(&s, k * (d + 1), x);
+    /* A length known to the compiler keeps the sums in registers. */
+    int64_t first = 0;
+    for (; first + GAP_STRIP <= k; first += GAP_STRIP)
+        gap_strip(gap, GAP_STRIP, first, x, mean);
+    if (first < k)
+        gap_strip(gap, k - first, first, x, mean);
     return k;
 }
 

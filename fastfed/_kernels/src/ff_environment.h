@@ -42,7 +42,7 @@ enum {
     FF_NOT_FINITE = -4
 };
 
-/* Items (floats or doubles) fill may write: K d rounded up for the vector generators. */
+/* Items (floats or doubles) fill may write: K (d + 1) rounded up for the vector generators. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension);
 
 /* The actions of one round, into `out`; x and mean are the caller's buffers for fill. */
@@ -62,6 +62,17 @@ typedef struct {
 } ff_sphere;
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *x, double *mean);
+
+/* ---- one best action, a gap above all others (dubey-pentland-2020, Section 4.4) ---- */
+typedef struct {
+    const double *theta; /* (d), of norm 1 */
+    int64_t dimension, actions;
+    double inferior; /* least expected reward of the others */
+    double best;     /* least expected reward of the best */
+    double width;    /* of both intervals */
+} ff_gap;
+int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
+                    void *x, double *mean);
 
 /* ---- pools: finite queries, each a block of rows ---- */
 enum { FF_WITH_REPLACEMENT = 0, FF_WITHOUT_REPLACEMENT = 1, FF_IN_ORDER = 2 };
