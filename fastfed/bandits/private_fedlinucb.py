@@ -39,6 +39,8 @@ MESSAGES = ("aggregate", "individual")
 DIRECT_RATIO = 0.7
 #: Bits one node may hold in memory when each is made, one byte a bit.
 MOST_BITS = 2**29
+#: Bytes of noise a Toeplitz release may keep.
+MOST_HISTORY = 4 * 2**30
 
 
 class PrivateKeys(Keys, frozen=True, kw_only=True):
@@ -136,6 +138,7 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         keys, setting, protocol, batch_size, clip, noise, individual, keys.release
     )
     check_bits(plan)
+    check_history(plan)
     certificate = certify(
         noise.mechanism,
         protocol,
@@ -147,6 +150,18 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         noise.by_silo,
     )
     return System("private-fedlinucb", plan, theory, certificate)
+
+
+def check_history(plan: Plan) -> None:
+    """InputError where the noises that a Toeplitz release keeps would not fit into memory."""
+    owners = plan.silos if plan.protocol.noise_by == "silos" else 1
+    needed = 8 * owners * plan.releases * plan.statistic_size
+    if plan.release == "toeplitz" and needed > MOST_HISTORY:
+        raise InputError(
+            f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise for {owners} owners and '
+            f"{plan.releases} releases, at most {MOST_HISTORY / 1e9:.3g} GB; a larger batch_size "
+            'needs less, and "honaker" next to nothing'
+        )
 
 
 def check_bits(plan: Plan) -> None:
