@@ -28,6 +28,7 @@ _PUBLIC = {
     "SystemNoise": "fastfed._random",
     "InputError": "fastfed._validate",
     "Sphere": "fastfed.environments",
+    "Gap": "fastfed.environments",
     "Letor": "fastfed.environments",
     "Classification": "fastfed.environments",
     "Replay": "fastfed.environments",

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from fastfed._kernels import native
+from fastfed.environments import Gap
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
-EXACT, FUSED = ("random", "linalg", "scores", "protocol"), ("sieve",)
+EXACT, FUSED = ("random", "linalg", "scores", "environment", "protocol"), ("sieve",)
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
 # for compilers without vector extensions.
@@ -54,6 +55,8 @@ SIGNATURES = {
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
     "ff_select": "pppddipp:i",
+    "ff_fill_capacity": "ii:i",
+    "ff_gap_fill": "piiiipp:i",
     "ff_prefix": "piip:",
     "ff_add_noise": "pppip:",
     "ff_refresh": "pdippp:d",
@@ -80,6 +83,19 @@ class Actions(ctypes.Structure):
         ("actions", ctypes.c_int64),
         ("mean", ctypes.c_void_p),
         ("best", ctypes.c_double),
+    ]
+
+
+class GapState(ctypes.Structure):
+    """ff_gap of ff_environment.h."""
+
+    _fields_ = [
+        ("theta", ctypes.c_void_p),
+        ("dimension", ctypes.c_int64),
+        ("actions", ctypes.c_int64),
+        ("inferior", ctypes.c_double),
+        ("best", ctypes.c_double),
+        ("width", ctypes.c_double),
     ]
 
 
@@ -172,6 +188,16 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
     keep("permutation", order)
     keep("log", [leaves.log(x) for x in given["positive"]])
 
+    # One of the actions of 5 000 dimensions is scaled down, having been rounded to a norm above 1.
+    for d, actions in ((1, 45), (2, 3), (10, 100), (5000, 100)):
+        world = Gap(dimension=d, actions=actions)
+        direction = world.theta(4, 1)
+        state = ctypes.byref(GapState(direction.ctypes.data, d, actions, 0.5, 0.7, 0.1))
+        made = np.empty(leaves.fill_capacity(actions, d), np.float32)
+        means = np.empty(actions)
+        assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
+        keep(f"gap_fill {d}", made[: actions * d], means)
+
     x, u, y = given["x"], given["u"], 0.7
     w, theta, scratch = np.empty((D, D)), np.empty(D), np.empty(S + 3 * D)
     assert leaves.factor(given["packed"], D, w) == 0
@@ -239,6 +265,9 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
     assert native.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
     logs = [native.log(x) for x in given["positive"]]
     assert np.array(logs).tobytes() == baseline["log"]
+    for d, actions in ((10, 100), (5000, 100)):
+        made, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
+        assert made.T.tobytes() + means.tobytes() == baseline[f"gap_fill {d}"]
     theta = native.solve(w, given["u"])
     scores = native.scores(given["actions"], w, theta, 0.4, 0.0)
     chosen, best = native.select(given["actions"], w, theta, 0.4, 0.0)
