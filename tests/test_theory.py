@@ -394,7 +394,7 @@ def test_noise_of_a_wrong_shape_never_reaches_a_report():
 
 def test_noise_that_would_not_fit_is_refused_with_the_way_out():
     setting = Setting(silos=1000, horizon=25_000, dimension=57)
-    with pytest.raises(fastfed.InputError, match='13.7 GB of noise.* "honaker" next to nothing'):
+    with pytest.raises(fastfed.InputError, match=r'13\.7 GB of noise.* "honaker" next to nothing'):
         private(setting, release="toeplitz")
     assert private(setting, release="honaker").plan.release == "honaker"
     assert private(setting, release="toeplitz", protocol="central").plan.release == "toeplitz"
