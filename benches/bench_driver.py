@@ -1,5 +1,7 @@
 """The compiled driver against `fastfed/_reference.py` and against the step driver."""
 
+from dataclasses import replace
+
 import pytest
 
 from fastfed.environments import Sphere
@@ -8,7 +10,9 @@ from fastfed.simulation import bench, compiled, step
 
 @pytest.fixture(params=bench.CASES, ids=lambda case: case.name)
 def case(request):
-    return request.param
+    """A case of `fastfed bench` with few rounds."""
+    few = 4 if request.param.protocol == "shuffle-vector" else 25
+    return replace(request.param, rounds=25, reference_rounds=few)
 
 
 def opened(experiment):
@@ -17,26 +21,28 @@ def opened(experiment):
 
 def test_compiled_driver(benchmark, case):
     """One thread; extra_info holds microseconds per agent-round."""
-    experiment = bench.bench_experiment(case.environment(), 25)
+    experiment, _ = bench.experiments_of(case)
     benchmark.group = case.name
     plans = [c.system.plan for c in experiment.curves]
     benchmark(compiled.play, opened(experiment), plans, experiment.checkpoints)
     benchmark.extra_info["microseconds_per_agent_round"] = (
-        1e6 * benchmark.stats["median"] / experiment.agent_rounds
+        1e6 * benchmark.stats["median"] / experiment.agent_rounds([0])
     )
 
 
 def test_reference(benchmark, case):
-    experiment = bench.bench_experiment(case.environment(), 25)
+    _, experiment = bench.experiments_of(case)
     benchmark.group = case.name
     benchmark.pedantic(bench.reference_microseconds, args=(experiment,), rounds=2)
 
 
+@pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])
 @pytest.mark.parametrize("driver", ["compiled", "step"])
-def test_drivers(benchmark, driver):
+def test_drivers(benchmark, driver, protocol):
     """What the readable driver costs beside the compiled one."""
-    experiment = bench.bench_experiment(Sphere(dimension=10, actions=100), 25)
-    benchmark.group = "drivers on the sphere"
+    sphere = Sphere(dimension=10, actions=100)
+    experiment = bench.bench_experiment(sphere, 25, protocol, bench.SILOS, bench.BATCH)
+    benchmark.group = f"drivers on the sphere, {protocol}"
     plans = [c.system.plan for c in experiment.curves]
     play = compiled.play if driver == "compiled" else step.play
     benchmark.pedantic(play, args=(opened(experiment), plans, experiment.checkpoints), rounds=2)
