@@ -274,7 +274,7 @@ def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.nda
     ones: (entries,) integers in [0, length]. Before shuffling, the order within a message says
     nothing. Source: zhou-chowdhury-2024, Algorithm 7, line 7. Raises InputError for bad input.
     """
-    length = integer("length", length, at_least=0)
+    length = integer("length", length, at_least=0, at_most=2**31)
     counts = np.asarray(ones)
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
@@ -308,7 +308,8 @@ def shuffle_bits(
         )
     key = check_seed(seed), SHUFFLE, integer("replicate", replicate, at_least=0, at_most=_WORD)
     release = integer("release", release, at_least=0, at_most=_WORD)
-    for label, row in enumerate(bits.reshape(-1, bits.shape[-1])):
+    rows = bits if bits.ndim == 2 else bits[None]
+    for label, row in enumerate(rows if bits.size else ()):
         implementation(use_native).shuffle_bits(*key, label + 1, release, row)
     return bits
 

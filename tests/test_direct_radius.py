@@ -78,7 +78,7 @@ class Watcher:
         self.theta = SPHERE.theta(11, replicate)
         noise = SeededNoise(11, replicate)
         self.silos = [Silo(self.plan, i, noise) for i in range(self.plan.silos)]
-        self.shuffler, self.server = Shuffler(noise), Server(self.plan, noise)
+        self.shuffler, self.server = Shuffler(self.plan, noise), Server(self.plan, noise)
         d = self.plan.dimension
         self.released = np.zeros((d, d)), np.zeros(d)  # G and u of what was synchronised
         self.local = [(np.zeros((d, d)), np.zeros(d)) for _ in self.silos]

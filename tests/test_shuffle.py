@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -18,7 +17,7 @@ from fastfed.bandits import make_system
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardLaw, Sphere
 from fastfed.experiments import figure, figure_spec
-from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
+from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
@@ -52,7 +51,7 @@ def reports(plan, noise, rounds=3):
 def test_a_shuffled_report_does_not_say_who_sent_it():
     plan = vector_system(protocol="shuffle-amplified").plan
     sent = reports(plan, SeededNoise(1))
-    passed = Shuffler(SeededNoise(1)).shuffle(sent)
+    passed = Shuffler(plan, SeededNoise(1)).shuffle(sent)
     assert [type(m) for m in passed] == [Shuffled, Shuffled]
     assert not any(hasattr(m, "silo") for m in passed)
     assert {m.values.tobytes() for m in passed} == {r.values.tobytes() for r in sent}
@@ -60,10 +59,10 @@ def test_a_shuffled_report_does_not_say_who_sent_it():
 
 @pytest.mark.parametrize("noise", [None, SeededNoise(3)])
 def test_every_order_is_equally_likely_and_none_is_kept(noise):
-    plan = dataclasses.replace(vector_system().plan, silos=3)
+    plan = vector_system(protocol="shuffle-amplified", silos=3, horizon=2400 * 3).plan
     size = plan.statistic_size
     counts: dict[tuple, int] = {}
-    shuffler = Shuffler(noise)
+    shuffler = Shuffler(plan, noise)
     for release in range(1, 2401):
         sent = [Report(release, 2, np.full(size, float(i)), i) for i in range(3)]
         # The order of arrival is not to matter.
@@ -80,7 +79,7 @@ def test_of_counts_the_server_sees_the_sum_alone():
     noise = SeededNoise(1)
     sent = reports(plan, noise)
     assert all(type(r) is Counts for r in sent)
-    (passed,) = Shuffler(noise).shuffle(sent)
+    (passed,) = Shuffler(plan, noise).shuffle(sent)
     assert type(passed) is Shuffled
     assert np.array_equal(passed.values, sum(r.values for r in sent))
     with pytest.raises(InputError, match="needs messages from a Shuffler"):
@@ -93,7 +92,7 @@ def test_bits_are_permuted_under_their_own_label():
     plan = vector_system(messages="individual").plan
     noise = SeededNoise(5)
     sent = reports(plan, noise)
-    (mixed,) = Shuffler(noise).shuffle(sent)
+    (mixed,) = Shuffler(plan, noise).shuffle(sent)
     assert isinstance(mixed, ShuffledBits)
     assert mixed.bits.shape[1] == sum(r.bits.shape[1] for r in sent)
     ones = sum(r.bits.sum(axis=1, dtype=int) for r in sent)
@@ -103,14 +102,85 @@ def test_bits_are_permuted_under_their_own_label():
 
 
 def test_the_shuffler_refuses_what_it_cannot_mix():
-    size = 5
-    one = Report(1, 2, np.zeros(size), 0)
-    with pytest.raises(InputError, match="at least one"):
-        Shuffler().shuffle([])
-    with pytest.raises(InputError, match=r"releases \[1, 2\]"):
-        Shuffler().shuffle([one, Report(2, 2, np.zeros(size), 1)])
-    with pytest.raises(InputError, match="got both"):
-        Shuffler().shuffle([one, Bits(1, 2, np.zeros((size, 4), np.uint8), 1)])
+    """With a message missing or sent twice there would be less noise than the certificate says."""
+    plan = vector_system().plan
+    one, two = (Counts(1, 2, np.full(5, float(i)), i) for i in range(2))
+    shuffler = Shuffler(plan)
+    for sent, message in (
+        ([], r"one message of each of the 2 silos, got silos \[\]"),
+        ([one], r"got silos \[0\]"),
+        ([one, one], r"got silos \[0, 0\]"),
+        ([one, Counts(2, 2, np.zeros(5), 1)], "of release 1, got release 2"),
+        ([one, Report(1, 2, np.zeros(5), 1)], "takes Counts messages, got Report"),
+        ([one, Counts(1, 1, np.zeros(2), 1)], "must have dimension 2, got 1"),
+        ([one, None], "takes Counts messages, got NoneType"),
+    ):
+        with pytest.raises(InputError, match=message):
+            shuffler.shuffle(sent)
+    assert shuffler.release == 0
+    assert len(shuffler.shuffle([two, one])) == 1
+    with pytest.raises(InputError, match="of release 2, got release 1"):
+        shuffler.shuffle([one, two])  # a second look at other noise of one release
+
+
+class Failing:
+    """A source that fails at every second draw, before it draws."""
+
+    def __init__(self, noise):
+        self.noise, self.calls = noise, 0
+
+    def __getattr__(self, name):
+        def draw(*key):
+            self.calls += 1
+            if self.calls % 2:
+                raise OSError("no entropy")
+            return getattr(self.noise, name)(*key)
+
+        return draw
+
+
+def until_it_works(act, *given):
+    for _ in range(200):
+        try:
+            return act(*given)
+        except OSError:
+            continue
+    raise AssertionError("never worked")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "more"),
+    [
+        ("silo-ldp", {}),
+        ("silo-ldp-prefix", {}),
+        ("silo-ldp", {"release": "toeplitz"}),
+        ("central", {}),
+        ("central", {"release": "toeplitz"}),
+        ("shuffle-amplified", {}),
+        ("shuffle-vector", {}),
+    ],
+)
+def test_a_source_that_fails_once_changes_nothing(protocol, more):
+    """Nobody is counted twice, and no node gets other noise, when a draw has to be repeated."""
+    plan = vector_system(protocol=protocol, **more).plan
+    totals = []
+    for noise in (SeededNoise(4), Failing(SeededNoise(4))):
+        silos = [Silo(plan, i, noise) for i in range(2)]
+        shuffler, server = Shuffler(plan, noise), Server(plan, noise)
+        for _ in range(12):
+            for silo in silos:
+                silo.select(np.eye(2))
+                until_it_works(silo.observe, 2.0)
+            if silos[0].due:
+                sent = [until_it_works(silo.report) for silo in silos]
+                if plan.protocol.shuffled:
+                    sent = until_it_works(shuffler.shuffle, sent)
+                broadcast = until_it_works(server.combine, sent)
+                for silo in silos:
+                    silo.receive(broadcast)
+        totals.append((broadcast.values, [s.clipped_rewards for s in silos]))
+    assert np.array_equal(totals[0][0], totals[1][0])
+    assert totals[0][1] == totals[1][1]
 
 
 def test_the_server_of_a_shuffle_protocol_takes_nothing_unshuffled():
@@ -119,7 +189,7 @@ def test_the_server_of_a_shuffle_protocol_takes_nothing_unshuffled():
     sent = reports(plan, noise)
     with pytest.raises(InputError, match="needs messages from a Shuffler"):
         server.combine(sent)
-    passed = Shuffler(noise).shuffle(sent)
+    passed = Shuffler(plan, noise).shuffle(sent)
     with pytest.raises(InputError, match="must pass on 2 messages"):
         server.combine(passed[:1])
     assert server.release == 0
@@ -132,7 +202,7 @@ def test_the_server_of_a_shuffle_protocol_takes_nothing_unshuffled():
 def node_of(plan, seed, rounds):
     """The first node of a plan over the same made-up data, noise by seed: (s,)."""
     noise = SeededNoise(seed)
-    passed = Shuffler(noise).shuffle(reports(plan, noise, rounds))
+    passed = Shuffler(plan, noise).shuffle(reports(plan, noise, rounds))
     return Server(plan, noise).combine(passed).values
 
 
@@ -192,7 +262,7 @@ def test_what_is_not_clipped_is_not_cut_off():
         for _ in range(3):
             silo.select(np.array([[1.0, 0.0]]))
             silo.observe(3.0)
-    passed = Shuffler(noise).shuffle([s.report() for s in silos])
+    passed = Shuffler(plan, noise).shuffle([s.report() for s in silos])
     bias = Server(plan, noise).combine(passed).values[0]
     std = math.sqrt(0.1875 * 6 * plan.encoding.noise_bits[0]) / plan.encoding.precision[0]
     assert abs(bias - 18.0) < 6 * std + 1.0
@@ -216,7 +286,7 @@ def test_threads_and_calls_change_nothing_for_bits():
 def test_a_deployment_with_noise_of_the_operating_system():
     system = vector_system(horizon=6)
     plan = system.plan
-    silos, shuffler, server = [Silo(plan, i) for i in range(2)], Shuffler(), Server(plan)
+    silos, shuffler, server = [Silo(plan, i) for i in range(2)], Shuffler(plan), Server(plan)
     for _ in range(6):
         for silo in silos:
             silo.select(np.eye(2))
@@ -244,7 +314,7 @@ def test_bits_sent_equal_the_bits_of_the_messages():
     plan = vector_system(messages="individual", horizon=15).plan
     noise = SeededNoise(2)
     silos, sent, label = [Silo(plan, i, noise) for i in range(2)], 0, 3  # 5 labels: 3 bits
-    shuffler, server = Shuffler(noise), Server(plan, noise)
+    shuffler, server = Shuffler(plan, noise), Server(plan, noise)
     for round in range(1, 16):
         for silo in silos:
             silo.select(np.eye(2))
@@ -353,3 +423,27 @@ def test_the_random_policy_refuses_keys_that_would_say_nothing(key):
 def test_keys_of_bits_where_they_say_nothing(keys, message):
     with pytest.raises(InputError, match=message):
         vector_system(**keys)
+
+
+def test_vector_sum_at_its_edges():
+    keys = {"dimension": 2, "users": 4, "epsilon": 2.0, "delta": 0.01}
+    tiny = fastfed.VectorSum(bound=1e-100, seed=1, **keys)
+    assert np.isfinite(tiny.sum(np.ones((4, 2)))).all()
+    seeded = fastfed.VectorSum(seed=1, **keys)
+    with pytest.raises(InputError, match="user must be given where the noise is seeded"):
+        seeded.randomize([1.0, 0.0])
+    first = seeded.randomize([1.0, 0.0], user=0)
+    assert not np.array_equal(first, seeded.randomize([1.0, 0.0], user=1))
+    bits = np.array([seeded.randomize([1.0, 0.0], user=i) for i in range(4)])
+    seeded.analyze(seeded.shuffle(bits))
+    assert not np.array_equal(first, seeded.randomize([1.0, 0.0], user=0))
+    for bad, message in (
+        (lambda: seeded.randomize([1.0, 0.0], user=4), "user must be an integer >= 0 and <= 3"),
+        (lambda: seeded.analyze(np.full((2, 4 * seeded.message_bits), 7.5)), "bits must be 0 or 1"),
+        (lambda: fastfed.VectorSum(dimension=2, users=10**9, noise_bits=2**40), "more than 2\\^62"),
+    ):
+        with pytest.raises(InputError, match=message):
+            bad()
+    many = fastfed.VectorSum(dimension=2, users=1000, noise_bits=10**6)
+    with pytest.raises(InputError, match='"aggregate" draws their counts'):
+        many.sum(np.zeros((1000, 2)), messages="individual")

@@ -393,8 +393,20 @@ def test_noise_of_a_wrong_shape_never_reaches_a_report():
 
 
 def test_noise_that_would_not_fit_is_refused_with_the_way_out():
+    from fastfed.environments import Sphere
+    from fastfed.simulation.experiment import make_experiment
+
+    def planned(**keys):
+        curve = {"label": "x", "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5,
+                 "batch_size": 25, "release": "toeplitz", **keys}  # fmt: skip
+        return make_experiment(
+            name="x", environment=Sphere(dimension=57), curves=[curve], horizon=25_000, silos=1000
+        )
+
     setting = Setting(silos=1000, horizon=25_000, dimension=57)
     with pytest.raises(fastfed.InputError, match=r'13\.7 GB of noise.* "honaker" next to nothing'):
-        private(setting, release="toeplitz")
-    assert private(setting, release="honaker").plan.release == "honaker"
-    assert private(setting, release="toeplitz", protocol="central").plan.release == "toeplitz"
+        planned()
+    assert planned(release="honaker").curves[0].system.plan.release == "honaker"
+    assert planned(protocol="central").curves[0].system.plan.release == "toeplitz"
+    # A deployed silo keeps its own noise only.
+    assert private(setting, release="toeplitz").plan.release == "toeplitz"

@@ -10,6 +10,7 @@ from fastfed.bandits.noise import Mechanism
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.certificate import (
+    DRAWS,
     FLOATS,
     SIMULATION,
     Certificate,
@@ -176,5 +177,5 @@ def _caveats(
             "full disclosure of some of them, and certifies almost nothing"
         )
     # Bits are integers on a wire as on paper; real numbers are not.
-    floats = () if protocol.bits else (FLOATS,)
-    return (*caveats, *theory.caveats, SIMULATION, *floats, *setting.notes)
+    machine = DRAWS if protocol.bits else FLOATS
+    return (*caveats, *theory.caveats, SIMULATION, machine, *setting.notes)

@@ -39,8 +39,6 @@ MESSAGES = ("aggregate", "individual")
 DIRECT_RATIO = 0.7
 #: Bits one node may hold in memory when each is made, one byte a bit.
 MOST_BITS = 2**29
-#: Bytes of noise a Toeplitz release may keep.
-MOST_HISTORY = 4 * 2**30
 
 
 class PrivateKeys(Keys, frozen=True, kw_only=True):
@@ -64,6 +62,8 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.silo_epsilon is not None:
+            if not self.silo_epsilon:
+                raise InputError("silo_epsilon must hold one number for each silo, got none")
             if self.epsilon is not None:
                 raise InputError("give either epsilon or silo_epsilon, not both")
             for epsilon in self.silo_epsilon:
@@ -86,7 +86,7 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
         if self.layout is not None:
             choice("layout", self.layout, LAYOUTS)
         if self.covariance_ratio is not None:
-            number("covariance_ratio", self.covariance_ratio, above=0.0)
+            number("covariance_ratio", self.covariance_ratio, at_least=1e-3, at_most=1e3)
         choice("messages", self.messages, MESSAGES)
         number("vector_scale", self.vector_scale, above=0.0)
         number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)
@@ -138,7 +138,6 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         keys, setting, protocol, batch_size, clip, noise, individual, keys.release
     )
     check_bits(plan)
-    check_history(plan)
     certificate = certify(
         noise.mechanism,
         protocol,
@@ -150,18 +149,6 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         noise.by_silo,
     )
     return System("private-fedlinucb", plan, theory, certificate)
-
-
-def check_history(plan: Plan) -> None:
-    """InputError where the noises that a Toeplitz release keeps would not fit into memory."""
-    owners = plan.silos if plan.protocol.noise_by == "silos" else 1
-    needed = 8 * owners * plan.releases * plan.statistic_size
-    if plan.release == "toeplitz" and needed > MOST_HISTORY:
-        raise InputError(
-            f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise for {owners} owners and '
-            f"{plan.releases} releases, at most {MOST_HISTORY / 1e9:.3g} GB; a larger batch_size "
-            'needs less, and "honaker" next to nothing'
-        )
 
 
 def check_bits(plan: Plan) -> None:

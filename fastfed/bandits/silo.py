@@ -30,7 +30,7 @@ class Silo:
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
         self._second_bonus, self._inflation = 0.0, 1.0
-        self._refresh(np.zeros(plan.statistic_size))
+        self._refresh(np.zeros(plan.statistic_size), 0)
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
         self._chosen: np.ndarray | None = None
@@ -73,9 +73,9 @@ class Silo:
             return radius.of(self._inflation, self._estimate.log_det, d)
         return radius.at(self.release, self.plan.rows(self.release, self.round + 1), d)
 
-    def _refresh(self, statistic: np.ndarray) -> float:
+    def _refresh(self, statistic: np.ndarray, k: int) -> float:
         """V and theta_hat from what was synchronised; returns the shift that V needed."""
-        plan, k = self.plan, self.release
+        plan = self.plan
         regularizer = full = float(plan.regularizer[k])
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
@@ -92,17 +92,23 @@ class Silo:
         y = number("reward", reward)
         if self._chosen is None:
             raise InputError("observe needs a select before it")
-        x, clip = self._chosen, self.plan.clip
+        x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
-            self.clipped_features += native.clip_norm(x, clip.feature)
-            if not clip.low <= y <= clip.high:
-                y = min(max(y, clip.low), clip.high)
-                self.clipped_rewards += 1
+            outside = native.clip_norm(x, clip.feature)
+            beyond = not clip.low <= y <= clip.high
+            y = min(max(y, clip.low), clip.high)
+        self._learn(x, y)
+        self._chosen = None
+        self.clipped_features += outside
+        self.clipped_rewards += beyond
+        self.round += 1
+
+    def _learn(self, x: np.ndarray, y: float) -> None:
+        if self.plan.policy == "random":
+            return
         self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
-        self._chosen = None
-        self.round += 1
 
     def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
@@ -115,6 +121,8 @@ class Silo:
 
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the synchronised statistics."""
+        if not isinstance(broadcast, Broadcast):
+            raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
         if broadcast.release != self._randomizer.release or broadcast.release <= self.release:
             raise InputError(
                 f"silo {self.index} waits for release {self._randomizer.release}, "
@@ -124,5 +132,7 @@ class Silo:
             raise InputError(
                 f"broadcast must have dimension {self.plan.dimension}, got {broadcast.dimension}"
             )
+        if not np.isfinite(broadcast.values).all():
+            raise InputError("broadcast must be finite, got NaN or infinity")
+        self.indefinite += self._refresh(broadcast.values, broadcast.release) > 0.0
         self.release = broadcast.release
-        self.indefinite += self._refresh(broadcast.values) > 0.0

@@ -108,5 +108,5 @@ def _type_error(error: msgspec.ValidationError) -> str:
     text = str(error)
     what, _, where = text.partition(" - at `$.")
     key = where.rstrip("`")
-    what = what.replace("Expected `", "must be ").replace("`", "")
+    what = what.replace("Expected `", "must be ").replace("`", "").replace(" | null", "")
     return f"{key} {what}" if key else text

@@ -43,6 +43,8 @@ def calibrate(
     from fastfed.privacy import Budget
     from fastfed.privacy import calibrate as calibrated
 
+    if mechanism != "vector-sum" and (users is not None or dimension is not None):
+        raise click.UsageError("--users and --dimension belong to vector-sum")
     found = calibrated(
         mechanism, Budget(epsilon, delta, relation), releases, users=users, dimension=dimension
     )

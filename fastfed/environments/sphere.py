@@ -52,6 +52,8 @@ class Sphere:
             actions=self.actions,
             reward=self.reward,
             reward_range=(0.0, 1.0) if bounded else None,
+            # Norms are 1 but for the rounding of float32, which only clipping takes away.
+            features_bounded=False,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:

@@ -25,6 +25,12 @@ SIMULATION = (
 #: The caveat of noise on a real machine.
 FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
 
+#: The caveat of noise bits and roundings on a real machine.
+DRAWS = (
+    "the exact value is for ideal draws; roundings are decided by 32-bit words, noise bits are "
+    "counted by a sampler of 53-bit numbers"
+)
+
 STATUSES = ("proven", "unproven", "none")
 WIDTH = 88
 

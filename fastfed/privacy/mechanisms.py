@@ -84,6 +84,7 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Both streams through the vector sum by shuffling, at every node of the tree."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
+    integer("users", size.users, at_least=1)
     tree = calibrate_vector_sum(budget, releases, size.users, size.dimension)
     bits = ", ".join(
         f"g = {g}, b = {b} at level {j}"

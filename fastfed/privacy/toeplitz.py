@@ -24,7 +24,7 @@ from fastfed._validate import array, integer
 
 def coefficients(releases: int) -> np.ndarray:
     """f_0, ..., f_{K-1} (K,): f_0 = 1, f_k = f_{k-1} (2 k - 1) / (2 k) = binom(2k, k) / 4^k."""
-    releases = integer("releases", releases, at_least=0)
+    releases = integer("releases", releases, at_least=0, at_most=2**27)
     k = np.arange(1.0, max(releases, 1))
     return np.concatenate([np.ones(1), np.cumprod((2.0 * k - 1.0) / (2.0 * k))])[:releases]
 

@@ -34,19 +34,18 @@ class BitRandomizer:
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Round a data point for all its nodes."""
-        plan = self.plan
-        self.round += 1
-        levels = native.touched_levels((self.round - 1) // plan.batch_size + 1, plan.releases)
-        size = plan.statistic_size
-        words = self.noise.words(self.silo, self.round, len(levels) * size)
+        plan, round, size = self.plan, self.round + 1, self.plan.statistic_size
+        levels = native.touched_levels((round - 1) // plan.batch_size + 1, plan.releases)
+        words = self.noise.words(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
         native.accumulate(point, x, y)
-        for level, drawn in zip(levels, words.reshape(-1, size), strict=True):
-            self._encode(point, level, drawn)
+        self._encode(point, levels, words, round)
+        self.round = round
 
-    def _encode(self, point: np.ndarray, level: int, words: np.ndarray) -> None:
-        g = float(self.encoding.precision[level])
-        native.round_point(point, g, self.plan.clip is not None, words, self._sums[level])
+    def _encode(self, point: np.ndarray, levels: list[int], words: np.ndarray, round: int) -> None:
+        for level, drawn in zip(levels, words, strict=True):
+            g = float(self.encoding.precision[level])
+            native.round_point(point, g, self.plan.clip is not None, drawn, self._sums[level])
 
     def report(self) -> Counts | Bits:
         """The ones of the node released now, less their mean without data: exact in float64."""
@@ -67,13 +66,16 @@ class MessageRandomizer(BitRandomizer):
         super().__init__(plan, silo, noise)
         self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
 
-    def _encode(self, point: np.ndarray, level: int, words: np.ndarray) -> None:
-        g, b = self.encoding.precision[level], self.encoding.noise_bits[level]
-        ones = np.zeros(len(point))
-        native.round_point(point, float(g), True, words, ones)
-        noise = self.noise.point_binomials(self.silo, self.round, level, len(point), b)
-        count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
-        self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
+    def _encode(self, point: np.ndarray, levels: list[int], words: np.ndarray, round: int) -> None:
+        size, b = len(point), self.encoding.noise_bits
+        # Drawn before any bit is kept: a source that fails leaves everything as it was.
+        noises = [self.noise.point_binomials(self.silo, round, j, size, b[j]) for j in levels]
+        for level, drawn, noise in zip(levels, words, noises, strict=True):
+            g = self.encoding.precision[level]
+            ones = np.zeros(size)
+            native.round_point(point, float(g), True, drawn, ones)
+            count = np.rint(ones + g + noise + b[level] / 4.0).astype(np.int64)
+            self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
 
     def report(self) -> Bits:
         """All bits of the node released now."""

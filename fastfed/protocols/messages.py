@@ -35,6 +35,8 @@ class Statistic:
 
     def __post_init__(self) -> None:
         size = statistic_size(self.dimension)
+        if not isinstance(self.values, np.ndarray):
+            raise InputError(f"values must be an array, got {type(self.values).__name__}")
         if self.values.shape != (size,):
             raise InputError(f"values must have shape ({size},), got {self.values.shape}")
         object.__setattr__(self, "values", frozen(self.values))
@@ -95,12 +97,18 @@ class Bits:
 
     def __post_init__(self) -> None:
         rows = statistic_size(self.dimension)
+        if not isinstance(self.bits, np.ndarray):
+            raise InputError(f"bits must be a uint8 array, got {type(self.bits).__name__}")
         if self.bits.ndim != 2 or self.bits.shape[0] != rows or self.bits.dtype != np.uint8:
             raise InputError(
                 f"bits must be a uint8 array of {rows} rows, "
                 f"got {self.bits.dtype} of shape {self.bits.shape}"
             )
-        self.bits.flags.writeable = False
+        if self.bits.size and self.bits.max() > 1:
+            raise InputError(f"bits must be 0 or 1, got {self.bits.max()}")
+        copy = self.bits.copy()
+        copy.flags.writeable = False
+        object.__setattr__(self, "bits", copy)
 
 
 @dataclass(frozen=True)

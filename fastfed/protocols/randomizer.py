@@ -64,13 +64,17 @@ class SumRandomizer:
         self._batch = np.zeros(self.plan.statistic_size)
         return report
 
+    def _draw(self, node: int) -> np.ndarray:
+        size = self.plan.statistic_size
+        return array("noise", self.noise.node(self.silo, node, self.plan.dimension), shape=(size,))
+
     def _message(self, release: int) -> np.ndarray:
         sends, d = self.plan.protocol.randomizer, self.plan.dimension
         if sends == SEND_BATCH:
             return self._batch
         if self._prefix_noise is not None:
+            normals = self._prefix_noise.next(self._draw)
             native.add(self._sums[0], self._batch)
-            normals = self._prefix_noise.next(lambda node: self.noise.node(self.silo, node, d))
             return noisy(self._sums[0], normals, d, self._std)
         level = native.node_level(release)
         native.psum(self._sums, self._batch, level)

@@ -30,13 +30,15 @@ class HonakerNoise:
         self._estimates = np.zeros((max(1, levels), size))
 
     def next(self, draw: Draw) -> np.ndarray:
-        self._k += 1
-        level, number = native.node_level(self._k), native.honaker_number(self._k)
-        estimate = np.array(draw(number))
-        for j in range(1, level + 1):
-            native.honaker(estimate, draw(number + j), self._estimates[j - 1], j)
+        k = self._k + 1
+        level, number = native.node_level(k), native.honaker_number(k)
+        # All draws come first: a source that fails leaves everything as it was.
+        estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
+        for j, node in enumerate(nodes, start=1):
+            native.honaker(estimate, node, self._estimates[j - 1], j)
         self._estimates[level] = estimate
-        return native.prefix(self._estimates, self._k)
+        self._k = k
+        return native.prefix(self._estimates, k)
 
 
 class ToeplitzNoise:

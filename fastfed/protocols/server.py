@@ -8,7 +8,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError
+from fastfed._validate import InputError, array
 from fastfed.protocols.bits import counted, encoding_of
 from fastfed.protocols.messages import Bits, Broadcast, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan, check_plan
@@ -47,8 +47,9 @@ class Server:
         total = np.array(rows[0])
         for row in rows[1:]:
             native.add(total, row)
+        # Whatever can fail, the noise source, comes before the state changes.
+        self._combine(total, self.release + 1)
         self.release += 1
-        self._combine(total)
         return Broadcast(self.release, self.plan.dimension, self._total)
 
     def _checked(self, messages: Sequence[Message]) -> list[Message]:
@@ -92,6 +93,11 @@ class Server:
                 raise InputError(f"{who} must be finite, got NaN or infinity")
         return ordered
 
+    def _draw(self, node: int) -> np.ndarray:
+        # The server's own noise: its stream stands one past the last silo's.
+        drawn = self.noise.node(self.plan.silos, node, self.plan.dimension)
+        return array("noise", drawn, shape=(self.plan.statistic_size,))
+
     def _check_bits(self, message: Bits) -> None:
         level = native.node_level(message.release)
         points = self.plan.silos * self.plan.points(level)
@@ -111,7 +117,7 @@ class Server:
         points = self.plan.silos * self.plan.points(level)
         return counted(message.bits, points, encoding.precision[level], encoding.noise_bits[level])
 
-    def _combine(self, total: np.ndarray) -> None:
+    def _combine(self, total: np.ndarray, release: int) -> None:
         makes, d = self.plan.protocol.analyzer, self.plan.dimension
         if makes == ADD:
             native.add(self._total, total)
@@ -121,16 +127,12 @@ class Server:
             return
         if makes == NOISY_ADD:
             assert self._prefix_noise is not None
+            normals = self._prefix_noise.next(self._draw)
             native.add(self._raw, total)
-            normals = self._prefix_noise.next(
-                lambda node: self.noise.node(self.plan.silos, node, d)
-            )
             self._total = noisy(self._raw, normals, d, self.plan.noise_std)
             return
-        level = native.node_level(self.release)
+        level = native.node_level(release)
         if makes == NOISY_TREE:
-            # The server's own noise: its stream stands one past the last silo's.
-            normals = self.noise.node(self.plan.silos, self.release, d)
-            total = noisy(total, normals, d, self.plan.noise_std)
+            total = noisy(total, self._draw(release), d, self.plan.noise_std)
         self._nodes[level] = native.scale(total, self.plan.units[level])
-        self._total = native.prefix(self._nodes, self.release)
+        self._total = native.prefix(self._nodes, release)

@@ -13,6 +13,7 @@ from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.binomial import VectorSumAccount
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import (
+    DRAWS,
     SIMULATION,
     Certificate,
     ClaimCondition,
@@ -26,6 +27,8 @@ from fastfed.protocols.bits import counted
 
 CALIBRATIONS = ("exact", "theorem")
 MESSAGES = ("aggregate", "individual")
+#: Bits that may be held in memory when each is made, one byte a bit.
+MOST_BITS = 2**30
 _SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
 
 
@@ -72,7 +75,7 @@ class VectorSum:
         self.dimension = integer("dimension", dimension, at_least=1)
         self.users = integer("users", users, at_least=1, at_most=2**31)
         self.relation = choice("relation", relation, RELATIONS)
-        self.bound = number("bound", bound, above=0.0)
+        self.bound = number("bound", bound, at_least=1e-100, at_most=1e100)
         share = number("honest_fraction", honest_fraction, above=0.0, at_most=1.0)
         self.honest_users = math.floor(share * self.users)
         choice("calibration", calibration, CALIBRATIONS)
@@ -101,6 +104,11 @@ class VectorSum:
             number("delta", delta, above=0.0, below=1.0)
             self.budget = Budget(number("epsilon", epsilon, above=0.0), delta, relation)
             self.noise_bits = self._calibrated(calibration, self.budget)
+        if self.users * self.message_bits >= 2**62:
+            raise InputError(
+                f"epsilon or delta is too small: {self.users} users would send "
+                f"{self.users * self.message_bits:.3g} bits an entry, more than 2^62"
+            )
         self.noise: NoiseSource = SystemNoise() if seed is None else SeededNoise(seed)
         self._seeded = seed is not None
         self._sums = 0
@@ -152,16 +160,20 @@ class VectorSum:
         return found
 
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
-        points = np.ascontiguousarray(array("vectors", vectors, shape=shape)) / self.bound
-        for point in points.reshape(-1, self.dimension):
-            native.clip_norm(point, 1.0)
-        return points
+        points = np.array(array("vectors", vectors, shape=shape), order="C")
+        for point in points:
+            native.clip_norm(point, self.bound)
+        return points / self.bound
 
-    def randomize(self, x: object, user: int = 0) -> np.ndarray:
+    def randomize(self, x: object, user: int | None = None) -> np.ndarray:
         """The bits of one user: (d, 2 g + b) of uint8, the row is the label (Alg. 6-7).
 
-        ``user`` tells users apart where the noise is seeded.
+        ``user`` 0..n-1 tells users apart where the noise is seeded, and is then required.
         """
+        if user is None and self._seeded:
+            raise InputError("user must be given where the noise is seeded: each has its own")
+        user = integer("user", 0 if user is None else user, at_least=0, at_most=self.users - 1)
+        self._check_individual(1)
         (point,) = self._scaled([x], (1, self.dimension))
         d, g, b = self.dimension, self.precision, self.noise_bits
         ones, release = np.zeros(d), self._sums + 1
@@ -169,6 +181,14 @@ class VectorSum:
         noise = self.noise.point_binomials(user, release, 0, d, b)
         count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
         return native.encode_bits(count, self.message_bits)
+
+    def _check_individual(self, users: int) -> None:
+        held = users * self.dimension * self.message_bits
+        if held > MOST_BITS:
+            raise InputError(
+                f"{held:.3g} bits would be held at once, at most {MOST_BITS:.3g} can be; "
+                'messages = "aggregate" draws their counts, which have the same law'
+            )
 
     def shuffle(self, bits: object) -> np.ndarray:
         """The bits of all users (n, d, 2 g + b) permuted under each label: (d, n (2 g + b))."""
@@ -189,7 +209,11 @@ class VectorSum:
         given = np.asarray(bits)
         if given.shape != shape:
             raise InputError(f"bits must have shape {shape}, got {given.shape}")
+        if given.dtype != np.uint8 or (given.size and given.max() > 1):
+            raise InputError("bits must be 0 or 1, as uint8")
         centred = counted(given, self.users, self.precision, self.noise_bits)
+        # The next sum has randomness of its own.
+        self._sums += 1
         return centred * (self.bound / self.precision)
 
     def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
@@ -202,10 +226,9 @@ class VectorSum:
         points = self._scaled(vectors, (self.users, self.dimension))
         n, d = self.users, self.dimension
         if messages == "individual":
+            self._check_individual(n)
             bits = [self.randomize(p * self.bound, i) for i, p in enumerate(points)]
-            total = self.analyze(self.shuffle(np.array(bits)))
-            self._sums += 1
-            return total
+            return self.analyze(self.shuffle(np.array(bits)))
         release = self._sums + 1
         words = self.noise.words(0, release, n * d).reshape(n, d)
         counts = self.noise.binomials(0, release, d, n * self.noise_bits)
@@ -245,6 +268,7 @@ class VectorSum:
             caveats=(
                 "one sum: a user who takes part in several is covered by composition only",
                 *((SIMULATION,) if self._seeded else ()),
+                DRAWS,
             ),
             **shared,
         )

@@ -22,6 +22,9 @@ from fastfed.results.results import CurveResult
 #: Keys of an identity that must agree for two runs to have met the same users and rewards.
 SAME_ROUNDS = ("semantics", "environment", "seed", "silos", "horizon")
 
+#: What must agree for two guarantees to be one.
+PRIVACY = ("claimed", "exact", "status", "unit", "relation", "model")
+
 LOWER, HIGHER, NONE, UNKNOWN = (
     "lower",
     "higher",
@@ -175,11 +178,24 @@ def compare(a: Source, b: Source) -> Comparison:
         a=a,
         b=b,
         unequal=unequal,
-        curves=tuple(_pair(left[n], right[n], paired=not unequal) for n in shared),
+        curves=tuple(
+            _pair(
+                left[n],
+                right[n],
+                paired=not unequal and _sizes(a.identity, n) == _sizes(b.identity, n),
+            )
+            for n in shared
+        ),
         only_in_a=tuple(n for n in left if n not in right),
         only_in_b=tuple(n for n in right if n not in left),
         spec=tuple(_spec_differences(a.identity, b.identity)),
     )
+
+
+def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
+    """What a curve changes of silos and environment: only equal ones meet the same users."""
+    (curve,) = (c for c in identity["curves"] if c["label"] == label)
+    return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
 
 
 def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
@@ -201,7 +217,7 @@ def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
 
 
 def _privacy(curve: CurveResult) -> dict[str, Any]:
-    return {key: curve.certificate[key] for key in ("claimed", "exact", "status")}
+    return {key: curve.certificate[key] for key in PRIVACY}
 
 
 def _side(curve: CurveResult) -> dict[str, Any]:

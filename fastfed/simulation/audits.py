@@ -67,7 +67,7 @@ def seen(system: System, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
     """What the server sees of each release, one message or the sum of several: (K, s)."""
     plan = system.plan
     silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
-    shuffler = Shuffler(noise)
+    shuffler = Shuffler(plan, noise)
     other, shown = np.full((1, DIMENSION), np.sqrt(0.5)), []
     for round in range(plan.horizon):
         for i, silo in enumerate(silos):

@@ -26,6 +26,9 @@ from fastfed.simulation.outcome import checkpoint_rounds
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
 SEMANTICS = 2
 
+#: Bytes of noise that the Toeplitz releases of one replicate may keep.
+MOST_HISTORY = 4 * 2**30
+
 #: Keys whose value is a list itself, and no sweep over values.
 LISTS = ("silo_epsilon",)
 
@@ -252,6 +255,7 @@ def make_experiment(
         if curve.label in seen:
             raise InputError(f'label must be unique, got "{curve.label}" twice')
         seen.add(curve.label)
+    check_history(built)
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"name must be a text, got {show(name)}")
     return Experiment(
@@ -264,6 +268,25 @@ def make_experiment(
         curves=built,
         figure=figure or {},
     )
+
+
+def check_history(curves: Iterable[Curve]) -> None:
+    """InputError where the noises that Toeplitz releases keep would not fit into memory.
+
+    A simulation holds those of all silos at once; a deployed silo holds its own only.
+    """
+    needed = 0
+    for curve in curves:
+        plan = curve.system.plan
+        owners = plan.silos if plan.protocol.noise_by == "silos" else 1
+        if plan.release == "toeplitz":
+            needed += 8 * owners * plan.releases * plan.statistic_size
+    if needed > MOST_HISTORY:
+        raise InputError(
+            f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
+            f"most {MOST_HISTORY / 1e9:.3g} GB; fewer such curves at once or a larger batch_size "
+            'need less, and "honaker" next to nothing'
+        )
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:

@@ -33,7 +33,7 @@ def play_one(
     """Play rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
     noise = SeededNoise(environment.seed, environment.replicate)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
-    shuffler, server = Shuffler(noise), Server(plan, noise)
+    shuffler, server = Shuffler(plan, noise), Server(plan, noise)
     regret = np.zeros(plan.silos)
     curve = np.zeros((plan.silos, len(checkpoints)))
     actions = np.zeros((plan.silos, plan.horizon), np.int32)

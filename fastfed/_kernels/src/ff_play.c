@@ -101,6 +101,8 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
         c->actions[silo * pass->horizon + round - 1] = (int32_t)a;
         c->rewards[silo * pass->horizon + round - 1] = y;
     }
+    if (c->random)
+        return FF_OK;
     if (c->clip) {
         c->clipped[2 * silo] += ff_clip_norm(p->feature, d, c->feature_bound);
         if (y < c->reward_low || y > c->reward_high) {
