@@ -189,3 +189,21 @@ def test_an_unplayed_folder_has_nothing_in_common(base: Path, tmp_path: Path) ->
     (found,) = as_json(base, tmp_path / "b")["experiments"]
     assert found["curves"] == [] and found["only_in_a"] == ["open", "LDP"]
     assert compare(base, tmp_path / "b").exit_code == 0
+
+
+def test_another_relation_is_another_guarantee(base: Path, tmp_path: Path) -> None:
+    curve = [spec()["curve"][0], private(epsilon=1.0, relation="zero-out")]
+    (found,) = as_json(base, play(tmp_path / "b", curve=curve))["experiments"]
+    assert [c["same_privacy"] for c in found["curves"]] == [True, False]
+
+
+def test_curves_of_other_sizes_are_not_paired(base: Path, tmp_path: Path) -> None:
+    """Six silos meet other users than four, so the difference has the noise of both."""
+    curve = [spec()["curve"][0], private(epsilon=1.0, silos=6)]
+    other = play(tmp_path / "b", curve=curve)
+    (found,) = as_json(base, other)["experiments"]
+    before, now = finals(base, "LDP"), finals(other, "LDP")
+    spread = math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (before, now)))
+    assert found["curves"][1]["difference"]["mean"] == pytest.approx(now.mean() - before.mean())
+    assert found["curves"][1]["difference"]["stderr"] == pytest.approx(spread)
+    assert found["curves"][0]["difference"]["stderr"] == 0.0
