@@ -13,8 +13,9 @@ import pytest
 from fastfed._kernels import native
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree, delta_of, honaker, mu_of, toeplitz
-from fastfed.privacy.continual import RELEASES, GaussianRelease, calibrate_release
+from fastfed.privacy.continual import SHARED, calibrate_release
 from fastfed.privacy.tree import max_prefix_nodes
+from fastfed.privacy.two_streams import GaussianRelease
 
 REFERENCE = [  # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1
     (
@@ -169,10 +170,11 @@ def test_reference_variances(
     found = []
     for name in ("toeplitz", "honaker"):
         release = calibrate_release(name, budget, k)
-        factors = [release.variance_factor(j) for j in range(1, k + 1)]
+        factors = release.variance_factors[1 : k + 1]
         found.append(np.array(factors) * release.noise_std**2 * unit)
     tree = calibrate_tree(budget, k)
     blocks = np.array([j.bit_count() for j in range(1, k + 1)])
+    assert np.array_equal(tree.variance_factors[1:], blocks)
     found.insert(1, blocks * tree.noise_std**2 * unit)
     assert blocks.max() == max_prefix_nodes(k)
     for variances, most, average in zip(found, worst, mean, strict=True):
@@ -186,11 +188,11 @@ def test_reference_calibration() -> None:
     release = calibrate_release("toeplitz", Budget(1.0, 0.01), 400)
     assert (release.layout, release.calibration) == ("goe2", "exact")
     assert release.noise_std == pytest.approx(6.476051318824725, rel=1e-6)
-    worst = release.noise_std * math.sqrt(release.variance_factor(400))
+    worst = release.noise_std * math.sqrt(release.variance_factors[400])
     assert worst == pytest.approx(11.166671944914844, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", SHARED)
 def test_budget_is_met_and_not_wasted(name: str) -> None:
     draw = np.random.default_rng(8)
     for _ in range(60):
@@ -208,7 +210,7 @@ def test_budget_is_met_and_not_wasted(name: str) -> None:
         assert not all(c.holds for c in less.conditions())
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(("layout", "joint"), [("goe2", 2.0), ("iid", math.sqrt(4.5))])
 def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float) -> None:
     """mu against the norm of the change that each leaf makes in what is released."""
@@ -238,11 +240,11 @@ def test_noise_stds_and_text() -> None:
     assert "Denisov" in calibrate_release("toeplitz", Budget(1.0, 0.01), 4).source
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", SHARED)
 def test_no_release_costs_nothing(name: str) -> None:
     release = calibrate_release(name, Budget(1.0, 0.01), 0)
     assert (release.noise_std, release.mu(), release.exact()) == (0.0, 0.0, 0.0)
-    assert release.variance_factor(0) == 0.0
+    assert release.variance_factors.tolist() == [0.0]
     assert all(c.holds for c in release.conditions())
 
 
@@ -264,10 +266,6 @@ BUDGET = Budget(1.0, 0.01)
             'unit must be one of "user", "item"',
         ),
         (lambda: calibrate_release("honaker", BUDGET, -1), "releases must be an integer >= 0"),
-        (
-            lambda: calibrate_release("honaker", BUDGET, 4).variance_factor(5),
-            "k must be an integer >= 0 and <= 4, got 5",
-        ),
         (
             lambda: GaussianRelease(4, "goe2", 0.0, "exact", BUDGET, "x", release="toeplitz"),
             "noise_std must be > 0",

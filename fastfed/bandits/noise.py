@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits.bit_law import bit_law
 from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
-from fastfed.privacy import toeplitz
 from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import calibrate_tree
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.continual import calibrate_release
-from fastfed.privacy.two_streams import TwoStreams
+from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.protocols.plan import Encoding, NoiseStd
 from fastfed.protocols.protocol import PROTOCOLS
 
@@ -104,25 +102,16 @@ def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
     )
 
 
-def _gaussian(
-    mechanism: TwoStreams,
-    keys: Any,
-    setting: Setting,
-    variances: Sequence[float],
-) -> Noise:
+def _gaussian(mechanism: GaussianRelease, keys: Any, setting: Setting) -> Noise:
     std = NoiseStd(*mechanism.stds)
     silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
-    return Noise(mechanism, NoiseLaw(std, silos, np.array(variances, dtype=np.float64)), std)
-
-
-def _nodes_of_prefixes(releases: int) -> list[int]:
-    return [k.bit_count() for k in range(releases + 1)]
+    return Noise(mechanism, NoiseLaw(std, silos, mechanism.variance_factors), std)
 
 
 def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     tree = calibrate_tree(budget, releases, keys.calibration, keys.layout, keys.ratio)
-    return _gaussian(tree, keys, setting, _nodes_of_prefixes(releases))
+    return _gaussian(tree, keys, setting)
 
 
 def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
@@ -130,11 +119,7 @@ def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> N
     made = calibrate_release(
         keys.release, budget, releases, keys.calibration, keys.layout, keys.ratio
     )
-    if keys.release == "toeplitz":
-        variances = [0.0, *toeplitz.prefix_variances(releases).tolist()]
-    else:
-        variances = [made.variance_factor(k) for k in range(releases + 1)]
-    return _gaussian(made, keys, setting, variances)
+    return _gaussian(made, keys, setting)
 
 
 def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
@@ -148,7 +133,7 @@ def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> 
         keys.calibration,
         keys.layout,
     )
-    return _gaussian(tree, keys, setting, _nodes_of_prefixes(releases))
+    return _gaussian(tree, keys, setting)
 
 
 def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:

@@ -27,18 +27,17 @@ from fastfed.bandits.noise import make_noise
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.privacy.budget import RELATIONS
-from fastfed.privacy.calibration import CALIBRATIONS
 from fastfed.privacy.sensitivity import LAYOUTS
+from fastfed.privacy.two_streams import CALIBRATIONS, RELEASES
+from fastfed.protocols.bits import MOST_BITS
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import PROTOCOLS, RELEASES, released_as
+from fastfed.protocols.protocol import PROTOCOLS, released_as
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
 #: covariance_ratio where the radius is direct: of all with the same privacy it makes the bound on
 #: ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
 DIRECT_RATIO = 0.7
-#: Bits one node may hold in memory when each is made, one byte a bit.
-MOST_BITS = 2**29
 
 
 class PrivateKeys(Keys, frozen=True, kw_only=True):

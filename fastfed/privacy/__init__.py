@@ -16,11 +16,11 @@ from fastfed.privacy.certificate import (
     as_text,
     no_privacy,
 )
-from fastfed.privacy.continual import GaussianRelease, calibrate_release
+from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.mechanisms import MECHANISMS, Calibrated, calibrate
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
-from fastfed.privacy.two_streams import CALIBRATIONS
+from fastfed.privacy.two_streams import CALIBRATIONS, GaussianRelease
 
 __all__ = [
     "CALIBRATIONS",

@@ -13,12 +13,10 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.gaussian import mu_of
-from fastfed.privacy.sensitivity import LAYOUTS, sum_sensitivity, user_sensitivity
+from fastfed.privacy.sensitivity import sum_sensitivity
 from fastfed.privacy.tree import depth
-from fastfed.privacy.two_streams import CALIBRATIONS
+from fastfed.privacy.two_streams import exact_std, layout_of
 
-_DEFAULT_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 _SOURCE = {
     "exact": "the less noise of exact silo-level LDP accounting (Balle & Wang 2018, Theorem 8) and "
     "zhou-chowdhury-2024, Lemma F.2, solved for the noise",
@@ -321,14 +319,8 @@ def calibrate_shuffled_tree(
     and where Theorem 5.3's formula is not defined (delta >= kappa / T).
     """
     releases = integer("releases", releases, at_least=0)
-    choice("calibration", calibration, CALIBRATIONS)
-    usual = _DEFAULT_LAYOUT[calibration]
-    layout = choice("layout", layout or usual, LAYOUTS)
-    if calibration != "exact" and layout != usual:
-        raise InputError(
-            f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
-        )
-    kappa, silos, horizon, delta = _checked(budget, releases, silos, horizon)
+    layout = layout_of(calibration, layout)
+    kappa, silos, horizon, _ = _checked(budget, releases, silos, horizon)
     batch_size = integer("batch_size", batch_size, at_least=1)
     choice("unit", budget.unit, ("user", "item"))
     if kappa == 0:
@@ -338,8 +330,7 @@ def calibrate_shuffled_tree(
     elif calibration == "published-code":
         s = published_shuffle_std(budget, releases, silos, horizon)
     else:
-        joint = user_sensitivity(budget.relation, layout)
-        s = math.sqrt(kappa) * joint / mu_of(budget.epsilon, delta)
+        s = exact_std(budget, "tree", releases, layout)
         lemma = amplified_tree_std(budget, releases, silos, batch_size)
         s = s if lemma is None else min(s, lemma)
     return AmplifiedTree(

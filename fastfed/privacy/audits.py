@@ -21,12 +21,13 @@ from fastfed.privacy import honaker, toeplitz
 from fastfed.privacy.audit import AuditResult, audit
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import GaussianTree, calibrate_tree
-from fastfed.privacy.continual import GaussianRelease, calibrate_release
+from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.exponential import Exponential
 from fastfed.privacy.laplace import Laplace
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.sparse_vector import AboveThreshold, minimal_scales
 from fastfed.privacy.tree import prefix_nodes, touches
+from fastfed.privacy.two_streams import GaussianRelease
 
 Audit = Callable[[int, int], AuditResult]
 
@@ -46,10 +47,8 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "goe2": ((1.0, 0.0), (-1.0, 0.0)),
 }
 
-Mechanism = GaussianTree | GaussianRelease
 
-
-def _leaves(mechanism: Mechanism, world: int) -> np.ndarray:
+def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
     """Batch statistics (releases, s) of dataset 0 or 1; all leaves but the first are the same."""
     features = np.full((mechanism.releases, _D), math.sqrt(0.5))
     features[0] = WORST_PAIR[mechanism.layout][world]
@@ -70,11 +69,11 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
     return found
 
 
-def _parts(mechanism: Mechanism) -> tuple[float, float, float]:
+def _parts(mechanism: GaussianRelease) -> tuple[float, float, float]:
     return mechanism.stds
 
 
-def _precision(mechanism: Mechanism) -> np.ndarray:
+def _precision(mechanism: GaussianRelease) -> np.ndarray:
     """One over the noise variance of each packed entry of a statistic, (s,)."""
     bias, off, on = _parts(mechanism)
     rows, columns = np.tril_indices(_D)
@@ -84,7 +83,7 @@ def _precision(mechanism: Mechanism) -> np.ndarray:
 
 
 def _noisy(
-    mechanism: Mechanism, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
+    mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
     """Rows of raw (n, s), each plus the noise of its (silo, node) key; a run is a replicate."""
     noise, parts = SeededNoise(seed, run), _parts(mechanism)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._validate import choice, integer, number
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.sensitivity import LAYOUTS
-from fastfed.privacy.tree import depth, max_touches
-from fastfed.privacy.two_streams import CALIBRATIONS, TwoStreams, exact_std, only_exact
+from fastfed.privacy.tree import depth
+from fastfed.privacy.two_streams import GaussianRelease, exact_std, layout_of, only_exact
 
-_DEFAULT_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 _SOURCE = {
     "exact": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the p-sum tree "
     "(zhou-chowdhury-2024, Algorithm 2)",
@@ -23,22 +21,17 @@ _SOURCE = {
 }
 
 
-class GaussianTree(TwoStreams, frozen=True):
+class GaussianTree(GaussianRelease, frozen=True):
     """The p-sum tree over two streams, x y and x x^T, with Gaussian noise on every released node.
 
-    Fields and guarantee as in `TwoStreams`; a record enters kappa nodes at most. Prefix sums made
-    from the nodes are post-processing.
+    Fields and guarantee as in `GaussianRelease`; a record enters kappa nodes at most. Prefix sums
+    made from the nodes are post-processing.
     """
 
     @property
     def depth(self) -> int:
         """kappa, the largest number of nodes that one record enters."""
         return depth(self.releases)
-
-    @property
-    def sensitivity_squared(self) -> float:
-        """kappa."""
-        return float(max_touches(self.releases))
 
 
 def calibrate_tree(
@@ -56,19 +49,13 @@ def calibrate_tree(
     "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
     the paper's figures were drawn; it often does not give the budget, see conditions().
     layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
-    covariance_ratio: free for "exact", see `TwoStreams`.
+    covariance_ratio: free for "exact", see `GaussianRelease`.
 
     Raises InputError for delta = 0, for the unit "silo" (this accounts for one record), and for a
     layout or ratio that belongs to another calibration.
     """
     releases = integer("releases", releases, at_least=0)
-    choice("calibration", calibration, CALIBRATIONS)
-    usual = _DEFAULT_LAYOUT[calibration]
-    layout = choice("layout", layout or usual, LAYOUTS)
-    if calibration != "exact" and layout != usual:
-        raise InputError(
-            f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
-        )
+    layout = layout_of(calibration, layout)
     only_exact(calibration, covariance_ratio)
     epsilon = budget.epsilon
     delta = number("delta", budget.delta, above=0, below=1)
@@ -77,7 +64,7 @@ def calibrate_tree(
     if kappa == 0:
         s = 0.0
     elif calibration == "exact":
-        s = exact_std(budget, kappa, layout, covariance_ratio)
+        s = exact_std(budget, "tree", releases, layout, covariance_ratio)
     elif calibration == "theorem":
         s = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
     else:

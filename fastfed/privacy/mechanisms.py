@@ -15,7 +15,7 @@ from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.gaussian import mu_of
 from fastfed.privacy.sensitivity import sum_sensitivity
-from fastfed.privacy.two_streams import TwoStreams
+from fastfed.privacy.two_streams import GaussianRelease
 
 
 class Calibrated(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
 
 
-def _two_streams(name: str, made: TwoStreams) -> Calibrated:
+def _two_streams(name: str, made: GaussianRelease) -> Calibrated:
     source = made.source
     if made.calibration != "exact":
         source += f"; exact epsilon {rounded_up(made.exact())}"

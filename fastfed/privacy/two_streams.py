@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy import honaker, toeplitz
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.gaussian import epsilon_of, mu_of
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
+from fastfed.privacy.tree import depth
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
+_USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
+#: How the noise of prefix sums is made; the same order stands in src/ff_play.h.
+RELEASES = ("tree", "honaker", "toeplitz")
 
 
-class TwoStreams(msgspec.Struct, frozen=True):
+class GaussianRelease(msgspec.Struct, frozen=True):
     """A continual release of two streams, x y and x x^T, with Gaussian noise.
 
+    release: how the noise of prefix sums is made: "tree" (a noise vector for each released p-sum),
+    "honaker" (one for each node of the binary tree) or "toeplitz" (one for each step).
     releases: number of releases (T / B of them); 0 releases nothing and costs nothing.
     layout: of each symmetric noise matrix. noise_std: of each bias entry of each independent noise
     vector, in the units of the sums. calibration: which rule chose it. budget: what was asked for.
@@ -25,7 +33,9 @@ class TwoStreams(msgspec.Struct, frozen=True):
     stream is r noise_std.
 
     Guarantee: for one record (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf, everything
-    released of both streams together is one Gaussian mechanism of ratio mu(relation).
+    released of both streams together is one Gaussian mechanism of ratio mu(relation), also when
+    later leaves are chosen in view of earlier releases (by adaptive composition of the nodes;
+    "toeplitz": since its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
     """
 
     releases: int
@@ -35,8 +45,10 @@ class TwoStreams(msgspec.Struct, frozen=True):
     budget: Budget
     source: str
     covariance_ratio: float = 1.0
+    release: str = "tree"
 
     def __post_init__(self) -> None:
+        choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
         choice("layout", self.layout, LAYOUTS)
         choice("calibration", self.calibration, CALIBRATIONS)
@@ -54,7 +66,18 @@ class TwoStreams(msgspec.Struct, frozen=True):
     @property
     def sensitivity_squared(self) -> float:
         """Squared sensitivity of everything released to one leaf, per unit of one record's."""
-        raise NotImplementedError
+        return leaf_squared(self.release, self.releases)
+
+    @property
+    def variance_factors(self) -> np.ndarray:
+        """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,).
+
+        The same for every entry of both streams. Increasing in k for "toeplitz" only.
+        """
+        if self.release == "toeplitz":
+            return np.concatenate([np.zeros(1), toeplitz.prefix_variances(self.releases)])
+        factor = honaker.prefix_variance if self.release == "honaker" else int.bit_count
+        return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
 
     @property
     def stds(self) -> tuple[float, float, float]:
@@ -107,12 +130,23 @@ class TwoStreams(msgspec.Struct, frozen=True):
         return [ClaimCondition(text, found <= budget.epsilon)]
 
 
+def leaf_squared(release: str, releases: int) -> float:
+    """Squared sensitivity of a whole release to one leaf: kappa nodes, or S_K for "toeplitz"."""
+    if release == "toeplitz":
+        return toeplitz.sensitivity_squared(releases)
+    return float(depth(releases))
+
+
 def exact_std(
-    budget: Budget, leaf_squared: float, layout: str, covariance_ratio: float = 1.0
+    budget: Budget,
+    release: str,
+    releases: int,
+    layout: str,
+    covariance_ratio: float = 1.0,
 ) -> float:
     """The least noise_std that truly gives the budget: sqrt(leaf_squared) D / mu_of(budget).
 
-    leaf_squared: squared sensitivity of the release to one leaf. D: the joint sensitivity of one
+    release, releases, layout: as in `GaussianRelease`. D: the joint sensitivity of one
     record in both streams, the covariance stream's noise being covariance_ratio times the bias
     stream's. Raises InputError for delta = 0 and for the unit "silo" (this accounts for one
     record).
@@ -121,7 +155,19 @@ def exact_std(
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
     joint = user_sensitivity(budget.relation, layout, cov_std=ratio)
-    return math.sqrt(leaf_squared) * joint / mu_of(budget.epsilon, delta)
+    leaf = leaf_squared(release, releases)
+    return math.sqrt(leaf) * joint / mu_of(budget.epsilon, delta)
+
+
+def layout_of(calibration: str, layout: str | None) -> str:
+    """The layout of the noise matrix: free for "exact", each other calibration's own."""
+    usual = _USUAL_LAYOUT[choice("calibration", calibration, CALIBRATIONS)]
+    layout = choice("layout", layout or usual, LAYOUTS)
+    if calibration != "exact" and layout != usual:
+        raise InputError(
+            f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
+        )
+    return layout
 
 
 def only_exact(calibration: str, covariance_ratio: float) -> None:

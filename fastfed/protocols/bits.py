@@ -10,6 +10,9 @@ from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Counts
 from fastfed.protocols.plan import Encoding, Plan
 
+#: Bits that may be held in memory at once when each is made, one byte a bit.
+MOST_BITS = 2**29
+
 
 def encoding_of(plan: Plan) -> Encoding:
     """The plan's encoding; only plans whose data points travel as bits have one."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 # The same numbers stand in src/ff_play.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
 ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
-#: How the noise of prefixes is made.
-RELEASES = ("tree", "honaker", "toeplitz")
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,10 @@ from fastfed.privacy.certificate import (
 )
 from fastfed.privacy.gaussian import mu_of
 from fastfed.privacy.sensitivity import sum_sensitivity
-from fastfed.protocols.bits import counted
+from fastfed.protocols.bits import MOST_BITS, counted
 
 CALIBRATIONS = ("exact", "theorem")
 MESSAGES = ("aggregate", "individual")
-#: Bits that may be held in memory when each is made, one byte a bit.
-MOST_BITS = 2**30
 _SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
 
 
@@ -41,8 +39,9 @@ class VectorSum:
     probability 1/4. Who reads the shuffled bits learns their number of ones and nothing else.
 
     The noise is set by epsilon and delta, with calibration "exact" (the fewest bits proven to give
-    the budget) or "theorem" (Cheu et al. 2021), or by noise_bits. ``honest_fraction`` is the share
-    of users whose noise bits are counted on. ``seed`` is for simulations.
+    the budget) or "theorem" (b of chowdhury-zhou-2022, Theorem C.1), or by noise_bits.
+    ``honest_fraction`` is the share of users whose noise bits are counted on. ``seed`` is for
+    simulations.
 
     Guarantee: replacing (relation "replace") or zeroing ("zero-out") one user's vector is
     (epsilon, delta)-indistinguishable to whoever sees the shuffled bits of one sum. The result is

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed.privacy.two_streams import RELEASES
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import NOISY_ADD, RELEASES, REPLACE
+from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.simulation.outcome import Outcome
 
 
