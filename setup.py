@@ -13,7 +13,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
-SOURCES = ["random", "linalg", "scores", "environment", "bits", "release", "protocol", "play"]
+SOURCES = [
+    *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
+    *("clock", "play"),
+]
 #: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
 FUSED = KERNELS / "src" / "ff_sieve.c"
 

@@ -18,7 +18,7 @@ from fastfed._validate import InputError, integer
 
 #: Purposes of streams; the same numbers stand in src/ff_random.h.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
-ROUNDING, BIT_NOISE, SHUFFLE, POLICY = range(7, 11)
+ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 #: Purpose of the noise bits of single data points; the level of their node is added.
 POINT_NOISE = 64
 
@@ -63,6 +63,10 @@ class NoiseSource(Protocol):
         """A uniform action out of ``count``."""
         ...
 
+    def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        ...
+
 
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
@@ -96,6 +100,10 @@ class SeededNoise:
     def action(self, silo: int, round: int, count: int) -> int:
         return native.below(self.seed, POLICY, self.replicate, silo, round, count)
 
+    def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
+        return native.normals_f64(*key, dimension * (dimension + 1) // 2)
+
 
 class SystemNoise:
     """Noise from the operating system's entropy, for deployments.
@@ -106,6 +114,7 @@ class SystemNoise:
 
     def __init__(self) -> None:
         self._drawn: set[tuple[int, int]] = set()
+        self._rounds: set[tuple[int, int]] = set()
 
     def _once(self, silo: int, node: int) -> None:
         if (silo, node) in self._drawn:
@@ -144,6 +153,15 @@ class SystemNoise:
 
     def action(self, silo: int, round: int, count: int) -> int:
         return secrets.randbelow(count)
+
+    def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        if (silo, round) in self._rounds:
+            raise InputError(
+                f"the schedule's noise of round {round} of silo {silo} was drawn already; "
+                "use one SystemNoise for each system"
+            )
+        self._rounds.add((silo, round))
+        return system_normals(dimension * (dimension + 1) // 2)
 
 
 def system_words(count: int) -> np.ndarray:

@@ -69,8 +69,11 @@ def played(folder: Path) -> dict[tuple[int, int], bytes]:
     """Every cell of a store, as its bytes."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
-            (p, r): b
-            for p, r, b in db.execute("SELECT position, replicate, group_regret FROM cells")
+            (position, replicate): b"".join(blobs)
+            for position, replicate, *blobs in db.execute(
+                "SELECT position, replicate, group_regret, synchronisations, bits_up, bits_down "
+                "FROM cells"
+            )
         }
 
 
@@ -231,7 +234,7 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     assert {
         "label", "algorithm", "protocol", "replicates", "group_regret", "per_silo_regret",
         "time_average_regret", "rounds", "mean_curve", "stderr_curve", "synchronisations",
-        "bits_up", "bits_down", "bytes_up", "bytes_down", "bytes_curve",
+        "synchronisations_curve", "bits_up", "bits_down", "bytes_up", "bytes_down", "bytes_curve",
         "agent_rounds_per_second", "certificate",
     } <= set(listed["curves"][0])  # fmt: skip
     assert listed["statements"] == []

@@ -129,13 +129,16 @@ def test_curves_that_only_one_has(base: Path, tmp_path: Path) -> None:
     assert "only in A: LDP" in text and "only in B: new" in text
 
 
-def test_bytes_where_they_differ(base: Path, tmp_path: Path) -> None:
+def test_synchronisations_and_bytes_where_they_differ(base: Path, tmp_path: Path) -> None:
     curve = {**spec()["curve"][0], "batch_size": 20}
     other = play(tmp_path / "b", curve=[curve, spec()["curve"][1]])
     first, second = as_json(base, other)["experiments"][0]["curves"]
     assert first["a"]["bytes_up"] == 2 * first["b"]["bytes_up"] == 6 * 9 * 8 * 4
+    assert (first["a"]["synchronisations"], first["b"]["synchronisations"]) == (6, 3)
     assert second["a"]["bytes_up"] == second["b"]["bytes_up"]
     lines = compare(base, other).stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("synchronised"))
+    assert lines[at + 1].split() == ["open", "6", "3"] and lines[at + 2] == ""
     at = next(i for i, line in enumerate(lines) if line.startswith("sent"))
     assert lines[at + 1].split() == ["open", "3.5", "kB", "1.7", "kB"] and lines[at + 2] == ""
 

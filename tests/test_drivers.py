@@ -29,6 +29,9 @@ def same(a, b):
     np.testing.assert_array_equal(a.rewards, b.rewards)
     np.testing.assert_array_equal(a.group_regret, b.group_regret)
     np.testing.assert_array_equal(a.total, b.total)
+    np.testing.assert_array_equal(a.synchronisations, b.synchronisations)
+    np.testing.assert_array_equal(a.bits_up, b.bits_up)
+    np.testing.assert_array_equal(a.bits_down, b.bits_down)
     assert a.indefinite == b.indefinite
     assert (a.clipped_features, a.clipped_rewards) == (b.clipped_features, b.clipped_rewards)
 

@@ -25,7 +25,7 @@ from fastfed.report.keys import check_figure
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
-from fastfed.report.table import plus_minus, rate, sent
+from fastfed.report.table import plus_minus, rate, sent, times
 from fastfed.report.write import write_report
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
@@ -192,27 +192,34 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
     assert b"<dc:date>" not in first["svg"]
 
 
-def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
-    """What is drawn, read back from the axes: bytes of the plan against regret of the store."""
+def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
+    """Bytes and regret of every line in the picture of communication."""
     from fastfed.report import canvas, communication
 
-    seen: dict[str, Any] = {}
+    seen: list[tuple[Any, Any]] = []
 
     def recorded(axes: Any, x: Any, mean: Any, spread: Any, style: Any) -> Any:
-        seen[style["color"], str(style["linestyle"])] = (x, mean)
+        seen.append((x, mean))
         return original(axes, x, mean, spread, style)
 
     original = canvas.draw_line
+    patch.setattr(communication.canvas, "draw_line", recorded)
+    draw_communication(source, ["svg"])
+    return seen
+
+
+def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
+    """What is drawn, read back from the axes: bytes of the schedule against the store's regret."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communication.canvas, "draw_line", recorded)
-        pictures = draw_communication(source)
+        seen = drawn(patch, source)
+    pictures = draw_communication(source)
     assert pictures == draw_communication(source)
     assert pictures["png"].startswith(b"\x89PNG")
     curves = source.results.curves
     # The lonely silos send nothing, and have no line.
     assert len(seen) == len(curves) - 1 and curves[-1].bytes_sent == 0
     plans = [c.system.plan for c in an_experiment().curves]
-    for curve, plan, (x, mean) in zip(curves[:-1], plans, seen.values(), strict=False):
+    for curve, plan, (x, mean) in zip(curves[:-1], plans, seen, strict=False):
         begun = curve.rounds >= plan.batch_size
         each = 2 * 8 * 4 * (3 + 6)  # both ways, float64, silos, entries of u and V
         np.testing.assert_array_equal(x, each * (curve.rounds[begun] // plan.batch_size))
@@ -247,8 +254,43 @@ def test_sent(count: float, expected: str) -> None:
     assert sent(count) == expected
 
 
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0"), (12, "12"), (10_000, "10000"), (12.4, "12.4"), (13.0, "13.0"), (1 / 23, "0.043"),
+     (1234.56, "1234.6"), (0.0, "0.0")],
+)  # fmt: skip
+def test_times(count: float, expected: str) -> None:
+    assert times(count) == expected
+
+
+def test_replicates_that_synchronise_differently_are_averaged(source: Source) -> None:
+    """By hand: 12, 12 and 13 synchronisations of 100 bits from and to all silos."""
+    counts = np.array([[0, 1, 2, 3, 4, 12], [0, 0, 5, 6, 7, 12], [0, 3, 4, 5, 6, 13]])
+    adaptive = replace(
+        source.results.curves[0],
+        synchronisation_counts=counts,
+        bits_up_counts=100.0 * counts,
+        bits_down_counts=100.0 * counts,
+    )
+    changed = replace(source, results=replace(source.results, curves=(adaptive,)))
+    lines = table.as_text(changed).splitlines()
+    assert lines[3].split()[-3:] == ["synchronised", "sent", "agent-rounds/s"]
+    assert " 12.3  309 B " in lines[5]
+    (row,) = csv.DictReader(io.StringIO(table.as_csv(changed)))
+    assert float(row["synchronisations"]) == pytest.approx(37 / 3)
+    assert float(row["bits_up"]) == pytest.approx(3700 / 3)
+    # Each replicate's 1200 or 1300 bits fill 150 or 163 bytes.
+    assert float(row["bytes_down"]) == pytest.approx((150 + 150 + 163) / 3)
+    with pytest.MonkeyPatch.context() as patch:
+        x = drawn(patch, changed)[0][0]
+    # One replicate has sent by the second checkpoint, and another not.
+    whole = 2 * np.ceil(100 * counts[:, 1:] / 8)
+    np.testing.assert_allclose(x, whole.mean(axis=0))
+
+
 def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
     rows = list(csv.DictReader(io.StringIO(table.as_csv(source))))
+    assert [row["synchronisations"] for row in rows] == ["3", "6", "6", "6", "0"]
     for row, curve in zip(rows, source.results.curves, strict=True):
         assert int(row["bits_up"]) == 8 * int(row["bytes_up"]) == curve.bits_up
         assert int(row["bytes_down"]) == curve.bytes_down
@@ -256,8 +298,8 @@ def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
         assert len(curve.bytes_curve) == len(curve.rounds)
     lines = table.as_text(source).splitlines()[5:]
     # 60 / 20 releases of 9 entries of 8 bytes, 4 silos, both ways.
-    assert "1.7 kB" in lines[0] and 3 * 9 * 8 * 4 * 2 == 1728
-    assert "nothing" in lines[4]
+    assert " 3   1.7 kB" in lines[0] and 3 * 9 * 8 * 4 * 2 == 1728
+    assert " 0  nothing" in lines[4]
 
 
 def test_drawing_leaves_no_trace(source: Source) -> None:

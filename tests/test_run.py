@@ -2,14 +2,17 @@
 
 import sqlite3
 
+import msgspec
 import numpy as np
 import pytest
 
 import fastfed
-from fastfed.results.store import FILE
+from fastfed.results.store import FILE, Store
 from fastfed.simulation import run as run_module
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment
-from fastfed.simulation.run import missing_passes, predict_seconds
+from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.run import Pass, missing_passes, predict_seconds
+from fastfed.simulation.simulate import collect
 
 
 def spec(**changes):
@@ -47,7 +50,12 @@ def cells(folder):
 def same(a, b):
     assert [c.label for c in a.curves] == [c.label for c in b.curves]
     for one, other in zip(a.curves, b.curves, strict=True):
-        np.testing.assert_array_equal(one.group_regret, other.group_regret)
+        for counted in (
+            "group_regret", "synchronisation_counts", "bits_up_counts", "bits_down_counts",
+        ):  # fmt: skip
+            first, second = getattr(one, counted), getattr(other, counted)
+            np.testing.assert_array_equal(first, second)
+            assert first.dtype == second.dtype
         assert one.certificate == other.certificate
 
 
@@ -72,6 +80,95 @@ def test_a_run_is_stored_and_loads_as_it_was(tmp_path):
         checkpoints=7,
     )  # fmt: skip
     same(played, direct)
+
+
+def test_a_fixed_schedule_counts_the_same_in_every_replicate(tmp_path):
+    curve = fastfed.run(experiment_from_spec(spec()), tmp_path).curves[0]
+    # Batches of 10 rounds; 9 entries of 64 bits from and to each of 3 silos.
+    assert curve.rounds.tolist() == [9, 18, 26, 35, 43, 52, 60]
+    expected = np.tile([0, 1, 2, 3, 4, 5, 6], (3, 1))
+    np.testing.assert_array_equal(curve.synchronisation_counts, expected)
+    np.testing.assert_array_equal(curve.bits_up_counts, expected * 3 * 9 * 64)
+    np.testing.assert_array_equal(curve.bits_down_counts, expected * 3 * 9 * 64)
+
+
+def outcome(synchronisations, bits_up, bits_down):
+    return Outcome(
+        group_regret=np.array([1.0, 2.0]),
+        synchronisations=np.array(synchronisations),
+        bits_up=np.array(bits_up, np.float64),
+        bits_down=np.array(bits_down, np.float64),
+        clipped_features=0,
+        clipped_rewards=0,
+        indefinite=0,
+        total=np.zeros(9),
+    )
+
+
+def stored(folder, outcomes):
+    """A store of one curve with these outcomes, one for each replicate."""
+    e = experiment_from_spec(
+        spec(checkpoints=2, replicates=len(outcomes), curve=spec()["curve"][:1])
+    )
+    meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
+    with Store.create_or_resume(folder, meta, run_module.curve_rows(e)) as store:
+        for replicate, one in enumerate(outcomes):
+            store.commit(run_module.cells(Pass(replicate, (0,)), [one]), 1.0, 1, 1)
+        return e, store.results()
+
+
+def test_what_was_sent_is_counted_replicate_by_replicate(tmp_path):
+    """Replicates that synchronise when their data say so differ, and the curve says the mean."""
+    outcomes = [
+        outcome([2, 12], [16, 20], [8, 9]),
+        outcome([2, 13], [16, 40], [8, 17]),
+        outcome([2, 12], [16, 20], [9, 9]),
+    ]
+    e, loaded = stored(tmp_path / "a", outcomes)
+    same(loaded, collect(e, {(0, r): one for r, one in enumerate(outcomes)}))
+    (curve,) = loaded.curves
+    assert curve.synchronisation_counts.tolist() == [[2, 12], [2, 13], [2, 12]]
+    assert curve.synchronisation_counts.dtype == np.int64
+    assert curve.synchronisations == pytest.approx(37 / 3)
+    assert (curve.bits_up, curve.bits_down) == (pytest.approx(80 / 3), pytest.approx(35 / 3))
+    # Whole bytes in each replicate: 3, 5, 3 up and 2, 3, 2 down.
+    assert (curve.bytes_up, curve.bytes_down) == (pytest.approx(11 / 3), pytest.approx(7 / 3))
+    assert curve.bytes_curve == [pytest.approx(3 + 1 / 3), pytest.approx(6)]
+    assert curve.bytes_sent == curve.bytes_curve[-1]
+    listed = curve.to_builtins()
+    assert listed["synchronisations"] == curve.synchronisations
+    assert listed["synchronisations_curve"] == [2, curve.synchronisations]
+    assert listed["bytes_curve"] == curve.bytes_curve
+
+    # Where all agree counts are whole, and where only the mean is whole it is a mean.
+    assert type(listed["synchronisations_curve"][0]) is int
+    even = [outcome([1, last], [8, 8], [0, 0]) for last in (12, 14)]
+    _, two = stored(tmp_path / "b", even)
+    assert repr(two.curves[0].synchronisations) == "13.0"
+    assert repr(two.curves[0].bits_up) == "8" and repr(two.curves[0].bytes_up) == "1"
+    assert two.curves[0].bytes_curve == [1, 1]
+
+
+def test_huge_counts_are_kept_and_listed(tmp_path):
+    """Vector sums send more bits than a 64-bit integer holds; equal ones are their own mean."""
+    large = 2.0**53 - 1.0
+    _, loaded = stored(tmp_path, [outcome([1, 1], [large, 3e30], [0, 0])] * 3)
+    (curve,) = loaded.curves
+    assert curve.bits_up_counts[:, 0].tolist() == [large] * 3
+    assert curve.bits_up == 3e30 and isinstance(curve.bits_up, float)
+    assert curve.bytes_curve == [2**50, 3e30 / 8]
+    assert type(curve.bytes_curve[0]) is int
+    assert b"3e30" in msgspec.json.encode(curve.to_builtins())
+
+
+def test_a_store_of_an_older_form_is_refused(tmp_path):
+    fastfed.run(experiment_from_spec(spec()), tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE meta SET value = '\"2\"' WHERE key = 'format'")
+    with pytest.raises(fastfed.InputError, match="another version of fastfed"):
+        fastfed.load(tmp_path)
+    with pytest.raises(fastfed.InputError, match="another version of fastfed"):
+        fastfed.run(experiment_from_spec(spec()), tmp_path)
 
 
 def test_more_replicates_later_repeat_nothing_and_equal_a_straight_run(tmp_path, monkeypatch):

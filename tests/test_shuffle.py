@@ -315,7 +315,7 @@ def test_bits_sent_equal_the_bits_of_the_messages():
     noise = SeededNoise(2)
     silos, sent, label = [Silo(plan, i, noise) for i in range(2)], 0, 3  # 5 labels: 3 bits
     shuffler, server = Shuffler(plan, noise), Server(plan, noise)
-    for round in range(1, 16):
+    for _ in range(1, 16):
         for silo in silos:
             silo.select(np.eye(2))
             silo.observe(0.5)
@@ -325,17 +325,17 @@ def test_bits_sent_equal_the_bits_of_the_messages():
             broadcast = server.combine(shuffler.shuffle(made))
             for silo in silos:
                 silo.receive(broadcast)
-        assert plan.bits_up_by(round) == sent
-    assert plan.bits_up == sent and plan.bits_down == 5 * 2 * 5 * 64
-    assert plan.bytes_by(15) == plan.bytes_up + plan.bytes_down
+        assert plan.bits_up_of(server.release) == sent
+    assert plan.releases == server.release == 5
+    assert plan.bits_down_of(5) == 5 * 2 * 5 * 64
 
 
 def test_plain_sums_send_eight_bytes_an_entry():
     system = make_system(
         "private-fedlinucb", silos=3, horizon=20, dimension=2, batch_size=6, epsilon=1, delta=0.1
     )
-    assert system.plan.bytes_up == system.plan.bytes_down == 3 * 3 * 5 * 8
-    assert system.plan.bytes_by(5) == 0 and system.plan.bytes_by(6) == 2 * 3 * 5 * 8
+    for sent in (system.plan.bits_up_of, system.plan.bits_down_of):
+        assert [sent(k) for k in range(4)] == [k * 3 * 5 * 64 for k in range(4)]
 
 
 # ---- the published constants --------------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_the_random_policy_plays_each_action_alike():
     assert np.array_equal(one.actions, other.actions)
     assert np.array_equal(one.group_regret, other.group_regret)
     assert stats.chisquare(np.bincount(one.actions.ravel(), minlength=7)).pvalue > FALSE_ALARM
-    assert plans[0].bytes_by(700) == 0
+    assert one.bits_up[-1] == one.bits_down[-1] == one.synchronisations[-1] == 0
 
 
 @pytest.mark.parametrize("key", [{"batch_size": 5}, {"lazy": True}, {"radius_multiplier": 0.1}])

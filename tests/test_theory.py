@@ -186,7 +186,7 @@ def test_the_direct_radius_is_the_default_and_its_formula(lazy):
     log_det, f = 123.0, 1.7
     base = 2 * math.log((1 if lazy else 100) * 2 / 0.01)
     expected = 0.5 * math.sqrt(f * (base + log_det + 10 * math.log(f / anchor)))
-    assert plan.radius.of(f, log_det, 10) == pytest.approx(expected, rel=1e-12)
+    assert plan.radius.of(0, f, log_det, 10) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_given_lambda_of_the_direct_radius_never_falls():
@@ -208,7 +208,7 @@ def test_without_noise_the_direct_radius_is_the_determinants():
     assert (plain.plan.regularizer == 1.0).all()
     assert not radius.error_bound.any()
     assert not radius.floor.any()
-    assert radius.of(1.0, 20.0, 10) == pytest.approx(0.5 * math.sqrt(2 * math.log(100) + 20.0))
+    assert radius.of(0, 1.0, 20.0, 10) == pytest.approx(0.5 * math.sqrt(2 * math.log(100) + 20.0))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 0.1), (5.0, 0.001)])
@@ -303,7 +303,7 @@ def test_a_last_short_batch_is_never_released():
     setting = Setting(3, 103, 4)
     plan = private(setting, batch_size=10).plan
     assert plan.releases == 10
-    assert plan.bytes_up == 8 * 14 * 3 * 10
+    assert plan.bits_up_of(plan.releases) == 64 * 14 * 3 * 10
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ LEAVES = [
     *("sherman_morrison", "clip_norm", "scores", "select", "node_level", "psum", "prefix", "add"),
     *("add_noise", "node_normals", "refresh", "radius_at", "words", "scale", "touched_levels"),
     *("round_point", "round_points", "binomials", "binomials_from_words"),
-    *("encode_bits", "shuffle_bits", "choose_regularizer", "direct_radius"),
+    *("encode_bits", "shuffle_bits", "choose_regularizer", "determinant_radius"),
     *("honaker", "honaker_number", "toeplitz"),
 ]
 WORD = st.integers(0, 2**32 - 1)
@@ -580,18 +580,18 @@ def test_toeplitz(seed, k, more, size):
 
 @repeat()
 @given(
-    *[st.floats(0.0, 10.0)] * 3,
+    *[st.floats(0.0, 10.0)] * 4,
     st.floats(1e-3, 10.0),
     st.floats(1.0, 3.0),
     st.floats(-50.0, 1000.0),
     st.integers(1, 200),
 )
-def test_direct_radius(multiplier, scale, base, anchor, inflation, log_det, d):
-    args = multiplier, scale, base, anchor, inflation, log_det, d
-    one = native.direct_radius(*args)
-    assert one == twins.direct_radius(*args)
+def test_determinant_radius(multiplier, scale, base, offset, anchor, inflation, log_det, d):
+    args = multiplier, scale, base, offset, anchor, inflation, log_det, d
+    one = native.determinant_radius(*args)
+    assert one == twins.determinant_radius(*args)
     grown = max(0.0, log_det + d * np.log(inflation / anchor))
-    plain = multiplier * scale * np.sqrt(inflation * (base + grown))
+    plain = multiplier * (offset + scale * np.sqrt(inflation * (base + grown)))
     assert one == pytest.approx(float(plain), rel=1e-9, abs=1e-6)
 
 

@@ -71,10 +71,11 @@ def refresh(
     statistic: np.ndarray, regularizer: float, w: np.ndarray, theta: np.ndarray
 ) -> float: ...
 def choose_regularizer(statistic: np.ndarray, full: float, floor: float, d: int) -> float: ...
-def direct_radius(
+def determinant_radius(
     multiplier: float,
     scale: float,
     base: float,
+    offset: float,
     anchor: float,
     inflation: float,
     log_det: float,
@@ -177,6 +178,8 @@ class Called(Environment):
         reward: tuple[int, float],
     ) -> None: ...
 
+def saved_size(d: int, levels: int) -> int: ...
+
 class Pass:
     def __init__(
         self,
@@ -186,6 +189,9 @@ class Pass:
         checkpoints: np.ndarray,
         curves: Sequence[dict[str, Any]],
         threads: int,
+        names: np.ndarray | None = None,
+        phase: int = 0,
+        stride: int = 1,
     ) -> None: ...
     def begin(self) -> None: ...
     def play(self, first: int, last: int) -> None: ...

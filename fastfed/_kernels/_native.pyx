@@ -130,7 +130,7 @@ cdef extern from "ff_protocol.h" nogil:
         double multiplier
         double scale
         double base
-        int64_t direct
+        int64_t determinant
         double anchor
     int64_t ff_node_level(int64_t k)
     void ff_psum(double *sums, const double *leaf, int64_t level, int64_t s)
@@ -146,7 +146,8 @@ cdef extern from "ff_protocol.h" nogil:
                       double *scratch)
     double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
                         int64_t d)
-    double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d)
+    double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                                 double log_det, int64_t d)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
                                  double *w, double *scratch)
 
@@ -156,9 +157,24 @@ cdef extern from "ff_release.h" nogil:
     int64_t ff_honaker_number(int64_t k)
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
 
+cdef extern from "ff_clock.h" nogil:
+    ctypedef struct ff_clock:
+        int64_t kind
+        int64_t delay
+        double threshold
+        double extra
+        ff_noise_std std
+        int64_t levels
+        double *wide
+        double *growth
+        double *nodes
+        int64_t *fired
+        double *saved
+
 cdef extern from "ff_play.h" nogil:
     ctypedef struct ff_curve:
         int64_t batch_size
+        ff_clock clock
         int64_t lazy
         int64_t random
         int64_t randomizer
@@ -168,7 +184,9 @@ cdef extern from "ff_play.h" nogil:
         const double *noise_scale
         ff_noise_std noise_std
         ff_radius radius
+        int64_t direct
         double radius_count
+        int64_t last_entry
         const double *regularizer
         const double *radius_offset
         const double *radius_lambda
@@ -183,6 +201,9 @@ cdef extern from "ff_play.h" nogil:
         const int64_t *bit_levels
         const int64_t *noise_bits
         const double *unit
+        int64_t *synchronised
+        uint8_t *asked
+        uint8_t *met
         double second_bonus
         double inflation
         double *history
@@ -207,6 +228,9 @@ cdef extern from "ff_play.h" nogil:
         int64_t silos
         int64_t dimension
         int64_t horizon
+        const int64_t *names
+        int64_t phase
+        int64_t stride
         const int64_t *checkpoints
         int64_t checkpoint_count
         ff_curve *curves
@@ -216,6 +240,7 @@ cdef extern from "ff_play.h" nogil:
         int64_t scratch_size
         int64_t *status
     int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels)
+    int64_t ff_play_saved(int64_t dimension, int64_t levels)
     int64_t ff_begin(ff_pass *p)
     int64_t ff_play(ff_pass *p, int64_t first, int64_t last)
 
@@ -451,12 +476,12 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
     return ff_radius_at(&radius, offset, lam, count, d)
 
 
-def direct_radius(double multiplier, double scale, double base, double anchor, double inflation,
-                  double log_det, int64_t d):
+def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
+                       double inflation, double log_det, int64_t d):
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.anchor = anchor
-    return ff_direct_radius(&radius, inflation, log_det, d)
+    return ff_determinant_radius(&radius, offset, inflation, log_det, d)
 
 
 # ---- releases -----------------------------------------------------------------------------------
@@ -724,10 +749,17 @@ cdef double *pointer(array) except? NULL:
     return <double *>address
 
 
+def saved_size(int64_t d, int64_t levels):
+    """Doubles of one silo that a curve with a clock keeps."""
+    return ff_play_saved(d, levels)
+
+
 cdef class Pass:
     """One replicate of one or several curves over one environment (see ff_play.h).
 
-    Each curve is a mapping with the plan's numbers and the state arrays, named as in ff_curve.
+    Each curve is a mapping with the plan's numbers and the state arrays, named as in ff_curve. A
+    pass may be a part of a larger play: its silos are ``names`` there, and its rounds those of
+    ``phase`` modulo ``stride``. A curve with a clock plays alone.
     """
 
     cdef ff_pass c
@@ -736,18 +768,26 @@ cdef class Pass:
     cdef Environment environment
 
     def __init__(self, Environment environment, int64_t silos, int64_t horizon,
-                 const int64_t[::1] checkpoints, curves, int64_t threads):
+                 const int64_t[::1] checkpoints, curves, int64_t threads,
+                 const int64_t[::1] names=None, int64_t phase=0, int64_t stride=1):
         cdef int64_t d = environment.c.dimension, i
         cdef double[:, ::1] scratch
         cdef int64_t[::1] status = np.zeros(silos, np.int64)
         cdef ff_curve *c
         if len(curves) > 64:
             raise ValueError("a pass plays at most 64 curves")
+        if len(curves) > 1 and any(curve["clock"] is not None for curve in curves):
+            raise ValueError("a curve with a clock plays alone")
         self.environment = environment
         self.c.environment = &environment.c
         self.c.seed, self.c.replicate = environment.seed, environment.replicate
         self.c.silos, self.c.dimension, self.c.horizon = silos, d, horizon
-        self.c.checkpoints, self.c.checkpoint_count = &checkpoints[0], checkpoints.shape[0]
+        self.c.names = NULL
+        if names is not None:
+            self.c.names = &names[0]
+        self.c.phase, self.c.stride = phase, stride
+        self.c.checkpoints = &checkpoints[0] if checkpoints.shape[0] else NULL
+        self.c.checkpoint_count = checkpoints.shape[0]
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
         self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
         # Rows padded so that no two threads share a cache line.
@@ -755,42 +795,61 @@ cdef class Pass:
         self.c.scratch_size = (ff_play_scratch(environment.c.actions, d, most) + 63) // 64 * 64
         scratch = np.empty((self.c.threads, self.c.scratch_size))
         self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
-        self.keep = (checkpoints, scratch, status, curves)
+        self.keep = (checkpoints, scratch, status, curves, names)
         for i, curve in enumerate(curves):
-            c = &self.curves[i]
-            memset(c, 0, sizeof(ff_curve))
-            c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
-            c.random = curve["random"]
-            c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
-            c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
-            c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
-            c.radius.direct, c.radius.anchor = curve["direct"], curve["anchor"]
-            c.radius_count, c.inflation = curve["radius_count"], 1.0
-            c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
-            c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
-            c.history = pointer(curve["history"])
-            c.noise_scale = pointer(curve["noise_scale"])
-            c.regularizer = pointer(curve["regularizer"])
-            c.radius_offset = pointer(curve["radius_offset"])
-            c.radius_lambda = pointer(curve["radius_lambda"])
-            c.clip = curve["clip"]
-            c.feature_bound = curve["feature_bound"]
-            c.reward_low, c.reward_high = curve["reward_range"]
-            c.levels, c.shuffled = curve["levels"], curve["shuffled"]
-            c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
-            c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
-            c.unit = pointer(curve["unit"])
-            c.order = <int64_t *>pointer(curve["order"])
-            c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
-            c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
-            c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
-            c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])
-            c.curve = pointer(curve["curve"])
-            c.clipped = <int64_t *>pointer(curve["clipped"])
-            c.indefinite = <int64_t *>pointer(curve["indefinite"])
-            if curve["actions"] is not None:
-                c.actions = <int32_t *>pointer(curve["actions"])
-                c.rewards = pointer(curve["rewards"])
+            self.describe(&self.curves[i], curve)
+
+    cdef void describe(self, ff_curve *c, curve) except *:
+        memset(c, 0, sizeof(ff_curve))
+        c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
+        c.random = curve["random"]
+        c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
+        c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
+        c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
+        c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
+        c.direct, c.inflation = curve["direct"], 1.0
+        c.radius_count = curve["radius_count"]
+        c.last_entry = len(curve["regularizer"]) - 1
+        c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
+        c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
+        c.history = pointer(curve["history"])
+        c.noise_scale = pointer(curve["noise_scale"])
+        c.regularizer = pointer(curve["regularizer"])
+        c.radius_offset = pointer(curve["radius_offset"])
+        c.radius_lambda = pointer(curve["radius_lambda"])
+        c.clip = curve["clip"]
+        c.feature_bound = curve["feature_bound"]
+        c.reward_low, c.reward_high = curve["reward_range"]
+        c.levels, c.shuffled = curve["levels"], curve["shuffled"]
+        c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
+        c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
+        c.unit = pointer(curve["unit"])
+        c.order = <int64_t *>pointer(curve["order"])
+        c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
+        c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
+        c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
+        c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])
+        c.curve = pointer(curve["curve"])
+        c.clipped = <int64_t *>pointer(curve["clipped"])
+        c.indefinite = <int64_t *>pointer(curve["indefinite"])
+        c.synchronised = <int64_t *>pointer(curve["synchronised"])
+        if curve["actions"] is not None:
+            c.actions = <int32_t *>pointer(curve["actions"])
+            c.rewards = pointer(curve["rewards"])
+        if curve["clock"] is not None:
+            self.wind(&c.clock, curve["clock"])
+        if curve["met"] is not None:
+            c.asked = <uint8_t *>pointer(curve["asked"])
+            c.met = <uint8_t *>pointer(curve["met"])
+
+    cdef void wind(self, ff_clock *clock, given) except *:
+        clock.kind, clock.delay = given["kind"], given["delay"]
+        clock.threshold, clock.extra = given["threshold"], given["extra"]
+        clock.std.off_diagonal, clock.std.diagonal = given["std"]
+        clock.levels = given["levels"]
+        clock.wide, clock.growth = pointer(given["wide"]), pointer(given["growth"])
+        clock.nodes, clock.saved = pointer(given["nodes"]), pointer(given["saved"])
+        clock.fired = <int64_t *>pointer(given["fired"])
 
     def begin(self):
         self.raise_if(ff_begin(&self.c))

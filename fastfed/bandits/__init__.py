@@ -6,7 +6,7 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 from __future__ import annotations
 
 from fastfed._validate import InputError, integer, nearest
-from fastfed.bandits import fedlinucb, local_linucb, private_fedlinucb, random_policy
+from fastfed.bandits import fedlinucb, feducb, local_linucb, private_fedlinucb, random_policy
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import System
 
@@ -15,6 +15,7 @@ ALGORITHMS = {
     for a in (
         fedlinucb.ALGORITHM,
         private_fedlinucb.ALGORITHM,
+        feducb.ALGORITHM,
         local_linucb.ALGORITHM,
         random_policy.ALGORITHM,
     )

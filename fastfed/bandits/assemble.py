@@ -32,10 +32,19 @@ def assemble(
     noise: Noise | None = None,
     individual: bool = False,
     release: str = "tree",
+    *,
+    only_released: bool | None = None,
+    ordered: bool = True,
 ) -> tuple[Plan, Theory]:
-    """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none."""
+    """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none.
+
+    ``only_released``: as `released_only` says by default. ``ordered``: whether the rounds of
+    synchronisation are known in advance.
+    """
     releases = setting.horizon // batch_size if batch_size else 0
     law = noise.law if noise else NoiseLaw(variances=np.zeros(releases + 1))
+    if only_released is None:
+        only_released = released_only(keys, batch_size)
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
         setting if batch_size else replace(setting, silos=1),
@@ -45,10 +54,25 @@ def assemble(
         regularizer=keys.regularizer_rule,
         failure_probability=keys.failure_probability,
         clip=clip,
-        released_only=released_only(keys, batch_size),
+        released_only=only_released,
         union=setting.silos,
+        ordered=ordered,
     )
-    plan = Plan(
+    made = plan_of(keys, setting, protocol, batch_size, clip, theory, noise)
+    return replace(made, individual=individual, release=release), theory
+
+
+def plan_of(
+    keys: Keys,
+    setting: Setting,
+    protocol: Protocol,
+    batch_size: int,
+    clip: Clip | None,
+    theory: Theory,
+    noise: Noise | None,
+) -> Plan:
+    """The plan of a theory and its noise."""
+    return Plan(
         silos=setting.silos,
         horizon=setting.horizon,
         dimension=setting.dimension,
@@ -60,9 +84,6 @@ def assemble(
         regularizer=theory.regularizer,
         radius=theory.radius,
         clip=clip,
-        release=release,
         encoding=noise.encoding if noise else None,
         silo_noise=noise.silo_noise if noise else (),
-        individual=individual,
     )
-    return plan, theory

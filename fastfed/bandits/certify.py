@@ -21,25 +21,33 @@ from fastfed.privacy.certificate import (
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.protocol import Protocol
 
-#: Every schedule here is fixed in advance.
-SCHEDULE = Condition("synchronisation rounds do not depend on data", True)
+#: Who says when to synchronise.
+FIXED = Condition("synchronisation rounds do not depend on data", True)
+BY_RAW_DATA = Condition(FIXED.text, False)
+BY_NOISY_SUMS = Condition(
+    "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
+)
 
 
 @dataclass(frozen=True)
 class Assumptions:
     """What the accounting of one release assumes of the run."""
 
+    schedule: Condition
     released_only: Condition
     features: Condition
     rewards: Condition
     once: Condition
 
     @classmethod
-    def of(cls, setting: Setting, clip: Clip | None, released_only: bool) -> Assumptions:
+    def of(
+        cls, setting: Setting, clip: Clip | None, released_only: bool, schedule: Condition
+    ) -> Assumptions:
         low, high = setting.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
         where = "clipped" if clip is not None else "as the environment gives them"
         return cls(
+            schedule=schedule,
             released_only=Condition(
                 "actions depend on released statistics only (lazy play, or B = 1)", released_only
             ),
@@ -52,12 +60,12 @@ class Assumptions:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        return (SCHEDULE, self.released_only, self.features, self.rewards, self.once)
+        return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def aloud(self) -> tuple[str, ...]:
-        """Caveats of a statement that assumes, against the run, what its data do not keep."""
-        about_data = (self.features, self.rewards, self.once)
+        """Caveats of a statement that assumes, against the run, what it does not keep."""
+        about_data = (self.schedule, self.features, self.rewards, self.once)
         return tuple(f"assumes, against this run: {c.text}" for c in about_data if not c.holds)
 
 
@@ -70,19 +78,20 @@ def certify(
     released_only: bool,
     source: str,
     by_silo: Sequence[tuple[tuple[int, ...], Mechanism]] = (),
+    schedule: Condition = FIXED,
 ) -> Certificate:
     """The certificate of one private linear system, its noise taken from seeded streams.
 
-    The top is the user-level claim: exact where every assumption holds, else unproven with the
-    weaker statements that do hold under ``also``. Where silos have budgets of their own, the top
-    is that of the weakest, and ``by_silo`` adds the others.
+    The top is the user-level claim: exact where every assumption holds, "none" where raw data make
+    the schedule, else unproven with the weaker statements that do hold under ``also``. Where silos
+    have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
     """
     budget = mechanism.budget
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = mechanism.exact()
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
-    assumed = Assumptions.of(setting, clip, released_only)
+    assumed = Assumptions.of(setting, clip, released_only, schedule)
     met = tuple(mechanism.conditions())
     proven = known and all(c.holds for c in assumed.all)
 
@@ -139,12 +148,21 @@ def certify(
         model=protocol.model,
         claimed=claimed,
         exact=exact if proven else None,
-        status="proven" if proven else "unproven",
+        status="none" if not schedule.holds else "proven" if proven else "unproven",
         noise_std=mechanism.noise_stds,
         conditions=(*assumed.all, *met),
-        caveats=_caveats(setting, theory, mechanism, protocol, released_only),
+        caveats=(*_about(schedule), *_caveats(setting, theory, mechanism, protocol, released_only)),
         source=source,
         also=tuple(also),
+    )
+
+
+def _about(schedule: Condition) -> tuple[str, ...]:
+    if schedule.holds:
+        return ()
+    return (
+        "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant "
+        "of raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)",
     )
 
 

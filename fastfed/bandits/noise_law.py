@@ -47,6 +47,9 @@ class NoiseLaw:
     #: s in the published code's regularizer, where that is not the noise's own.
     published_std: float | None = None
     remainder: Remainder | None = None
+    #: How many releases the bounds hold for, where that is more than ``variances`` lists: its last
+    #: entry is then the most that any of the others has.
+    counted: int = 0
 
     @property
     def releases(self) -> int:
@@ -129,7 +132,7 @@ class NoiseLaw:
     def _shares(self, probability: float) -> tuple[float, float]:
         """Failure probability of the Gaussian part and of the rounding, at one release each."""
         if self.remainder is None:
-            return probability / self.releases, 0.0
+            return probability / max(self.releases, self.counted), 0.0
         # The coupling has its own, and fails in all bounds at once.
         left = (probability - self.remainder.probability) / self.releases
         if left <= 0.0:

@@ -11,15 +11,17 @@ from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.trigger import Clock
 
 
 class Silo:
     """One silo of a federated linear bandit, step by step (zhou-chowdhury-2024, Alg. 1, 8).
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``report()`` to the server and hand its answer to ``receive``. A bare ``Silo(plan)``
-    draws its privacy noise from the operating system and never draws a node's noise twice;
-    pass ``fastfed.SeededNoise`` only to simulate.
+    send ``report()`` to the server and hand its answer to ``receive``. Where the plan has a
+    trigger the silo that is ``due`` first tells the others, who then are too: ``ask()``. A bare
+    ``Silo(plan)`` draws its privacy noise from the operating system and never draws a node's noise
+    twice; pass ``fastfed.SeededNoise`` only to simulate.
     """
 
     def __init__(self, plan: Plan, index: int = 0, noise: NoiseSource | None = None) -> None:
@@ -30,9 +32,14 @@ class Silo:
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
         self._second_bonus, self._inflation = 0.0, 1.0
-        self._refresh(np.zeros(plan.statistic_size), 0)
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
+        self._clock: Clock | None = None
+        if plan.trigger is not None:
+            kept = plan.dimension, plan.horizon, self.index, self._noise
+            self._clock = Clock(plan.trigger, *kept)
+        self._asked: int | None = None
+        self._refresh(np.zeros(plan.statistic_size))
         self._chosen: np.ndarray | None = None
 
     @property
@@ -43,18 +50,34 @@ class Silo:
     @property
     def due(self) -> bool:
         """Whether a report has to be sent before the next round."""
-        return self._reports_due() > self._randomizer.release
+        return self._wanted() > self._randomizer.release
 
-    def _reports_due(self) -> int:
-        return self.round // self.plan.batch_size if self.plan.batch_size else 0
+    @property
+    def asked(self) -> int | None:
+        """Round at whose end the next report is due, where a trigger fired; else None."""
+        return self._asked
+
+    def ask(self, round: int | None = None) -> None:
+        """Another silo's trigger has fired: a report is due after ``round`` (default: this one)."""
+        if self._clock is None:
+            raise InputError("ask belongs to plans with a trigger; here every batch has its length")
+        if self._asked is None:
+            earliest = max(1, self.round)
+            self._asked = earliest if round is None else integer("round", round, at_least=earliest)
+
+    def _wanted(self) -> int:
+        """Releases that must have come back before the next round."""
+        if self._clock is None:
+            return self.round // self.plan.batch_size if self.plan.batch_size else 0
+        return self.release + (self._asked is not None and self.round >= self._asked)
 
     def select(self, actions: object) -> int:
         """Index of the action to play for the next user; ``actions`` is (K, d)."""
         if self._chosen is not None:
             raise InputError("select was called twice; observe the reward of the last action first")
-        if self._reports_due() > self.release:
+        if self._wanted() > self.release:
             raise InputError(
-                f"silo {self.index} must report and receive release {self._reports_due()} "
+                f"silo {self.index} must report and receive release {self._wanted()} "
                 f"before round {self.round + 1}"
             )
         if self.round == self.plan.horizon:
@@ -68,14 +91,15 @@ class Silo:
         return chosen
 
     def _radius(self) -> float:
-        radius, d = self.plan.radius, self.plan.dimension
-        if radius.direct:
-            return radius.of(self._inflation, self._estimate.log_det, d)
-        return radius.at(self.release, self.plan.rows(self.release, self.round + 1), d)
+        plan, entry = self.plan, self.plan.entry(self.release)
+        radius, d = plan.radius, plan.dimension
+        if radius.determinant:
+            return radius.of(entry, self._inflation, self._estimate.log_det, d)
+        return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
-    def _refresh(self, statistic: np.ndarray, k: int) -> float:
+    def _refresh(self, statistic: np.ndarray) -> float:
         """V and theta_hat from what was synchronised; returns the shift that V needed."""
-        plan = self.plan
+        plan, k = self.plan, self.plan.entry(self.release)
         regularizer = full = float(plan.regularizer[k])
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
@@ -85,6 +109,8 @@ class Silo:
         if plan.radius.direct:
             bound = regularizer + shift + float(plan.radius.error_bound[k])
             self._second_bonus = plan.radius.multiplier * bound
+        if self._clock is not None:
+            self._clock.restart(self._estimate.w, statistic, regularizer + shift)
         return shift
 
     def observe(self, reward: float) -> None:
@@ -109,13 +135,17 @@ class Silo:
         self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
+        if self._clock is None or self._asked is not None:
+            return
+        if self._clock.observe(x, self.round + 1):
+            self._asked = self.round + 1 + self._clock.trigger.delay
 
     def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
         if not self.due:
+            when = "nobody has asked" if self._clock else f"batch_size = {self.plan.batch_size}"
             raise InputError(
-                f"silo {self.index} has no report due after round {self.round} "
-                f"(batch_size = {self.plan.batch_size})"
+                f"silo {self.index} has no report due after round {self.round} ({when})"
             )
         return self._randomizer.report()
 
@@ -134,5 +164,5 @@ class Silo:
             )
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
-        self.indefinite += self._refresh(broadcast.values, broadcast.release) > 0.0
-        self.release = broadcast.release
+        self.release, self._asked = broadcast.release, None
+        self.indefinite += self._refresh(broadcast.values) > 0.0

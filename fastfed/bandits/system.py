@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -42,9 +42,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     failure_probability: float = 0.01
     regularizer: str | float | None = None  # None: the radius' own
     clip: bool | None = None  # None: true, but for the published code's runs
+    #: What ``radius`` may be.
+    radii: ClassVar[tuple[str, ...]] = RADII
 
     def __post_init__(self) -> None:
-        choice("radius", self.radius, RADII)
+        choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
         number("failure_probability", self.failure_probability, at_least=1e-30, below=1.0)
         if isinstance(self.regularizer, str):

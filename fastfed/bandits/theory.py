@@ -73,12 +73,15 @@ def make_theory(
     clip: Clip | None,
     released_only: bool,
     union: int,
+    ordered: bool = True,
 ) -> Theory:
     """lambda and beta for one curve, at each release k = 0..K.
 
     ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
     self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
-    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
+    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha). That
+    needs ``ordered``, synchronisations at rounds known in advance: the end of a batch must not
+    depend on rounds of others that come after it in the silo's own order.
 
     radius "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
     equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
@@ -118,15 +121,8 @@ def make_theory(
         made = Radius(1.0, setting.reward_scale, base, offset, log_lambda)
     # The published code takes R = 1 where rewards carry no noise.
     scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
-    inside = setting.reward_range is not None and (
-        clip is None
-        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
-    )
     conditions = (
-        Condition(
-            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
-        ),
-        Condition("rewards are bounded, and clipping does not move their mean", inside),
+        *about_rewards(setting, clip),
         Condition(
             "the regularizer exceeds the noise's operator norm with high probability",
             bool(definite.all()),
@@ -136,6 +132,8 @@ def make_theory(
             radius in ("direct", "lemma-c2") and radius_multiplier >= 1.0,
         ),
     )
+    if not (released_only or ordered):
+        conditions += (Condition("each silo's own order of events is one of the proof's", False),)
     return Theory(
         regularizer=lam,
         lambda_min=lambda_min,
@@ -143,6 +141,20 @@ def make_theory(
         nu=nu,
         radius=replace(made, multiplier=radius_multiplier, scale=scale),
         conditions=conditions,
+    )
+
+
+def about_rewards(setting: Setting, clip: Clip | None) -> tuple[Condition, ...]:
+    """What every proof here asks of the environment."""
+    inside = setting.reward_range is not None and (
+        clip is None
+        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
+    )
+    return (
+        Condition(
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
+        ),
+        Condition("rewards are bounded, and clipping does not move their mean", inside),
     )
 
 
@@ -189,6 +201,7 @@ def _direct(
         2.0 * math.log(1.0 / rewards),
         np.zeros_like(lam),
         np.full_like(lam, anchor),
+        determinant=True,
         direct=True,
         anchor=anchor,
         error_bound=error,

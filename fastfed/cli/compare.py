@@ -23,9 +23,10 @@ folder_type = click.Path(path_type=Path)
 def compare(a: Path, b: Path, as_json: bool) -> None:
     """What differs between two output folders, curve by curve.
 
-    Curves are matched by label: final group regret, B - A with its standard error, privacy and
-    bytes where they differ, and the keys that differ. Runs over the same rounds are compared
-    replicate by replicate. Folders of several experiments are compared by name.
+    Curves are matched by label: final group regret, B - A with its standard error, privacy,
+    synchronisations and bytes where they differ, and the keys that differ. Runs over the same
+    rounds are compared replicate by replicate. Folders of several experiments are compared by
+    name.
     """
     from fastfed.report.compare import compare_folders
 
@@ -45,7 +46,7 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 def _print(comparison: Comparison) -> None:
     from fastfed.report.compare import shown
     from fastfed.report.privacy_words import privacy_words
-    from fastfed.report.table import plus_minus, sent
+    from fastfed.report.table import plus_minus, sent, times
 
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)
@@ -73,6 +74,14 @@ def _print(comparison: Comparison) -> None:
             (p.label, privacy_words(p.a.certificate).short, privacy_words(p.b.certificate).short)
             for p in comparison.curves
             if not p.same_privacy
+        ],
+    )
+    _listed(
+        ("synchronised", "A", "B"),
+        [
+            (p.label, times(p.a.synchronisations), times(p.b.synchronisations))
+            for p in comparison.curves
+            if p.a.synchronisations != p.b.synchronisations
         ],
     )
     _listed(

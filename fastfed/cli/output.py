@@ -12,8 +12,10 @@ import rich_click as click
 if TYPE_CHECKING:
     from fastfed.report.source import Source
 
-#: Terminals narrower than this do without what can be worked out from the rest.
+#: Terminals narrower than this do without what can be worked out from the rest, ...
 WIDE = 100
+#: ... and those narrower than this without what only table.txt need say.
+WIDER = 120
 
 
 def print_json(value: Any) -> None:
@@ -67,8 +69,9 @@ def print_results(source: Source) -> None:
         return
     click.secho(source.title, bold=True)
     click.echo(f"{source.setting}, {source.replicates}")
-    narrow = shutil.get_terminal_size().columns < WIDE
-    columns = [i for i, h in enumerate(table.HEADINGS) if not (narrow and h == table.PER_SILO)]
+    least = {table.PER_SILO: WIDE, table.SYNCHRONISED: WIDER}
+    width = shutil.get_terminal_size().columns
+    columns = [i for i, h in enumerate(table.HEADINGS) if width >= least.get(h, 0)]
     print_table(
         [table.HEADINGS[i] for i in columns],
         [[row[i] for i in columns] for row in table.table_rows(source)],

@@ -110,12 +110,23 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         """True epsilon of everything released, at delta (default: the budget's)."""
         return epsilon_of(self.mu(relation), self.budget.delta if delta is None else delta)
 
+    @property
+    def remark(self) -> str:
+        """What the rule that chose the noise does not say itself, if anything.
+
+        The proof of Theorem 5.1 covers zero-out neighbours only; under replacement its noise
+        suffices by slack for all but extreme budgets, so it is checked rather than quoted.
+        """
+        if self.calibration == "theorem" and self.relation == "replace":
+            return "the proof of Theorem 5.1 is for zero-out"
+        if self.calibration == "published-code":
+            return "no theorem states these constants"
+        return ""
+
     def conditions(self) -> list[Condition]:
         """Whether this noise gives the budget under the budget's relation, by exact accounting.
 
-        One computed condition for every calibration. The proof of Theorem 5.1 covers zero-out
-        neighbours only; under replacement its noise suffices by slack for all but extreme budgets,
-        so it is checked rather than quoted, and the text says so.
+        One computed condition for every calibration.
         """
         budget = self.budget
         found = self.exact()
@@ -123,10 +134,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
             f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
             f"{budget.relation}, is at most {budget.epsilon:g}"
         )
-        if self.calibration == "theorem" and budget.relation == "replace":
-            text += " (computed; the proof of Theorem 5.1 is for zero-out)"
-        if self.calibration == "published-code":
-            text += " (computed; no theorem states these constants)"
+        if self.remark:
+            text += f" (computed; {self.remark})"
         return [ClaimCondition(text, found <= budget.epsilon)]
 
 

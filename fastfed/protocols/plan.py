@@ -12,6 +12,7 @@ from fastfed._validate import InputError
 from fastfed.privacy import toeplitz
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.trigger import Trigger
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Radius:
     """Confidence radii: of the score <x, theta_hat> + beta ||x||_{V^-1} + gamma ||V^-1 x||.
 
     beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
-    where k counts the releases so far, and rows_t the rows of V by round t; arrays have one entry
-    for each k = 0..K. The direct radius takes ln det V in place of the rows and has
-    gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/theory.py.
+    where k counts the releases so far, and rows_t the rows of V by round t. With ``determinant``
+    the logarithm is ln det V - d ln anchor. The direct radius, which is one of these, lowers lambda
+    and has gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/theory.py. Arrays have
+    an entry for k = 0, 1, ...; the last one stands for all later releases too.
     """
 
     multiplier: float
@@ -46,27 +48,35 @@ class Radius:
     base: float
     offset: np.ndarray
     log_lambda: np.ndarray
+    determinant: bool = False
     direct: bool = False
     anchor: float = 1.0
     error_bound: np.ndarray = field(default_factory=lambda: np.zeros(0))
     floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
-    def at(self, release: int, rows: float, dimension: int) -> float:
-        """beta after ``release`` releases with ``rows`` rows in V."""
+    def at(self, entry: int, rows: float, dimension: int) -> float:
+        """beta at one entry of the arrays, with ``rows`` rows in V."""
         return native.radius_at(
             self.multiplier,
             self.scale,
             self.base,
-            self.offset[release],
-            self.log_lambda[release],
+            self.offset[entry],
+            self.log_lambda[entry],
             rows,
             dimension,
         )
 
-    def of(self, inflation: float, log_det: float, dimension: int) -> float:
-        """beta of the direct radius where V has this determinant."""
-        return native.direct_radius(
-            self.multiplier, self.scale, self.base, self.anchor, inflation, log_det, dimension
+    def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
+        """beta at one entry where V has this determinant."""
+        return native.determinant_radius(
+            self.multiplier,
+            self.scale,
+            self.base,
+            self.offset[entry],
+            self.anchor,
+            inflation,
+            log_det,
+            dimension,
         )
 
 
@@ -104,11 +114,11 @@ class Plan:
     silos: int
     horizon: int
     dimension: int
-    batch_size: int  # 0: never synchronise
+    batch_size: int  # rounds between synchronisations; 0: never, 1 with a trigger
     lazy: bool
     protocol: Protocol
     noise_std: NoiseStd
-    regularizer: np.ndarray  # lambda after k releases, k = 0..releases
+    regularizer: np.ndarray  # lambda after k = 0, 1, ... releases; the last for all later ones
     radius: Radius
     clip: Clip | None
     release: str = "tree"  # how the noise of prefixes is made: tree, honaker or toeplitz
@@ -116,6 +126,7 @@ class Plan:
     silo_noise: tuple[float, ...] = ()  # by silo, in units of noise_std; empty: all alike
     individual: bool = False  # really make and permute every bit, instead of their counts
     policy: str = "ucb"  # or "random": a uniformly random action
+    trigger: Trigger | None = None  # when to synchronise, where the data decide
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
@@ -124,7 +135,10 @@ class Plan:
 
     @property
     def releases(self) -> int:
-        """Synchronisations in T rounds; a short last batch is never sent (Alg. 1 line 9)."""
+        """Synchronisations in T rounds, the most of them where a trigger decides.
+
+        A short last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
+        """
         return self.horizon // self.batch_size if self.batch_size else 0
 
     @property
@@ -146,6 +160,10 @@ class Plan:
     def rows_per_round(self) -> int:
         """Rows of V a round adds: every silo's if they share, the silo's own otherwise."""
         return self.silos if self.batch_size else 1
+
+    def entry(self, release: int) -> int:
+        """Where the arrays of regularizer and radius say what holds after so many releases."""
+        return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
         """Rows that enter the radius in a round: what was released if lazy, else all M t."""
@@ -179,9 +197,8 @@ class Plan:
             for level in range(self.levels)
         ]
 
-    def bits_up_by(self, round: int) -> int:
-        """Bits all silos have sent by a round: one float64 an entry, or labelled bits."""
-        releases = round // self.batch_size if self.batch_size else 0
+    def bits_up_of(self, releases: int) -> int:
+        """Bits all silos have sent after so many releases: float64 entries, or labelled bits."""
         if self.encoding is None:
             return releases * self._bits_up_by_level[0]
         # Level j is released at odd multiples of 2^j.
@@ -190,38 +207,9 @@ class Plan:
             for level, bits in enumerate(self._bits_up_by_level)
         )
 
-    def bits_down_by(self, round: int) -> int:
-        """Bits the server has sent to all silos by a round: the statistics as float64."""
-        releases = round // self.batch_size if self.batch_size else 0
+    def bits_down_of(self, releases: int) -> int:
+        """Bits the server has sent to all silos after so many: the statistics as float64."""
         return releases * 64 * self.statistic_size * self.silos
-
-    def bytes_by(self, round: int) -> int:
-        """Bytes sent by a round, both ways."""
-        return _bytes(self.bits_up_by(round)) + _bytes(self.bits_down_by(round))
-
-    @property
-    def bits_up(self) -> int:
-        """Bits all silos send in a whole run."""
-        return self.bits_up_by(self.horizon)
-
-    @property
-    def bits_down(self) -> int:
-        """Bits the server sends to all silos in a whole run."""
-        return self.bits_down_by(self.horizon)
-
-    @property
-    def bytes_up(self) -> int:
-        """``bits_up`` in bytes."""
-        return _bytes(self.bits_up)
-
-    @property
-    def bytes_down(self) -> int:
-        """``bits_down`` in bytes."""
-        return _bytes(self.bits_down)
-
-
-def _bytes(bits: int) -> int:
-    return -(-bits // 8)
 
 
 def check_plan(plan: object) -> Plan:

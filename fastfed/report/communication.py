@@ -29,8 +29,9 @@ def sends(source: Source) -> bool:
 def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
     """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
 
-    A line begins with its curve's first synchronisation; between two of them regret grows while
-    nothing is sent. Curves that send nothing stand in the legend only.
+    A line begins with its curve's first synchronisation in any replicate; between two of them
+    regret grows while nothing is sent. Both are means over replicates. Curves that send nothing
+    stand in the legend only.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
@@ -55,7 +56,7 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
         return entries
 
     small = [*canvas.small_print(source), "a dot is the last round"]
-    return canvas.render(source, plot, small, "curve: sent in one replicate", kinds)
+    return canvas.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
 
 
 def _log_axis(axes: Axes) -> None:

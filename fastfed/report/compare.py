@@ -224,6 +224,7 @@ def _side(curve: CurveResult) -> dict[str, Any]:
     return {
         "group_regret": curve.final(),
         "replicates": len(curve.replicates),
+        "synchronisations": curve.synchronisations,
         "bytes_up": curve.bytes_up,
         "bytes_down": curve.bytes_down,
         **_privacy(curve),

@@ -13,6 +13,7 @@ from fastfed.report.statements import Difference, judge
 from fastfed.results.results import CurveResult
 
 PER_SILO = "per silo"
+SYNCHRONISED = "synchronised"
 SENT = "sent"
 HEADINGS = (
     "curve",
@@ -21,11 +22,12 @@ HEADINGS = (
     "claimed",
     "exact",
     "status",
+    SYNCHRONISED,
     SENT,
     "agent-rounds/s",
 )
 #: Columns of numbers, which are set flush right.
-RIGHT = (1, 2, 6, 7)
+RIGHT = (1, 2, 6, 7, 8)
 
 #: Sizes of messages, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -50,6 +52,7 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
                 words.claimed,
                 words.exact,
                 words.status,
+                times(curve.synchronisations),
                 sent(curve.bytes_sent),
                 rate(curve.agent_rounds_per_second),
             )
@@ -61,8 +64,8 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
     """What stands under the table: how to read it, and what happened more than never."""
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
-        "privacy as (epsilon, delta); sent up and down in one replicate"
-        + ("; speed of one thread" if speed else "")
+        "privacy as (epsilon, delta); times synchronised and bytes sent up and down in one "
+        "replicate, on average" + ("; speed of one thread" if speed else "")
     ]
     counts = {len(curve.replicates) for curve in source.results.curves}
     for curve in source.results.curves:
@@ -176,6 +179,11 @@ def rate(per_second: float | None) -> str:
         if per_second >= size:
             return f"{per_second / size:#.3g}".rstrip(".") + letter
     return f"{per_second:.3g}"
+
+
+def times(count: float) -> str:
+    """How often, on average: whole where all replicates agree, else 12.4 or 0.043."""
+    return str(count) if isinstance(count, int) else _fixed(count, max(1, 1 - _magnitude(count)))
 
 
 def sent(count: float) -> str:

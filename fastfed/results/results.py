@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 
+#: float64 counts exactly up to here.
+COUNTED = 2.0**53
+
 
 @dataclass(frozen=True, repr=False)
 class CurveResult:
-    """One curve: every replicate's group regret at the checkpoints, and what was guaranteed."""
+    """One curve: every replicate's regret and messages at the checkpoints, and its guarantee.
+
+    What was sent is a mean over replicates: an int where all of them counted the same, a float
+    otherwise and beyond 2^53.
+    """
 
     label: str
     algorithm: str
@@ -22,14 +29,9 @@ class CurveResult:
     rounds: np.ndarray  # (C,) int64
     group_regret: np.ndarray  # (R, C): cumulative, summed over silos
     replicates: tuple[int, ...]
-    synchronisations: int
-    #: Sent in one replicate by all silos and to all silos; whole bytes hold the bits.
-    bits_up: float
-    bits_down: float
-    bytes_up: float
-    bytes_down: float
-    #: Bytes sent up and down by each checkpoint, (C,).
-    bytes_curve: list[float]
+    synchronisation_counts: np.ndarray  # (R, C) int64: so far
+    bits_up_counts: np.ndarray  # (R, C): sent so far by all silos
+    bits_down_counts: np.ndarray  # (R, C): sent so far to all silos
     certificate: dict[str, Any]
     #: Totals over replicates: indefinite V, clipped features, clipped rewards.
     events: dict[str, int]
@@ -45,9 +47,44 @@ class CurveResult:
         )
 
     @property
+    def synchronisations(self) -> float:
+        """Synchronisations of a replicate."""
+        return _means(self.synchronisation_counts)[-1]
+
+    @property
+    def synchronisations_curve(self) -> list[float]:
+        """Synchronisations by each checkpoint, (C,)."""
+        return _means(self.synchronisation_counts)
+
+    @property
+    def bits_up(self) -> float:
+        """Bits all silos send in a replicate."""
+        return _means(self.bits_up_counts)[-1]
+
+    @property
+    def bits_down(self) -> float:
+        """Bits sent to all silos in a replicate."""
+        return _means(self.bits_down_counts)[-1]
+
+    @property
+    def bytes_up(self) -> float:
+        """``bits_up`` in bytes, whole ones in every replicate."""
+        return _means(_bytes(self.bits_up_counts))[-1]
+
+    @property
+    def bytes_down(self) -> float:
+        """``bits_down`` in bytes, whole ones in every replicate."""
+        return _means(_bytes(self.bits_down_counts))[-1]
+
+    @property
+    def bytes_curve(self) -> list[float]:
+        """Bytes sent up and down by each checkpoint, all silos together, (C,)."""
+        return _means(_bytes(self.bits_up_counts) + _bytes(self.bits_down_counts))
+
+    @property
     def bytes_sent(self) -> float:
-        """Bytes up and down in one replicate, all silos together."""
-        return self.bytes_up + self.bytes_down
+        """Bytes up and down in a replicate, all silos together."""
+        return self.bytes_curve[-1]
 
     @property
     def mean(self) -> np.ndarray:
@@ -85,6 +122,7 @@ class CurveResult:
             "mean_curve": self.mean.tolist(),
             "stderr_curve": self.stderr.tolist(),
             "synchronisations": self.synchronisations,
+            "synchronisations_curve": self.synchronisations_curve,
             "bits_up": self.bits_up,
             "bits_down": self.bits_down,
             "bytes_up": self.bytes_up,
@@ -94,6 +132,22 @@ class CurveResult:
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.certificate,
         }
+
+
+def _bytes(bits: np.ndarray) -> np.ndarray:
+    """Whole bytes that hold so many bits."""
+    return np.ceil(bits / 8.0)
+
+
+def _means(counts: np.ndarray) -> list[float]:
+    """Mean over replicates of counts (R, C), (C,)."""
+    first, means = counts[0], counts.mean(axis=0)
+    agree = (counts == first).all(axis=0)
+    # The mean of equal counts may round.
+    return [
+        (int(count) if count <= COUNTED else float(count)) if same else float(mean)
+        for count, mean, same in zip(first, means, agree, strict=True)
+    ]
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,7 +23,7 @@ from fastfed._validate import InputError
 from fastfed.results.results import CurveResult, Results
 
 FILE = "results.sqlite"
-FORMAT = "2"
+FORMAT = "3"
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -32,6 +32,7 @@ CREATE TABLE curves (
     protocol TEXT NOT NULL, facts TEXT NOT NULL, certificate TEXT NOT NULL);
 CREATE TABLE cells (
     position INTEGER NOT NULL, replicate INTEGER NOT NULL, group_regret BLOB NOT NULL,
+    synchronisations BLOB NOT NULL, bits_up BLOB NOT NULL, bits_down BLOB NOT NULL,
     indefinite INTEGER NOT NULL, clipped_features INTEGER NOT NULL,
     clipped_rewards INTEGER NOT NULL, PRIMARY KEY (position, replicate)) WITHOUT ROWID;
 CREATE TABLE timings (
@@ -51,17 +52,20 @@ class CurveRow:
     label: str
     algorithm: str
     protocol: str
-    facts: dict[str, Any]  # synchronisations, what was sent
+    facts: dict[str, Any]  # silos, dimension
     certificate: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One curve, one replicate."""
+    """One curve, one replicate; arrays are by checkpoint, as an Outcome has them."""
 
     position: int
     replicate: int
     group_regret: np.ndarray
+    synchronisations: np.ndarray
+    bits_up: np.ndarray
+    bits_down: np.ndarray
     indefinite: int
     clipped_features: int
     clipped_rewards: int
@@ -168,11 +172,14 @@ class Store:
         with self._db:
             for c in cells:
                 self._db.execute(
-                    "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         c.position,
                         c.replicate,
                         np.asarray(c.group_regret, "<f8").tobytes(),
+                        np.asarray(c.synchronisations, "<i8").tobytes(),
+                        np.asarray(c.bits_up, "<f8").tobytes(),
+                        np.asarray(c.bits_down, "<f8").tobytes(),
                         c.indefinite,
                         c.clipped_features,
                         c.clipped_rewards,
@@ -223,9 +230,9 @@ class Store:
         ):
             rows = list(
                 self._db.execute(
-                    "SELECT replicate, group_regret, indefinite, clipped_features, "
-                    "clipped_rewards FROM cells WHERE position = ? AND replicate < ? "
-                    "ORDER BY replicate",
+                    "SELECT replicate, group_regret, synchronisations, bits_up, bits_down, "
+                    "indefinite, clipped_features, clipped_rewards FROM cells "
+                    "WHERE position = ? AND replicate < ? ORDER BY replicate",
                     (position, limit),
                 )
             )
@@ -245,12 +252,15 @@ class Store:
                     rounds=rounds,
                     group_regret=np.array([np.frombuffer(r[1], "<f8") for r in rows]),
                     replicates=tuple(r[0] for r in rows),
+                    synchronisation_counts=np.array([np.frombuffer(r[2], "<i8") for r in rows]),
+                    bits_up_counts=np.array([np.frombuffer(r[3], "<f8") for r in rows]),
+                    bits_down_counts=np.array([np.frombuffer(r[4], "<f8") for r in rows]),
                     **msgspec.json.decode(facts),
                     certificate=msgspec.json.decode(certificate),
                     events={
-                        "indefinite": sum(r[2] for r in rows),
-                        "clipped_features": sum(r[3] for r in rows),
-                        "clipped_rewards": sum(r[4] for r in rows),
+                        "indefinite": sum(r[5] for r in rows),
+                        "clipped_features": sum(r[6] for r in rows),
+                        "clipped_rewards": sum(r[7] for r in rows),
                     },
                     agent_rounds_per_second=played / seconds if seconds else None,
                 )

@@ -12,7 +12,7 @@ from fastfed._kernels import native
 from fastfed.privacy.two_streams import RELEASES
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.outcome import Outcome, sent
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_scale": np.ascontiguousarray(plan.noise_scale, dtype=np.float64),
         "radius": (plan.radius.multiplier, plan.radius.scale, plan.radius.base),
         "radius_count": float(plan.rows_per_round),
+        "determinant": plan.radius.determinant,
         "direct": plan.radius.direct,
         "anchor": plan.radius.anchor,
         "error_bound": np.ascontiguousarray(plan.radius.error_bound, dtype=np.float64),
@@ -64,12 +65,36 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "curve": np.zeros((m, checkpoints)),
         "clipped": np.zeros((m, 2), np.int64),
         "indefinite": np.zeros(1, np.int64),
+        "synchronised": np.zeros(checkpoints, np.int64),
+        "clock": clock(plan),
+        "asked": None,
+        "met": None,
         "actions": np.zeros((m, plan.horizon), np.int32) if record else None,
         "rewards": np.zeros((m, plan.horizon)) if record else None,
     }
 
 
-def outcome(state: dict[str, Any]) -> Outcome:
+def clock(plan: Plan) -> dict[str, Any] | None:
+    """A trigger and its fresh state, named as ff_clock in src/ff_clock.h."""
+    if plan.trigger is None:
+        return None
+    m, d, levels = plan.silos, plan.dimension, plan.trigger.levels(plan.horizon)
+    return {
+        "kind": plan.trigger.kind,
+        "delay": plan.trigger.delay,
+        "threshold": plan.trigger.threshold,
+        "extra": plan.trigger.extra,
+        "std": plan.trigger.std,
+        "levels": levels,
+        "wide": np.zeros((m, d, d)),
+        "growth": np.zeros(m),
+        "nodes": np.zeros((m, levels, plan.statistic_size)),
+        "fired": np.zeros(m, np.int64),
+        "saved": np.zeros((m, native.saved_size(d, levels))),
+    }
+
+
+def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
     """What the state has come to. Silos are summed one after the other, in index order."""
     group = np.zeros(state["curve"].shape[1])
     for row in state["curve"]:
@@ -77,6 +102,7 @@ def outcome(state: dict[str, Any]) -> Outcome:
     features, rewards = state["clipped"].sum(axis=0)
     return Outcome(
         group_regret=group,
+        **sent(plan, state["synchronised"]),
         clipped_features=int(features),
         clipped_rewards=int(rewards),
         indefinite=int(state["indefinite"][0]),
@@ -122,4 +148,4 @@ def play(
         first = until + 1
         if rounds_per_call is None:
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
-    return [outcome(s) for s in states]
+    return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]

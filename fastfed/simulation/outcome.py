@@ -6,18 +6,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastfed.protocols.plan import Plan
+
 
 @dataclass(frozen=True)
 class Outcome:
     """One curve, one replicate."""
 
     group_regret: np.ndarray  # (checkpoints,): cumulative, summed over silos
+    # Counted as they happen, those at the end of the checkpoint's round included.
+    synchronisations: np.ndarray  # (checkpoints,) int64: by each checkpoint
+    bits_up: np.ndarray  # (checkpoints,) float64: sent by all silos by then
+    bits_down: np.ndarray  # (checkpoints,) float64: sent to all silos by then
     clipped_features: int
     clipped_rewards: int
     indefinite: int
     total: np.ndarray  # (s,): the synchronised statistics at the end
     actions: np.ndarray | None = None  # (M, T) int32, when recorded
     rewards: np.ndarray | None = None  # (M, T), before clipping, when recorded
+
+
+def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
+    """What had been synchronised and sent by each checkpoint, as an Outcome keeps it."""
+    return {
+        "synchronisations": synchronised,
+        "bits_up": np.array([plan.bits_up_of(int(k)) for k in synchronised], np.float64),
+        "bits_down": np.array([plan.bits_down_of(int(k)) for k in synchronised], np.float64),
+    }
 
 
 def checkpoint_rounds(horizon: int, count: int) -> np.ndarray:

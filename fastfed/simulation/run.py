@@ -21,9 +21,6 @@ from fastfed.simulation.outcome import Outcome
 #: The compiled driver's own limit of curves in a pass.
 MOST_TOGETHER = 64
 
-#: What a plan says of its messages, over a whole run.
-SENT = ("bits_up", "bits_down", "bytes_up", "bytes_down")
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -177,30 +174,16 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     """What the store keeps of each curve."""
     rows = []
     for curve in experiment.curves:
-        plan = curve.system.plan
-        sent = {name: getattr(plan, name) for name in SENT}
-        by_checkpoint = [plan.bytes_by(int(round)) for round in experiment.checkpoints]
         rows.append(
             CurveRow(
                 label=curve.label,
                 algorithm=curve.algorithm,
-                protocol=plan.protocol.id,
-                facts={
-                    "silos": curve.world.silos,
-                    "dimension": curve.world.facts.dimension,
-                    "synchronisations": plan.releases,
-                    **{name: storable(count) for name, count in sent.items()},
-                    "bytes_curve": [storable(count) for count in by_checkpoint],
-                },
+                protocol=curve.system.plan.protocol.id,
+                facts={"silos": curve.world.silos, "dimension": curve.world.facts.dimension},
                 certificate=curve.system.certificate.to_builtins(),
             )
         )
     return rows
-
-
-def storable(count: int) -> float:
-    """A count as the store can hold it: a float where no 64-bit integer can."""
-    return count if count < 2**63 else float(count)
 
 
 def run(
@@ -239,6 +222,9 @@ def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
             position,
             work.replicate,
             outcome.group_regret,
+            outcome.synchronisations,
+            outcome.bits_up,
+            outcome.bits_down,
             outcome.indefinite,
             outcome.clipped_features,
             outcome.clipped_rewards,

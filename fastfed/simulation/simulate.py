@@ -101,6 +101,9 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 rounds=experiment.checkpoints,
                 group_regret=np.array([o.group_regret for o in played]),
                 replicates=replicates,
+                synchronisation_counts=np.array([o.synchronisations for o in played]),
+                bits_up_counts=np.array([o.bits_up for o in played]),
+                bits_down_counts=np.array([o.bits_down for o in played]),
                 **row.facts,
                 certificate=row.certificate,
                 events={

@@ -12,7 +12,7 @@ from fastfed.bandits.silo import Silo
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.outcome import Outcome, sent
 
 
 def play(
@@ -38,6 +38,7 @@ def play_one(
     curve = np.zeros((plan.silos, len(checkpoints)))
     actions = np.zeros((plan.silos, plan.horizon), np.int32)
     rewards = np.zeros((plan.silos, plan.horizon))
+    synchronised = np.zeros(len(checkpoints), np.int64)
     total = np.zeros(plan.statistic_size)
     for round in range(1, (last or plan.horizon) + 1):
         for i, silo in enumerate(silos):
@@ -48,7 +49,10 @@ def play_one(
             actions[i, round - 1], rewards[i, round - 1] = a, y
             regret[i] += means.max() - means[a]
         curve[:, checkpoints == round] = regret[:, None]
-        if silos[0].due:
+        if any(silo.due for silo in silos):
+            if plan.trigger is not None:
+                for silo in silos:
+                    silo.ask()
             reports = [silo.report() for silo in silos]
             broadcast = server.combine(
                 shuffler.shuffle(reports) if plan.protocol.shuffled else reports
@@ -56,6 +60,7 @@ def play_one(
             for silo in silos:
                 silo.receive(broadcast)
             total = broadcast.values
+        synchronised[checkpoints == round] = server.release
         if progress is not None:
             progress(1)
     group = np.zeros(len(checkpoints))
@@ -63,6 +68,7 @@ def play_one(
         group += row
     return Outcome(
         group_regret=group,
+        **sent(plan, synchronised),
         clipped_features=sum(s.clipped_features for s in silos),
         clipped_rewards=sum(s.clipped_rewards for s in silos),
         # Every silo refreshes the same V; it is one event per synchronisation.

@@ -12,7 +12,7 @@
 /* One thread's scratch, cut into its parts. */
 typedef struct {
     void *x;
-    double *mean, *score, *feature, *observe, *normals, *packed, *point;
+    double *mean, *score, *feature, *observe, *normals, *packed, *clock, *point;
     uint32_t *words;
 } scratch_parts;
 
@@ -26,7 +26,8 @@ static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
     p.observe = p.feature + d;
     p.normals = p.observe + 4 * d;
     p.packed = p.normals + ff_noise_capacity(d);
-    p.point = p.packed + ff_packed(d) + d;
+    p.clock = p.packed + ff_packed(d) + 2 * d;
+    p.point = p.clock + 2 * ff_statistic(d);
     p.words = (uint32_t *)(p.point + ff_statistic(d));
     return p;
 }
@@ -34,12 +35,38 @@ static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
 int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 5 * d +
-           ff_noise_capacity(d) + ff_packed(d) + d + ff_statistic(d) +
+           ff_noise_capacity(d) + ff_packed(d) + 2 * d + 3 * ff_statistic(d) +
            ff_word_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
 
 /* The factor a silo decides with: the shared one when lazy, its own otherwise. */
 FF_INLINE int64_t slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
+
+/* Where the arrays by release say what holds now. */
+FF_INLINE int64_t entry(const ff_curve *c)
+{
+    return c->released < c->last_entry ? c->released : c->last_entry;
+}
+
+/* Silo, round and tree node as the streams know them. */
+FF_INLINE int64_t name_of(const ff_pass *pass, int64_t silo)
+{
+    return pass->names ? pass->names[silo] : silo;
+}
+FF_INLINE int64_t time_of(const ff_pass *pass, int64_t round)
+{
+    return (pass->phase ? pass->phase : pass->stride) + (round - 1) * pass->stride;
+}
+FF_INLINE int64_t key_of(const ff_pass *pass, int64_t node)
+{
+    return (node - 1) * pass->stride + pass->phase + 1;
+}
+
+FF_INLINE ff_stream stream_of(const ff_pass *pass, uint64_t purpose, int64_t silo, int64_t round)
+{
+    return ff_stream_open(pass->seed, purpose, (uint32_t)pass->replicate,
+                          (uint32_t)name_of(pass, silo), (uint32_t)time_of(pass, round));
+}
 
 /* The data point of a round enters what the silo will send: its batch, or every tree node that
  * will hold it, rounded for each of them anew (Alg. 5 line 7). */
@@ -55,8 +82,7 @@ static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t roun
     int64_t levels[64];
     const int64_t nodes = ff_touched_levels((round - 1) / c->batch_size + 1,
                                             pass->horizon / c->batch_size, levels);
-    const ff_stream stream = ff_stream_open(pass->seed, FF_ROUNDING, (uint32_t)pass->replicate,
-                                            (uint32_t)silo, (uint32_t)round);
+    const ff_stream stream = stream_of(pass, FF_ROUNDING, silo, round);
     ff_words(&stream, nodes * s, p->words);
     memset(p->point, 0, (size_t)s * sizeof(double));
     ff_accumulate(p->point + d, p->point, p->feature, y, d);
@@ -66,23 +92,22 @@ static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t roun
 }
 
 static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
-                       const ff_actions *actions, const scratch_parts *p)
+                          const ff_actions *actions, const scratch_parts *p)
 {
     const int64_t d = pass->dimension;
     double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
     int64_t a;
     if (c->random) {
-        const ff_stream stream = ff_stream_open(pass->seed, FF_POLICY, (uint32_t)pass->replicate,
-                                                (uint32_t)silo, (uint32_t)round);
+        const ff_stream stream = stream_of(pass, FF_POLICY, silo, round);
         a = ff_below(&stream, actions->actions);
         ff_features(actions, a, d, p->feature);
     } else {
-        const int64_t k = c->batch_size ? (round - 1) / c->batch_size : 0;
-        const int64_t counted = c->lazy ? k * c->batch_size : round;
+        const int64_t k = entry(c);
+        const int64_t counted = c->lazy ? c->released * c->batch_size : round;
         double beta;
-        if (c->radius.direct)
-            beta = ff_direct_radius(&c->radius, c->inflation,
-                                    c->lazy ? c->log_det : ff_log_det(w, d), d);
+        if (c->radius.determinant)
+            beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                         c->lazy ? c->log_det : ff_log_det(w, d), d);
         else
             beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                                 c->radius_count * (double)counted, d);
@@ -94,8 +119,8 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
         square += p->feature[j] * p->feature[j];
     if (!isfinite(square))
         return FF_NOT_FINITE;
-    double y = ff_reward_of(pass->environment, pass->seed, pass->replicate, silo, round,
-                            actions->mean[a]);
+    double y = ff_reward_of(pass->environment, pass->seed, pass->replicate, name_of(pass, silo),
+                            time_of(pass, round), actions->mean[a]);
     c->regret[silo] += actions->best - actions->mean[a];
     if (c->actions) {
         c->actions[silo * pass->horizon + round - 1] = (int32_t)a;
@@ -116,8 +141,20 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
     return FF_OK;
 }
 
+/* Whether the silo asks for a synchronisation after this round. */
+static int64_t fires(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
+                     const scratch_parts *p)
+{
+    const int64_t d = pass->dimension;
+    const ff_stream noise = stream_of(pass, FF_TRIGGER_NOISE, silo, round);
+    return ff_clock_observe(&c->clock, silo, round - c->clock.last, p->feature, c->total,
+                            c->batch + silo * ff_statistic(d), &noise, d, p->normals, p->clock);
+}
+
+/* Rounds first..last of one silo; with `watch` (one curve, with a clock) it stops after the round
+ * in which its rule fires. */
 static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64_t last,
-                         double *scratch)
+                         int64_t watch, double *scratch)
 {
     const ff_environment *env = pass->environment;
     const scratch_parts p = cut(scratch, env->actions, pass->dimension);
@@ -126,8 +163,8 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
         next++;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
-        int64_t status = ff_actions_of(env, pass->seed, pass->replicate, silo, round, p.x, p.mean,
-                                       &actions);
+        int64_t status = ff_actions_of(env, pass->seed, pass->replicate, name_of(pass, silo),
+                                       time_of(pass, round), p.x, p.mean, &actions);
         for (int64_t i = 0; status == FF_OK && i < pass->curve_count; i++)
             status = play_round(pass, &pass->curves[i], silo, round, &actions, &p);
         if (status != FF_OK)
@@ -137,6 +174,10 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
                 pass->curves[i].curve[silo * pass->checkpoint_count + next] =
                     pass->curves[i].regret[silo];
             next++;
+        }
+        if (watch && fires(pass, &pass->curves[0], silo, round, &p)) {
+            pass->curves[0].clock.fired[silo] = round;
+            return FF_OK;
         }
     }
     return FF_OK;
@@ -151,17 +192,18 @@ static void release_noise(const ff_pass *pass, ff_curve *c, int64_t owner, int64
     if (c->release == FF_TOEPLITZ) {
         const int64_t releases = pass->horizon / c->batch_size;
         double *history = c->history + row * releases * s;
-        ff_node_normals(pass->seed, pass->replicate, owner, k, d, p->normals);
+        ff_node_normals(pass->seed, pass->replicate, owner, key_of(pass, k), d, p->normals);
         memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
         ff_toeplitz(history, c->coefficients, k, s, p->normals);
         return;
     }
     double *estimates = c->nodes + row * c->levels * s;
     const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
-    ff_node_normals(pass->seed, pass->replicate, owner, number, d, p->normals);
+    ff_node_normals(pass->seed, pass->replicate, owner, key_of(pass, number), d, p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
     for (int64_t j = 1; j <= level; j++) {
-        ff_node_normals(pass->seed, pass->replicate, owner, number + j, d, p->normals);
+        ff_node_normals(pass->seed, pass->replicate, owner, key_of(pass, number + j), d,
+                        p->normals);
         ff_honaker(p->point, p->normals, estimates + (j - 1) * s, j, s);
     }
     memcpy(estimates + level * s, p->point, (size_t)s * sizeof(double));
@@ -192,7 +234,7 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
         const scratch_parts p = cut(scratch, pass->environment->actions, d);
         double *sum = c->sums + silo * c->levels * s;
         ff_add(sum, batch, s);
-        release_noise(pass, c, silo, silo, k, &p);
+        release_noise(pass, c, name_of(pass, silo), silo, k, &p);
         ff_add_noise(sum, p.normals, &std, d, message);
     } else {
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
@@ -201,7 +243,8 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
             memcpy(message, sum, (size_t)s * sizeof(double));
         } else {
             const scratch_parts p = cut(scratch, pass->environment->actions, d);
-            ff_node_normals(pass->seed, pass->replicate, silo, k, d, p.normals);
+            ff_node_normals(pass->seed, pass->replicate, name_of(pass, silo), key_of(pass, k), d,
+                            p.normals);
             if (c->randomizer == FF_SEND_NOISY_NODE) {
                 ff_add_noise(sum, p.normals, &std, d, message);
             } else {
@@ -249,12 +292,12 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
     }
 }
 
-static int64_t refresh(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch)
+static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
 {
-    const int64_t d = pass->dimension;
+    const int64_t d = pass->dimension, k = entry(c);
     const scratch_parts p = cut(scratch, pass->environment->actions, d);
     double lambda = c->regularizer[k];
-    if (c->radius.direct) {
+    if (c->direct) {
         const double full = lambda;
         lambda = ff_choose_regularizer(c->total, full, c->floor[k], d, c->w, p.packed);
         c->inflation = lambda < full ? 1.0 + (full - lambda) / c->floor[k] : 1.0;
@@ -263,10 +306,12 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, int64_t k, double *scra
     if (shift < 0.0)
         return FF_NOT_POSITIVE_DEFINITE;
     *c->indefinite += shift > 0.0;
-    if (c->radius.direct) {
+    if (c->direct)
         c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
+    if (c->radius.determinant)
         c->log_det = ff_log_det(c->w, d);
-    }
+    if (c->clock.kind)
+        ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.packed);
     for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {
         memcpy(c->w + i * d * d, c->w, (size_t)(d * d) * sizeof(double));
         memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));
@@ -274,31 +319,151 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, int64_t k, double *scra
     return FF_OK;
 }
 
-static int64_t synchronise(ff_pass *pass, ff_curve *c, int64_t k)
+/* All silos have played `round`: they report, the server answers. */
+static int64_t synchronise(ff_pass *pass, ff_curve *c, int64_t round)
 {
-    const int64_t silos = pass->silos;
+    const int64_t silos = pass->silos, k = c->released + 1;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1) schedule(static)
 #endif
     for (int64_t i = 0; i < silos; i++)
         report(pass, c, i, k, pass->scratch + THREAD * pass->scratch_size);
     combine(pass, c, k, pass->scratch);
-    return refresh(pass, c, k, pass->scratch);
+    c->released = k;
+    for (int64_t j = pass->checkpoint_count; j-- && pass->checkpoints[j] >= round;)
+        c->synchronised[j]++;
+    if (c->met)
+        c->met[round - 1] = 1;
+    c->clock.last = round;
+    c->clock.due = 0;
+    return refresh(pass, c, pass->scratch);
 }
 
 int64_t ff_begin(ff_pass *pass)
 {
     for (int64_t i = 0; i < pass->curve_count; i++) {
-        const int64_t status = refresh(pass, &pass->curves[i], 0, pass->scratch);
+        const int64_t status = refresh(pass, &pass->curves[i], pass->scratch);
         if (status != FF_OK)
             return status;
     }
     return FF_OK;
 }
 
-int64_t ff_play(ff_pass *pass, int64_t first, int64_t last)
+/* Rounds first..last of all silos, which do not talk in between. */
+static int64_t play_span(ff_pass *pass, int64_t first, int64_t last, int64_t watch)
 {
     const int64_t silos = pass->silos;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
+    schedule(dynamic, 1)
+#endif
+    for (int64_t i = 0; i < silos; i++)
+        pass->status[i] = play_silo(pass, i, first, last, watch,
+                                    pass->scratch + THREAD * pass->scratch_size);
+    for (int64_t i = 0; i < silos; i++)
+        if (pass->status[i] != FF_OK)
+            return pass->status[i];
+    return FF_OK;
+}
+
+int64_t ff_play_saved(int64_t d, int64_t levels)
+{
+    return 2 * d * d + d + ff_statistic(d) + 2 + levels * ff_statistic(d) + 2;
+}
+
+/* Copies what a round changes of a silo, out of the curve or (back) into it. */
+static void keep(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t back)
+{
+    const int64_t d = pass->dimension, s = ff_statistic(d), n = c->clock.levels * s;
+    struct {
+        void *at;
+        int64_t doubles;
+    } parts[] = {
+        {c->w + slot(c, silo) * d * d, c->lazy ? 0 : d * d},
+        {c->theta + slot(c, silo) * d, c->lazy ? 0 : d},
+        {c->batch + silo * s, s},
+        {c->regret + silo, 1},
+        {c->clock.wide + silo * d * d, c->clock.kind == FF_DETERMINANT ? d * d : 0},
+        {c->clock.growth + silo, 1},
+        {c->clock.nodes + silo * n, n},
+        {c->clipped + 2 * silo, 2},
+    };
+    double *saved = c->clock.saved + silo * ff_play_saved(d, c->clock.levels);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const size_t bytes = (size_t)parts[i].doubles * sizeof(double);
+        memcpy(back ? parts[i].at : saved, back ? saved : parts[i].at, bytes);
+        saved += parts[i].doubles;
+    }
+}
+
+/* Rounds first..last at most, up to the first in which a rule fires: played by every silo on its
+ * own, and again, from where it was, by every silo that went past that round. Returns the last
+ * round played, or a status. */
+static int64_t play_chunk(ff_pass *pass, ff_curve *c, int64_t first, int64_t last)
+{
+    const int64_t silos = pass->silos;
+    int64_t earliest = 0;
+    for (int64_t i = 0; i < silos; i++) {
+        keep(pass, c, i, 0);
+        c->clock.fired[i] = 0;
+    }
+    int64_t status = play_span(pass, first, last, 1);
+    for (int64_t i = 0; i < silos; i++)
+        if (c->clock.fired[i] && (!earliest || c->clock.fired[i] < earliest))
+            earliest = c->clock.fired[i];
+    if (status != FF_OK || !earliest)
+        return status != FF_OK ? status : last;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
+    schedule(dynamic, 1)
+#endif
+    for (int64_t i = 0; i < silos; i++) {
+        if (c->clock.fired[i] == earliest || earliest == last)
+            continue;
+        keep(pass, c, i, 1);
+        pass->status[i] = play_silo(pass, i, first, earliest, 0,
+                                    pass->scratch + THREAD * pass->scratch_size);
+    }
+    for (int64_t i = 0; i < silos; i++) {
+        if (pass->status[i] != FF_OK)
+            return pass->status[i];
+        if (c->asked && c->clock.fired[i] == earliest)
+            c->asked[(earliest - 1) * silos + i] = 1;
+    }
+    c->clock.due = earliest + c->clock.delay;
+    return earliest;
+}
+
+/* A curve whose data decide when to synchronise; it is alone in its pass. */
+static int64_t play_by_clock(ff_pass *pass, int64_t first, int64_t last)
+{
+    ff_curve *c = &pass->curves[0];
+    ff_clock *clock = &c->clock;
+    while (first <= last) {
+        int64_t end, status = FF_OK;
+        if (clock->due) {
+            end = clock->due < last ? clock->due : last;
+            if (first <= end)
+                status = play_span(pass, first, end, 0);
+        } else {
+            /* Chunks grow with the time since the last synchronisation: little is played twice. */
+            const int64_t grown = (first - clock->last) / 8, chunk = grown > 16 ? grown : 16;
+            end = play_chunk(pass, c, first, last - first < chunk ? last : first + chunk - 1);
+            status = end < 0 ? end : FF_OK;
+        }
+        if (status == FF_OK && clock->due == end)
+            status = synchronise(pass, c, end);
+        if (status != FF_OK)
+            return status;
+        first = end + 1;
+    }
+    return FF_OK;
+}
+
+int64_t ff_play(ff_pass *pass, int64_t first, int64_t last)
+{
+    if (pass->curves[0].clock.kind)
+        return play_by_clock(pass, first, last);
     while (first <= last) {
         /* Between two synchronisations of any curve the silos do not talk. */
         int64_t end = last;
@@ -307,24 +472,14 @@ int64_t ff_play(ff_pass *pass, int64_t first, int64_t last)
             if (b && (first - 1) / b * b + b < end)
                 end = (first - 1) / b * b + b;
         }
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
-    schedule(dynamic, 1)
-#endif
-        for (int64_t i = 0; i < silos; i++)
-            pass->status[i] = play_silo(pass, i, first, end,
-                                        pass->scratch + THREAD * pass->scratch_size);
-        for (int64_t i = 0; i < silos; i++)
-            if (pass->status[i] != FF_OK)
-                return pass->status[i];
-        for (int64_t i = 0; i < pass->curve_count; i++) {
+        int64_t status = play_span(pass, first, end, 0);
+        for (int64_t i = 0; status == FF_OK && i < pass->curve_count; i++) {
             ff_curve *c = &pass->curves[i];
-            if (c->batch_size && end % c->batch_size == 0) {
-                const int64_t status = synchronise(pass, c, end / c->batch_size);
-                if (status != FF_OK)
-                    return status;
-            }
+            if (c->batch_size && end % c->batch_size == 0)
+                status = synchronise(pass, c, end);
         }
+        if (status != FF_OK)
+            return status;
         first = end + 1;
     }
     return FF_OK;

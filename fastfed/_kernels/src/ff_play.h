@@ -5,6 +5,7 @@
 #define FF_PLAY_H
 
 #include "ff_bits.h"
+#include "ff_clock.h"
 #include "ff_environment.h"
 #include "ff_linalg.h"
 #include "ff_protocol.h"
@@ -28,7 +29,8 @@ enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2 };
 /* One curve: a plan, and the state it has reached. Arrays belong to the caller. */
 typedef struct {
     /* plan */
-    int64_t batch_size; /* rounds between synchronisations; 0: never */
+    int64_t batch_size; /* rounds between synchronisations; 0: never, 1 with a clock */
+    ff_clock clock;     /* when to synchronise, where the data decide */
     int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
     int64_t random;     /* 1: a uniformly random action each round */
     int64_t randomizer, analyzer, release;
@@ -36,7 +38,9 @@ typedef struct {
     ff_noise_std noise_std;
     const double *noise_scale; /* (M): of each silo's noise, in units of noise_std */
     ff_radius radius;
+    int64_t direct;                /* 1: lambda may fall, and there is a second bonus */
     double radius_count;           /* rows of V a round adds: M, or 1 when a silo is alone */
+    int64_t last_entry;            /* of the arrays by release; it stands for all later ones */
     const double *regularizer;     /* lambda after k releases, k = 0..releases */
     const double *radius_offset;   /* after k releases */
     const double *radius_lambda;   /* after k releases */
@@ -50,6 +54,10 @@ typedef struct {
     const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
     const double *unit;         /* (levels): what a 1 in a summed message stands for */
     /* state */
+    int64_t released;       /* synchronisations so far */
+    int64_t *synchronised;  /* (checkpoints): synchronisations by then */
+    uint8_t *asked;         /* (T, M): whose trigger fired in which round; or NULL */
+    uint8_t *met;           /* (T): rounds at whose end all synchronised; or NULL */
     double second_bonus;    /* gamma: of the direct radius, else 0 */
     double inflation;       /* of the direct radius */
     double log_det;         /* ln det V of what is synchronised */
@@ -73,6 +81,10 @@ typedef struct {
     const ff_environment *environment;
     uint64_t seed;
     int64_t replicate, silos, dimension, horizon;
+    /* Where this pass is a part of a larger play: silo i is silo names[i] there (NULL: i), and its
+     * rounds are those t = phase modulo stride (0 and 1: all). */
+    const int64_t *names;
+    int64_t phase, stride;
     const int64_t *checkpoints; /* ascending rounds */
     int64_t checkpoint_count;
     ff_curve *curves;
@@ -85,6 +97,9 @@ typedef struct {
 
 /* Doubles of scratch one thread needs; levels: the most of any curve that sends bits. */
 int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels);
+
+/* Doubles of one silo that a clock keeps to play a chunk again; levels: of its noise. */
+int64_t ff_play_saved(int64_t dimension, int64_t levels);
 
 /* W and theta before the first round. */
 int64_t ff_begin(ff_pass *pass);

@@ -107,11 +107,12 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
 }
 
-double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d)
+double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                             double log_det, int64_t d)
 {
     const double grown = log_det + (double)d * ff_log(inflation / radius->anchor);
-    const double inside = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
-    return radius->multiplier * radius->scale * sqrt(inside);
+    const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
+    return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,

@@ -51,16 +51,17 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch);
 
-/* Confidence radii. `direct` 0: multiplier (offset + scale sqrt(base + d ln(1 + count / (d
- * lambda)))). `direct` 1: multiplier scale sqrt(inflation (base + ln det V + d ln(inflation /
- * anchor))), see bandits/theory.py. */
+/* Confidence radii: multiplier (offset + scale sqrt(width)), where `width` is base + d ln(1 +
+ * count / (d lambda)), or with `determinant` inflation (base + ln det V + d ln(inflation /
+ * anchor)); see bandits/theory.py. */
 typedef struct {
     double multiplier, scale, base;
-    int64_t direct;
+    int64_t determinant;
     double anchor;
 } ff_radius;
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
-double ff_direct_radius(const ff_radius *radius, double inflation, double log_det, int64_t d);
+double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                             double log_det, int64_t d);
 
 #endif

@@ -22,7 +22,8 @@ enum {
     FF_ROUNDING = 7,
     FF_BIT_NOISE = 8,
     FF_SHUFFLE = 9,
-    FF_POLICY = 10
+    FF_POLICY = 10,
+    FF_TRIGGER_NOISE = 11
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,

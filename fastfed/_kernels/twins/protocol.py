@@ -96,18 +96,19 @@ def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> f
     return full * high / 8.0
 
 
-def direct_radius(
+def determinant_radius(
     multiplier: float,
     scale: float,
     base: float,
+    offset: float,
     anchor: float,
     inflation: float,
     log_det: float,
     d: int,
 ) -> float:
-    """multiplier scale sqrt(inflation (base + ln det V + d ln(inflation / anchor)))."""
+    """multiplier (offset + scale sqrt(inflation (base + ln det V + d ln(inflation / anchor))))."""
     grown = max(log_det + d * log(inflation / anchor), 0.0)
-    return multiplier * scale * float(np.sqrt(inflation * (base + grown)))
+    return multiplier * (offset + scale * float(np.sqrt(inflation * (base + grown))))
 
 
 def honaker(estimate: Array, node: Array, sibling: Array, level: int) -> None:

@@ -1,0 +1,86 @@
+"""When to synchronise, where the data decide: the determinant rule, and its private form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource
+from fastfed._validate import array
+from fastfed.protocols.messages import statistic_size
+
+# The same numbers stand in src/ff_clock.h.
+DETERMINANT, PRIVATE_DETERMINANT = 1, 2
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A silo asks for a synchronisation when the determinant of what it knows has grown enough.
+
+    In a round, n rounds after the last synchronisation and this one counted:
+    kind DETERMINANT: ln det(S + Q + extra I) - ln det S >= threshold / n (dubey-pentland-2020,
+    Algorithm 1, line 12, the matrix inside the determinant). PRIVATE_DETERMINANT: ln det(S + Q + N)
+    - ln det S > threshold / n (zhou-chowdhury-2024, equation (10)), N the noise of prefix n in a
+    tree whose leaves are single rounds and which begins anew after every synchronisation.
+    S: V of what is synchronised; Q: sum of x x' of the silo's batch; ``std``: of N's nodes, off
+    and on the diagonal. ``delay``: rounds still played after the one in which it fires.
+    """
+
+    kind: int
+    threshold: float
+    extra: float = 0.0
+    std: tuple[float, float] = (0.0, 0.0)
+    delay: int = 0
+
+    def levels(self, horizon: int) -> int:
+        """Nodes of N that a round can be part of."""
+        return horizon.bit_length() if self.kind == PRIVATE_DETERMINANT else 0
+
+
+class Clock:
+    """One silo's view of a trigger, round by round."""
+
+    def __init__(
+        self, trigger: Trigger, dimension: int, horizon: int, silo: int, noise: NoiseSource
+    ) -> None:
+        self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
+        self._size = statistic_size(dimension)
+        self._nodes = np.zeros((trigger.levels(horizon), self._size))
+        self._wide = np.zeros((dimension, dimension))
+
+    def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
+        """A synchronisation has just made S = total + ridge I, of factor ``w``."""
+        self._total, self._ridge, self._rounds = total, ridge, 0
+        self._batch = np.zeros(self._size)
+        self._before = native.log_det(w)
+        if self.trigger.kind == DETERMINANT:
+            native.refresh(total, ridge + self.trigger.extra, self._wide, np.zeros(self.dimension))
+            self._growth = native.log_det(self._wide) - self._before
+
+    def observe(self, x: np.ndarray, round: int) -> bool:
+        """Take in the features of a round; whether the silo asks for a synchronisation."""
+        self._rounds += 1
+        bar = self.trigger.threshold / self._rounds
+        if self.trigger.kind == DETERMINANT:
+            self._growth += native.log(native.observe(self._wide, None, x, 0.0))
+            return self._growth >= bar
+        native.accumulate(self._batch, x, 0.0)
+        w = self._privately_grown(round)
+        # A matrix that is not positive definite has not grown.
+        return w is not None and native.log_det(w) - self._before > bar
+
+    def _privately_grown(self, round: int) -> np.ndarray | None:
+        """The factor of S + Q + N."""
+        d, (off_diagonal, diagonal) = self.dimension, self.trigger.std
+        drawn = self.noise.trigger(self.silo, round, d)
+        normals = array("noise", drawn, shape=(self._size - d,))
+        node = self._nodes[native.node_level(self._rounds)]
+        node[d:] = normals
+        prefix = native.prefix(self._nodes, self._rounds)
+        v = self._total.copy()
+        native.add(v, self._batch)
+        v = native.add_noise(v, prefix, d, 0.0, off_diagonal, diagonal)[d:]
+        v[np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
+        return native.factor(v, d)
