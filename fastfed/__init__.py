@@ -18,6 +18,8 @@ _PUBLIC = {
     "make_system": "fastfed.bandits",
     "LinUCB": "fastfed.bandits.linucb",
     "Silo": "fastfed.bandits.silo",
+    "Peer": "fastfed.bandits.peer",
+    "Graph": "fastfed.protocols.graph",
     "Server": "fastfed.protocols.server",
     "Shuffler": "fastfed.protocols.shuffler",
     "VectorSum": "fastfed.protocols.vector_sum",

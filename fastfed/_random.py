@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -103,6 +104,53 @@ class SeededNoise:
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
         return native.normals_f64(*key, dimension * (dimension + 1) // 2)
+
+
+@dataclass(frozen=True)
+class InterleavedNoise:
+    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_play.h).
+
+    Round u of this system is round t = phase modulo stride of the play; its silo i is silo
+    ``names[i]`` there; its tree nodes are numbered so that no two systems ask for one draw.
+    """
+
+    source: NoiseSource
+    names: tuple[int, ...]
+    phase: int
+    stride: int
+
+    def _time(self, round: int) -> int:
+        return (self.phase or self.stride) + (round - 1) * self.stride
+
+    def _key(self, node: int) -> int:
+        return (node - 1) * self.stride + self.phase + 1
+
+    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        return self.source.node(self.names[silo], self._key(node), dimension)
+
+    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+        return self.source.words(self.names[silo], self._time(round), count)
+
+    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        return self.source.binomials(self.names[silo], self._key(node), count, trials)
+
+    def point_binomials(
+        self, silo: int, round: int, level: int, count: int, trials: int
+    ) -> np.ndarray:
+        time = self._time(round)
+        return self.source.point_binomials(self.names[silo], time, level, count, trials)
+
+    def permutation(self, node: int, count: int) -> np.ndarray:
+        return self.source.permutation(self._key(node), count)
+
+    def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        self.source.shuffle_bits(self._key(node), label, bits)
+
+    def action(self, silo: int, round: int, count: int) -> int:
+        return self.source.action(self.names[silo], self._time(round), count)
+
+    def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        return self.source.trigger(self.names[silo], self._time(round), dimension)
 
 
 class SystemNoise:

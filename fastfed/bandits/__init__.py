@@ -6,7 +6,14 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 from __future__ import annotations
 
 from fastfed._validate import InputError, integer, nearest
-from fastfed.bandits import fedlinucb, feducb, local_linucb, private_fedlinucb, random_policy
+from fastfed.bandits import (
+    fedlinucb,
+    feducb,
+    feducb_decentralized,
+    local_linucb,
+    private_fedlinucb,
+    random_policy,
+)
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import System
 
@@ -16,6 +23,7 @@ ALGORITHMS = {
         fedlinucb.ALGORITHM,
         private_fedlinucb.ALGORITHM,
         feducb.ALGORITHM,
+        feducb_decentralized.ALGORITHM,
         local_linucb.ALGORITHM,
         random_policy.ALGORITHM,
     )

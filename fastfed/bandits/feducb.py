@@ -20,7 +20,7 @@ Deviations from the paper, and why:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +50,9 @@ ABOUT_SCHEDULE: dict[str, Condition] = {
     "fixed": FIXED,
     "private-determinant": BY_NOISY_SUMS,
 }
+
+
+K = TypeVar("K", bound="FedUCBKeys")
 
 
 class FedUCBKeys(Keys, frozen=True, kw_only=True):
@@ -138,7 +141,7 @@ def rounds_per_batch(keys: FedUCBKeys, setting: Setting) -> int:
     return batch_size_proposition_1(*sizes, found.rho_min, found.rho_max)
 
 
-def of_schedule(keys: FedUCBKeys) -> FedUCBKeys:
+def of_schedule(keys: K) -> K:
     """The same keys, every round as the fixed schedule that it is."""
     if keys.every_round and keys.schedule != "fixed":
         return msgspec.structs.replace(keys, schedule="fixed")

@@ -33,21 +33,19 @@ PLAIN_RHO = 1.0
 
 @dataclass(frozen=True)
 class Federation:
-    """Where one estimator lives: all silos and rounds, or a clique and a gamma-th of them."""
+    """The silos that share one estimator, and the whole they are a part of.
 
-    setting: Setting  # of the silos that share it; the horizon is that of its own rounds
+    Centralised: all silos in all rounds, ``whole`` None. Decentralised: a clique in a gamma-th of
+    the rounds; failures are added up over all silos and all estimators.
+    """
+
+    setting: Setting
+    whole: Setting | None = None
     gamma: int = 1
-    #: Silos and rounds of the whole play, over which failures are added up.
-    silos: int = 0
-    rounds: int = 0
 
     @property
-    def all_silos(self) -> int:
-        return self.silos or self.setting.silos
-
-    @property
-    def all_rounds(self) -> int:
-        return self.rounds or self.setting.horizon
+    def all(self) -> Setting:
+        return self.whole or self.setting
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def constants(keys: Any, federation: Federation, noise: Privatizer | None) -> Co
         rho = PLAIN_RHO if keys.rho_min is None else keys.rho_min
         return Constants(rho, rho, 0.0)
     d, alpha = federation.setting.dimension, keys.failure_probability
-    n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all_silos
+    n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
     proven = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
     budget = noise.budget
     if keys.rho_min is not None:
@@ -111,7 +109,7 @@ def proposition_2(
     """
     setting, alpha = federation.setting, keys.failure_probability
     m = setting.silos
-    orders = 1 if released_only else federation.all_silos
+    orders = 1 if released_only else federation.all.silos
     counted = keys.calibration == "exact"
     base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
     low, high = m * found.rho_min, m * found.rho_max
@@ -157,20 +155,25 @@ def trigger(
         return None
     setting, gamma = federation.setting, federation.gamma
     low, high = found.rho_min, found.rho_max
+    delay = 0
+    if federation.whole is not None:
+        # Everybody has heard of it by the estimator's next round, and reports after that.
+        delay = 1
     if not isinstance(keys.communication, str):
         bar = float(keys.communication)
-    elif federation.gamma > 1 or federation.silos:
+    elif federation.whole is not None:
         if keys.communication != "log-T":
             raise InputError(
-                f'communication must be "log-T" or a number here, got "{keys.communication}"'
+                'communication must be "log-T", "MT" or a number without a server, got '
+                f'"{keys.communication}"'
             )
-        bar = decentralised_threshold(federation.all_rounds, setting.dimension, gamma, low, high)
-        bar /= 2.0  # 1 + L^2
+        bar = decentralised_threshold(federation.whole.horizon, setting.dimension, gamma, low, high)
+        bar /= 2.0  # 1 + L^2 (Algorithm 3, line 6)
     else:
         sizes = setting.horizon, setting.silos, setting.dimension
         bar = threshold(keys.communication, *sizes, low, high)
     if keys.schedule == "determinant":
-        return Trigger(DETERMINANT, bar, setting.silos * (high - low))
+        return Trigger(DETERMINANT, bar, setting.silos * (high - low), delay=delay)
     assert noise is not None
     std = noise.schedule_std
-    return Trigger(PRIVATE_DETERMINANT, bar, std=(std, math.sqrt(2.0) * std))
+    return Trigger(PRIVATE_DETERMINANT, bar, std=(std, math.sqrt(2.0) * std), delay=delay)

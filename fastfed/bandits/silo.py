@@ -10,6 +10,7 @@ from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
+from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.trigger import Clock
 
@@ -24,7 +25,9 @@ class Silo:
     twice; pass ``fastfed.SeededNoise`` only to simulate.
     """
 
-    def __init__(self, plan: Plan, index: int = 0, noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self, plan: Plan | PeerPlan, index: int = 0, noise: NoiseSource | None = None
+    ) -> None:
         self.plan = check_plan(plan)
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
         self.round = 0

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from fastfed._validate import InputError, choice, integer, nearest, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
 from fastfed.privacy.certificate import SIMULATION, Certificate
+from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Clip, Plan
 
 
@@ -21,9 +23,10 @@ class System:
     """One curve of an experiment: what it plays, why it may, what it promises."""
 
     algorithm: str
-    plan: Plan
+    plan: Plan | PeerPlan
     theory: Theory
     certificate: Certificate
+    bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
 
     @property
     def deployed_certificate(self) -> Certificate:

@@ -213,7 +213,9 @@ class Plan:
 
 
 def check_plan(plan: object) -> Plan:
-    """Plan if it is one: a system is the likely mistake."""
+    """Plan if it is one: a system is the likely mistake, or one without a server."""
     if isinstance(plan, Plan):
         return plan
+    if type(plan).__name__ == "PeerPlan":
+        raise InputError("plan has no server, each silo is a Peer: use fastfed.Peer(plan, index)")
     raise InputError(f"plan must be a Plan, such as system.plan, got {type(plan).__name__}")

@@ -11,6 +11,7 @@ from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array
 from fastfed.protocols.bits import counted, encoding_of
 from fastfed.protocols.messages import Bits, Broadcast, Report, Shuffled, ShuffledBits
+from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
 from fastfed.protocols.randomizer import noisy
@@ -27,8 +28,8 @@ class Server:
     result does not depend on the order in which reports arrive; after a shuffler, in its order.
     """
 
-    def __init__(self, plan: Plan, noise: NoiseSource | None = None) -> None:
-        self.plan = check_plan(plan)
+    def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
+        self.plan = plan = check_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))

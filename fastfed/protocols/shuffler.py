@@ -10,6 +10,7 @@ from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
+from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 
 
@@ -29,8 +30,8 @@ class Shuffler:
     run by the server, nor by anyone who shares with it what it sees.
     """
 
-    def __init__(self, plan: Plan, noise: NoiseSource | None = None) -> None:
-        self.plan = check_plan(plan)
+    def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
+        self.plan = plan = check_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
 

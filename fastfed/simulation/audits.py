@@ -18,11 +18,11 @@ from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import choice, integer
 from fastfed.bandits import make_system
 from fastfed.bandits.silo import Silo
-from fastfed.bandits.system import System
 from fastfed.privacy import audits as mechanisms
 from fastfed.privacy.audit import AuditResult, audit
 from fastfed.privacy.audits import WORST_PAIR
 from fastfed.privacy.tree import touches
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
 
@@ -43,7 +43,7 @@ class Case:
     #: Noise bits divided by this, behind the certificate's back.
     fault: int = 1
 
-    def system(self) -> System:
+    def plan(self) -> Plan:
         epsilon, delta = CLAIM
         system = make_system(
             "private-fedlinucb",
@@ -55,17 +55,15 @@ class Case:
             epsilon=epsilon,
             delta=delta,
         )
-        encoding = system.plan.encoding
-        if encoding is None or self.fault == 1:
-            return system
-        fewer = tuple(max(1, b // self.fault) for b in encoding.noise_bits)
-        plan = replace(system.plan, encoding=replace(encoding, noise_bits=fewer))
-        return replace(system, plan=plan)
+        plan = check_plan(system.plan)
+        if plan.encoding is None or self.fault == 1:
+            return plan
+        fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
+        return replace(plan, encoding=replace(plan.encoding, noise_bits=fewer))
 
 
-def seen(system: System, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
+def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
     """What the server sees of each release, one message or the sum of several: (K, s)."""
-    plan = system.plan
     silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
     shuffler = Shuffler(plan, noise)
     other, shown = np.full((1, DIMENSION), np.sqrt(0.5)), []
@@ -85,8 +83,7 @@ def seen(system: System, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
 def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
     nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
-    system = case.system()
-    plan = system.plan
+    plan = case.plan()
     nodes = [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
     change = np.zeros(plan.statistic_size)
@@ -109,7 +106,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     found = np.empty(trials)
     for run in range(trials):
         # The worlds take replicates of their own: even and odd.
-        shown = seen(system, SeededNoise(seed, 2 * run + world), pair[world])
+        shown = seen(plan, SeededNoise(seed, 2 * run + world), pair[world])
         found[run] = np.sum(shown[nodes] * direction)
     return found
 

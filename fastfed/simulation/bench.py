@@ -18,6 +18,7 @@ from fastfed import _reference
 from fastfed.environments import Environment, RewardLaw, Sphere
 from fastfed.environments.pool import Pool, equal_blocks
 from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.protocols.plan import check_plan
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment, make_experiment
 
@@ -104,7 +105,7 @@ def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
 def ours_microseconds(experiment: Experiment) -> float:
     """Microseconds per agent-round of the compiled driver, one thread."""
     opened = experiment.environment.open(0, 0, experiment.silos)
-    plans = [c.system.plan for c in experiment.curves]
+    plans = [check_plan(c.system.plan) for c in experiment.curves]
     start = time.perf_counter()
     compiled.play(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
     return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds([0])
@@ -113,15 +114,16 @@ def ours_microseconds(experiment: Experiment) -> float:
 def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
     """(microseconds per agent-round, the part spent on contexts) of the reference."""
     system = experiment.curves[0].system
+    plan = check_plan(system.plan)
     keys: dict[str, Any] = {
         "horizon": experiment.horizon,
-        "batch_size": system.plan.batch_size,
+        "batch_size": plan.batch_size,
         "regularizer": float(system.theory.regularizer[-1]),
         "seed": 0,
     }
     environment = experiment.environment
-    noise_std = system.plan.noise_std.bias
-    if system.plan.protocol.bits:
+    noise_std = plan.noise_std.bias
+    if plan.protocol.bits:
         result = _reference.vector_fedlinucb_sphere(silos=experiment.silos, **keys)
     elif isinstance(environment, SyntheticPool):
         result = _reference.private_fedlinucb_pool(

@@ -10,9 +10,11 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed.privacy.two_streams import RELEASES
+from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.simulation.outcome import Outcome, sent
+from fastfed.simulation.peers import play_parts
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
@@ -129,13 +131,24 @@ def play(
 ) -> list[Outcome]:
     """Play rounds 1..last (all by default) of all plans over one environment.
 
-    One outcome per plan. ``progress(rounds)`` hears how many rounds each call played and may
-    raise to stop. How the rounds are divided into calls changes nothing.
+    One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
+    rounds each call played and may raise to stop. How the rounds are divided into calls changes
+    nothing.
     """
     horizon, silos = plans[0].horizon, plans[0].silos
-    last = horizon if last is None else last
     states = [state(plan, len(checkpoints), record) for plan in plans]
     run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
+    through(run, horizon if last is None else last, rounds_per_call, progress)
+    return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
+
+
+def through(
+    run: native.Pass,
+    last: int,
+    rounds_per_call: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Play a pass from its first round to its last, call by call."""
     run.begin()
     first, step = 1, rounds_per_call or 16
     while first <= last:
@@ -148,4 +161,48 @@ def play(
         first = until + 1
         if rounds_per_call is None:
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
-    return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
+
+
+def play_peers(
+    environment: native.Environment,
+    plan: PeerPlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """The same for a decentralised plan, part after part."""
+    until = plan.horizon if last is None else last
+    heard = 0
+
+    def play_part(part: Part, own: np.ndarray) -> dict[str, Any]:
+        silos = len(part.clique)
+        made = state(part.plan, len(own), record)
+        made["met"] = np.zeros(part.plan.horizon, np.uint8)
+        made["asked"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        run = native.Pass(
+            environment,
+            silos,
+            part.plan.horizon,
+            own,
+            [made],
+            threads,
+            names=np.array(part.clique, np.int64),
+            phase=part.estimator,
+            stride=plan.gamma,
+        )
+
+        def tell(rounds: int) -> None:
+            nonlocal heard
+            heard += rounds * silos
+            if progress is not None:
+                # In whole rounds of all silos.
+                progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
+
+        through(run, plan.uses(part.estimator, until), rounds_per_call, tell)
+        return made
+
+    return play_parts(plan, checkpoints, play_part, record=record)

@@ -21,6 +21,7 @@ from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.environments import Environment, Facts, environment_from_spec
+from fastfed.protocols.peers import PeerPlan
 from fastfed.simulation.outcome import checkpoint_rounds
 
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
@@ -29,8 +30,8 @@ SEMANTICS = 3
 #: Bytes of noise that the Toeplitz releases of one replicate may keep.
 MOST_HISTORY = 4 * 2**30
 
-#: Keys whose value is a list itself, and no sweep over values.
-LISTS = ("silo_epsilon",)
+#: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
+LISTS, LISTS_OF_LISTS = ("silo_epsilon",), ("graph",)
 
 TOP_KEYS = (
     "name",
@@ -154,9 +155,15 @@ def algorithm(name: object) -> Algorithm:
     return ALGORITHMS[name]
 
 
+def sweeps(key: str, values: list[Any]) -> bool:
+    """Whether a list-valued key stands for one curve per value: edges of a graph do not."""
+    edges = key in LISTS_OF_LISTS and all(isinstance(v, list) for v in values)
+    return key not in LISTS and not (edges and values)
+
+
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     """One curve for every combination of its list-valued keys, the values in the label."""
-    lists = {k: v for k, v in curve.items() if isinstance(v, list) and k not in LISTS}
+    lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
     for key, values in lists.items():
         if not values:
             raise InputError(f"{key} must not be an empty list")
@@ -278,6 +285,8 @@ def check_history(curves: Iterable[Curve]) -> None:
     needed = 0
     for curve in curves:
         plan = curve.system.plan
+        if isinstance(plan, PeerPlan):
+            continue
         owners = plan.silos if plan.protocol.noise_by == "silos" else 1
         if plan.release == "toeplitz":
             needed += 8 * owners * plan.releases * plan.statistic_size

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError, integer
+from fastfed._validate import InputError, array, integer
 from fastfed.results.results import Results
 from fastfed.results.store import Cell, CurveRow, Store
-from fastfed.simulation import compiled, step
+from fastfed.simulation import drive
 from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.outcome import Outcome
 
@@ -47,9 +47,14 @@ def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[P
     passes: list[Pass] = []
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
-            left = tuple(i for i in positions if (i, replicate) not in done)
+            left = [i for i in positions if (i, replicate) not in done]
+            together = [i for i in left if drive.shared(experiment.curves[i].system.plan)]
             size = MOST_TOGETHER if world.facts.contexts_made else 1
-            passes.extend(Pass(replicate, left[i : i + size]) for i in range(0, len(left), size))
+            passes.extend(
+                Pass(replicate, tuple(together[i : i + size]))
+                for i in range(0, len(together), size)
+            )
+            passes.extend(Pass(replicate, (i,)) for i in left if i not in together)
     return passes
 
 
@@ -72,38 +77,21 @@ def play_pass(
     progress: Callable[[int], None] | None = None,
     record: bool = False,
 ) -> list[Outcome]:
-    """Play one pass; ``progress`` hears agent-rounds.
-
-    The compiled driver plays the plans together. One whose bits are really made lies outside of
-    what it executes, and is played message by message.
-    """
+    """Play one pass; ``progress`` hears agent-rounds."""
     world = experiment.curves[work.positions[0]].world
-    environment = world.open(experiment.seed, work.replicate)
-    plans = {i: experiment.curves[i].system.plan for i in work.positions}
 
-    def heard(curves: int) -> Callable[[int], None] | None:
-        if progress is None:
-            return None
-        return lambda rounds: progress(rounds * world.silos * curves)
+    def heard(rounds: int) -> None:
+        if progress is not None:
+            progress(rounds * world.silos)
 
-    together = [i for i in work.positions if not plans[i].individual]
-    outcomes: dict[int, Outcome] = {}
-    if together:
-        played = compiled.play(
-            environment,
-            [plans[i] for i in together],
-            experiment.checkpoints,
-            threads=threads,
-            record=record,
-            progress=heard(len(together)),
-        )
-        outcomes.update(zip(together, played, strict=True))
-    for i in work.positions:
-        if i not in outcomes:
-            outcomes[i] = step.play_one(
-                environment, plans[i], experiment.checkpoints, progress=heard(1)
-            )
-    return [outcomes[i] for i in work.positions]
+    return drive.play(
+        world.open(experiment.seed, work.replicate),
+        [experiment.curves[i].system.plan for i in work.positions],
+        experiment.checkpoints,
+        threads=threads,
+        record=record,
+        progress=heard,
+    )
 
 
 def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
@@ -116,12 +104,7 @@ def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) ->
     plans = [experiment.curves[i].system.plan for i in work.positions]
     rounds = min(experiment.horizon, 25)
     start = time.perf_counter()
-    together = [plan for plan in plans if not plan.individual]
-    if together:
-        compiled.play(environment, together, experiment.checkpoints, last=rounds)
-    for plan in plans:
-        if plan.individual:
-            step.play_one(environment, plan, experiment.checkpoints, last=rounds)
+    drive.play(environment, plans, experiment.checkpoints, last=rounds)
     played = experiment.agent_rounds(work.positions) * rounds / experiment.horizon
     each = (time.perf_counter() - start) / played
     left = sum(experiment.agent_rounds(p.positions) for p in passes)
@@ -173,13 +156,23 @@ def play_all(
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
     """What the store keeps of each curve."""
     rows = []
+    rounds = experiment.checkpoints
     for curve in experiment.curves:
+        facts: dict[str, Any] = {
+            "silos": curve.world.silos,
+            "dimension": curve.world.facts.dimension,
+        }
+        if curve.system.bounds_at is not None:
+            facts["bounds"] = {
+                name: array(f"bound {name}", values, shape=(len(rounds),), finite=False).tolist()
+                for name, values in curve.system.bounds_at(rounds).items()
+            }
         rows.append(
             CurveRow(
                 label=curve.label,
                 algorithm=curve.algorithm,
                 protocol=curve.system.plan.protocol.id,
-                facts={"silos": curve.world.silos, "dimension": curve.world.facts.dimension},
+                facts=facts,
                 certificate=curve.system.certificate.to_builtins(),
             )
         )

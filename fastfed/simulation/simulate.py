@@ -10,7 +10,7 @@ import numpy as np
 from fastfed._validate import InputError, choice, show
 from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results
-from fastfed.simulation import step
+from fastfed.simulation import drive
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.run import check_threads, curve_rows, missing_passes, play_all
@@ -81,7 +81,7 @@ def simulate(
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
                 opened = curve.world.open(experiment.seed, replicate)
-                outcome = step.play_one(opened, curve.system.plan, experiment.checkpoints)
+                outcome = drive.play_steps(opened, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)
 

@@ -221,8 +221,9 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
         const ff_stream stream = ff_stream_open(pass->seed, FF_BIT_NOISE,
-                                                (uint32_t)pass->replicate, (uint32_t)silo,
-                                                (uint32_t)k);
+                                                (uint32_t)pass->replicate,
+                                                (uint32_t)name_of(pass, silo),
+                                                (uint32_t)key_of(pass, k));
         ff_binomials(&stream, (c->batch_size << level) * c->noise_bits[level], s, message);
         ff_add(message, sum, s);
         memset(sum, 0, (size_t)s * sizeof(double));
@@ -264,7 +265,7 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
     const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(pass->seed, FF_SHUFFLE, (uint32_t)pass->replicate,
-                                                0, (uint32_t)k);
+                                                0, (uint32_t)key_of(pass, k));
         ff_permutation(&stream, pass->silos, c->order);
     }
     double *sum = c->messages + c->order[0] * s;

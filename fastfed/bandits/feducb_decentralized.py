@@ -1,0 +1,109 @@
+"""FedUCB without a server (dubey-pentland-2020, Algorithm 3): silos tell their neighbours.
+
+Deviations from the paper beside those of feducb.py, and why:
+- The proof is followed where the pseudocode differs from it: a silo whose trigger fires asks its
+  clique, everybody reports gamma rounds later, and all is in before the estimator is used again.
+  The pseudocode replies at once, to silos of which some have not heard.
+- Each clique starts from |C| rho_min I and triggers with |C| (rho_max - rho_min) I, as in the
+  proof; the pseudocode starts from 0, a singular matrix, and writes M.
+- Sums are kept by sender and replaced, never added to: they are whole prefixes.
+- The number of rounds in the trigger is counted in rounds of the estimator.
+- The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator.
+- The clique cover is a greedy one, a partition of the silos.
+- Estimators are numbered t mod gamma. Each has a tree of its own at every silo; a user takes part
+  in one of them, so they compose in parallel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer
+from fastfed.bandits.feducb import (
+    FedUCBKeys,
+    certificate,
+    of_schedule,
+    planned,
+    privatizer,
+)
+from fastfed.bandits.feducb_theory import Federation
+from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import Algorithm, System
+from fastfed.privacy.certificate import Certificate
+from fastfed.protocols.graph import GRAPHS, Graph
+from fastfed.protocols.peers import Part, PeerPlan
+
+#: More silos than this make a graph that takes minutes to look at.
+MOST_SILOS = 2000
+
+
+class DecentralizedKeys(FedUCBKeys, frozen=True, kw_only=True):
+    """Keys of a feducb-decentralized curve: those of feducb, and who can hear whom."""
+
+    graph: str | tuple[tuple[int, int], ...] = "complete"
+    graph_seed: int = 0
+    #: Time to live of a message, and the number of estimators; None: the graph's diameter.
+    gamma: int | None = None
+
+    radii: ClassVar[tuple[str, ...]] = ("proposition-2",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.graph, str):
+            choice("graph", self.graph, GRAPHS)
+        integer("graph_seed", self.graph_seed, at_least=0, at_most=2**63 - 1)
+        if self.gamma is not None:
+            integer("gamma", self.gamma, at_least=1)
+        if self.batch_size == "theorem":
+            raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
+
+
+def build(keys: DecentralizedKeys, setting: Setting) -> System:
+    """Plan and certificate of one curve."""
+    if setting.silos > MOST_SILOS:
+        raise InputError(f"silos must be <= {MOST_SILOS} without a server, got {setting.silos}")
+    graph = Graph.of(keys.graph, setting.silos, keys.graph_seed)
+    gamma = max(1, graph.diameter) if keys.gamma is None else keys.gamma
+    if gamma > setting.horizon:
+        raise InputError(f"gamma must be <= horizon ({setting.horizon}), got {gamma}")
+    keys = of_schedule(keys)
+    rounds = -(-setting.horizon // gamma)
+    batch_size = 1
+    if keys.schedule == "fixed" and not keys.every_round:
+        batch_size = keys.rounds_per_batch(replace(setting, horizon=rounds))
+    noise = privatizer(keys, rounds // batch_size)
+    clip = keys.bounds(published=False)
+    shape = PeerPlan(graph, gamma, setting.horizon, setting.dimension, ())
+    parts, theories = [], []
+    for clique in graph.cliques(gamma):
+        for estimator in range(gamma):
+            own = replace(setting, silos=len(clique), horizon=len(shape.rounds(estimator)))
+            federation = Federation(own, setting, gamma)
+            plan, theory = planned(keys, federation, noise, batch_size, clip)
+            parts.append(Part(clique, estimator, plan))
+            theories.append(theory)
+    # One part whose bound is unproven leaves the whole unproven.
+    theory = next((t for t in theories if not t.proven), theories[0])
+    made = replace(shape, parts=tuple(parts))
+    stated = certificate(keys, setting, noise, parts[0].plan, theory, clip)
+    return System("feducb-decentralized", made, theory, _heard(stated, gamma))
+
+
+def _heard(stated: Certificate, gamma: int) -> Certificate:
+    """The certificate with a word on who reads the messages."""
+    if stated.claimed is None:
+        return stated
+    who = f"messages are handed on {gamma} hops: silos of other cliques read them too"
+    return msgspec.structs.replace(stated, caveats=(*stated.caveats, who))
+
+
+ALGORITHM = Algorithm(
+    id="feducb-decentralized",
+    paper="dubey-pentland-2020",
+    summary="FedUCB without a server: messages travel along a graph",
+    keys=DecentralizedKeys,
+    build=build,
+)

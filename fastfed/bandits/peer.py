@@ -1,0 +1,103 @@
+"""A silo without a server: gamma estimators, and messages to and from its neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
+from fastfed._validate import InputError, integer
+from fastfed.bandits.silo import Silo
+from fastfed.protocols.messages import Report
+from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
+from fastfed.protocols.server import Server
+
+Message = Request | Sums
+
+
+class Estimator:
+    """One estimator of one silo: a silo of its clique, which is its own server too."""
+
+    def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
+        self.part, self.index = part, index
+        own = InterleavedNoise(noise, part.clique, part.estimator, gamma)
+        self.silo = Silo(part.plan, part.clique.index(index), own)
+        self._server = Server(part.plan, own)
+        self._reports: dict[int, Report] = {}
+        self.total = np.zeros(part.plan.statistic_size)
+
+    def take(self, sender: int, report: Report) -> None:
+        """A member's report; with the last of them the sums are synchronised."""
+        self._reports[sender] = report
+        if len(self._reports) == len(self.part.clique):
+            broadcast = self._server.combine([self._reports[i] for i in self.part.clique])
+            self._reports = {}
+            self.total = broadcast.values
+            self.silo.receive(broadcast)
+
+
+class Peer:
+    """One silo of a decentralised federation (dubey-pentland-2020, Algorithm 3).
+
+    Each round: hand over what has arrived with ``receive``, ``select(actions)``, play the action,
+    ``observe(reward)``, then send everything in ``outbox()`` to all neighbours, who hand it on.
+    A bare ``Peer(plan, index)`` draws its privacy noise from the operating system.
+
+    Guarantee: a silo's reports are those of the privatizer, and everybody within gamma hops may
+    read them; a user takes part in one estimator, so the gamma trees compose in parallel.
+    """
+
+    def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
+        if not isinstance(plan, PeerPlan):
+            raise InputError(
+                f"plan must be a PeerPlan, such as system.plan, got {type(plan).__name__}"
+            )
+        self.plan = plan
+        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.round = 0
+        source = noise if noise is not None else SystemNoise()
+        self.estimators = [
+            Estimator(part, plan.gamma, self.index, source) for part in plan.of_silo[self.index]
+        ]
+        self._outbox: list[Message] = []
+
+    def _of(self, round: int) -> Estimator:
+        return self.estimators[round % self.plan.gamma]
+
+    def select(self, actions: object) -> int:
+        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        if self.round == self.plan.horizon:
+            raise InputError(f"the plan ends after round {self.plan.horizon}")
+        return self._of(self.round + 1).silo.select(actions)
+
+    def observe(self, reward: float) -> None:
+        """Take in the reward of the selected action."""
+        used = self._of(self.round + 1)
+        waiting = used.silo.asked is not None
+        used.silo.observe(reward)
+        self.round += 1
+        number = used.part.estimator
+        if used.silo.asked is not None and not waiting:
+            self._outbox.append(Request(self.index, number, self.round))
+        if used.silo.due:
+            report = used.silo.report()
+            assert isinstance(report, Report)
+            self._outbox.append(Sums(self.index, number, report))
+            used.take(self.index, report)
+
+    def outbox(self) -> list[Message]:
+        """What is to be broadcast at the end of this round; it is then forgotten."""
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    def receive(self, message: Message) -> None:
+        """Take in a message; those of other cliques are only passed on, by the network."""
+        if not isinstance(message, Request | Sums):
+            raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
+        integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
+        mine = self.estimators[message.estimator]
+        if message.silo not in mine.part.clique:
+            return
+        if isinstance(message, Request):
+            mine.silo.ask(self.plan.uses(message.estimator, message.round) + 1)
+        else:
+            mine.take(message.silo, message.report)

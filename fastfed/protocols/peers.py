@@ -1,0 +1,96 @@
+"""Federations without a server: what every silo does, as plain data, and what they tell each other.
+
+dubey-pentland-2020, Algorithm 3. Rounds are dealt out to gamma estimators, t mod gamma; the silos
+of a clique of the graph's gamma-th power share each of them. By the time an estimator is used
+again, gamma rounds later, whatever a member sent has reached every other one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fastfed.protocols.graph import Graph
+from fastfed.protocols.messages import Report
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """A silo's trigger fired in a round: its clique is to report after the estimator's next one."""
+
+    silo: int
+    estimator: int
+    round: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on a wire: three integers."""
+        return 24
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A silo's report on one estimator, on its way to the clique."""
+
+    silo: int
+    estimator: int
+    report: Report
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on a wire: those of the report."""
+        return self.report.nbytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """One estimator of one clique: a federation of its own, in every gamma-th round."""
+
+    clique: tuple[int, ...]
+    estimator: int
+    plan: Plan  # of len(clique) silos and of this estimator's rounds
+
+
+@dataclass(frozen=True)
+class PeerPlan:
+    """One decentralised curve as data: who can hear whom, and the plan of every part."""
+
+    graph: Graph
+    gamma: int
+    horizon: int
+    dimension: int
+    parts: tuple[Part, ...]
+
+    @property
+    def silos(self) -> int:
+        return self.graph.silos
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.parts[0].plan.protocol
+
+    @cached_property
+    def of_silo(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each silo, by estimator."""
+        return tuple(
+            tuple(
+                part
+                for estimator in range(self.gamma)
+                for part in self.parts
+                if part.estimator == estimator and silo in part.clique
+            )
+            for silo in range(self.silos)
+        )
+
+    def rounds(self, estimator: int) -> np.ndarray:
+        """The rounds of an estimator, ascending."""
+        return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
+
+    def uses(self, estimator: int, round: int) -> int:
+        """How often an estimator has been used by the end of a round."""
+        first = estimator or self.gamma
+        return (round - first) // self.gamma + 1 if round >= first else 0

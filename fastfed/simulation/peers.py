@@ -1,0 +1,182 @@
+"""Decentralised curves in both drivers: message by message, and part by part.
+
+The step driver sends every message along the graph, hop by hop. The compiled driver rests on what
+Algorithm 3 makes sure of: all that concerns an estimator arrives before it is used again, so that
+each estimator of each clique is a federation of its own, whose reports come one use late. It plays
+those, and counts the messages that the step driver sends; the tests hold one against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import SeededNoise
+from fastfed.bandits.peer import Message, Peer
+from fastfed.protocols.network import Network
+from fastfed.protocols.peers import Part, PeerPlan, Request
+from fastfed.simulation.outcome import Outcome
+
+
+def play_steps(
+    environment: native.Environment,
+    plan: PeerPlan,
+    checkpoints: np.ndarray,
+    *,
+    last: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Play rounds 1..last (all by default), every message on its way."""
+    noise = SeededNoise(environment.seed, environment.replicate)
+    peers = [Peer(plan, i, noise) for i in range(plan.silos)]
+    network: Network[Message] = Network(plan.graph, plan.gamma)
+    seen = _Seen(plan, checkpoints)
+    actions = np.zeros((plan.silos, plan.horizon), np.int32)
+    rewards = np.zeros((plan.silos, plan.horizon))
+    for round in range(1, (last or plan.horizon) + 1):
+        for i, message in network.deliver():
+            peers[i].receive(message)
+        for i, peer in enumerate(peers):
+            features, means = environment.round(i, round)
+            a = peer.select(features)
+            y = environment.reward(i, round, means[a])
+            peer.observe(y)
+            actions[i, round - 1], rewards[i, round - 1] = a, y
+            seen.regret[i, round % plan.gamma] += means.max() - means[a]
+        for i, peer in enumerate(peers):
+            for message in peer.outbox():
+                network.broadcast(i, message)
+                part = plan.of_silo[i][message.estimator]
+                # One synchronisation is one report of each member.
+                seen.synchronisations += not isinstance(message, Request) and i == part.clique[0]
+        seen.note(round, network.bytes_sent)
+        if progress is not None:
+            progress(1)
+    # What is under way still arrives; nobody plays with it, and it is not counted.
+    for _ in range(plan.gamma):
+        for i, message in network.deliver():
+            peers[i].receive(message)
+    silos = [[estimator.silo for estimator in peer.estimators] for peer in peers]
+    flat = [silo for of_peer in silos for silo in of_peer]
+    return Outcome(
+        group_regret=seen.group(plan),
+        synchronisations=seen.counts,
+        bits_up=8.0 * seen.sent,
+        bits_down=np.zeros(len(checkpoints)),
+        clipped_features=sum(s.clipped_features for s in flat),
+        clipped_rewards=sum(s.clipped_rewards for s in flat),
+        # Every member refreshes the same V.
+        indefinite=sum(silos[p.clique[0]][p.estimator].indefinite for p in plan.parts),
+        total=np.array([_total(peers, p) for p in plan.parts]),
+        actions=actions,
+        rewards=rewards,
+    )
+
+
+def _total(peers: list[Peer], part: Part) -> np.ndarray:
+    return peers[part.clique[0]].estimators[part.estimator].total
+
+
+class _Seen:
+    """What the step driver notes at the checkpoints."""
+
+    def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
+        self.checkpoints = checkpoints
+        self.regret = np.zeros((plan.silos, plan.gamma))
+        self.curves = np.zeros((len(checkpoints), plan.silos, plan.gamma))
+        self.synchronisations = 0
+        self.counts = np.zeros(len(checkpoints), np.int64)
+        self.sent = np.zeros(len(checkpoints))
+
+    def note(self, round: int, sent: int) -> None:
+        at = self.checkpoints == round
+        self.curves[at] = self.regret
+        self.counts[at] = self.synchronisations
+        self.sent[at] = sent
+
+    def group(self, plan: PeerPlan) -> np.ndarray:
+        total = np.zeros(len(self.checkpoints))
+        for part in plan.parts:
+            for silo in part.clique:
+                total += self.curves[:, silo, part.estimator]
+        return total
+
+
+def play_parts(
+    plan: PeerPlan,
+    checkpoints: np.ndarray,
+    play_part: Callable[..., dict[str, Any]],
+    *,
+    record: bool = False,
+) -> Outcome:
+    """Play every part with ``play_part(part, checkpoints of its own)``, and add them up."""
+    group = np.zeros(len(checkpoints))
+    counts = np.zeros(len(checkpoints), np.int64)
+    sent = np.zeros(len(checkpoints))
+    clipped, indefinite, totals = np.zeros(2, np.int64), 0, []
+    actions = np.zeros((plan.silos, plan.horizon), np.int32) if record else None
+    rewards = np.zeros((plan.silos, plan.horizon)) if record else None
+    for part in plan.parts:
+        uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
+        own = np.unique(uses[uses > 0])
+        state = play_part(part, own)
+        # Where each checkpoint finds this part: 0 before its first round.
+        at = np.searchsorted(own, uses, side="right")
+        for row in state["curve"]:
+            group += np.concatenate([[0.0], row])[at]
+        counts += np.concatenate([[0], state["synchronised"]])[at]
+        sent += _sent(plan, part, state, checkpoints)
+        clipped += state["clipped"].sum(axis=0)
+        indefinite += int(state["indefinite"][0])
+        totals.append(state["total"])
+        if actions is not None and rewards is not None:
+            rounds = plan.rounds(part.estimator) - 1
+            for row, silo in enumerate(part.clique):
+                actions[silo, rounds] = state["actions"][row]
+                rewards[silo, rounds] = state["rewards"][row]
+    return Outcome(
+        group_regret=group,
+        synchronisations=counts,
+        bits_up=8.0 * sent,
+        bits_down=np.zeros(len(checkpoints)),
+        clipped_features=int(clipped[0]),
+        clipped_rewards=int(clipped[1]),
+        indefinite=indefinite,
+        total=np.array(totals),
+        actions=actions,
+        rewards=rewards,
+    )
+
+
+def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
+    """Bytes over all edges by each checkpoint, of all messages about one part."""
+    rounds = plan.rounds(part.estimator)
+    report = 8 * part.plan.statistic_size
+    total = np.zeros(len(checkpoints))
+    for row, silo in enumerate(part.clique):
+        # Edges crossed once a message has been handed on 0, 1, ... gamma times.
+        edges = np.array(
+            [plan.graph.edges_crossed(silo, hops, plan.gamma) for hops in range(plan.gamma + 1)]
+        )
+        for size, when in (
+            (report, rounds[state["met"] > 0]),
+            (Request(silo, 0, 0).nbytes, rounds[state["asked"][:, row] > 0]),
+        ):
+            total += size * _crossed(edges, when, checkpoints)
+    return total
+
+
+def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
+    """Edges crossed by each checkpoint, of messages sent at the ends of the rounds ``when``."""
+    gamma = len(edges) - 1
+    # Sent long enough ago to have gone all the way, and those still on it, by their age.
+    crossed = edges[gamma] * np.searchsorted(when, checkpoints - gamma + 1, side="right")
+    for age in range(gamma - 1):
+        sent = np.searchsorted(when, checkpoints - age, side="right")
+        crossed = crossed + edges[age + 1] * (
+            sent - np.searchsorted(when, checkpoints - age, side="left")
+        )
+    return crossed.astype(np.float64)
