@@ -28,7 +28,8 @@ class Silo:
     def __init__(
         self, plan: Plan | PeerPlan, index: int = 0, noise: NoiseSource | None = None
     ) -> None:
-        self.plan = check_plan(plan)
+        plan = check_plan(plan)
+        self.plan = plan
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
         self.round = 0
         self.release = 0
@@ -37,10 +38,10 @@ class Silo:
         self._second_bonus, self._inflation = 0.0, 1.0
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
-        self._clock: Clock | None = None
+        self.clock: Clock | None = None
         if plan.trigger is not None:
             kept = plan.dimension, plan.horizon, self.index, self._noise
-            self._clock = Clock(plan.trigger, *kept)
+            self.clock = Clock(plan.trigger, *kept)
         self._asked: int | None = None
         self._refresh(np.zeros(plan.statistic_size))
         self._chosen: np.ndarray | None = None
@@ -62,7 +63,7 @@ class Silo:
 
     def ask(self, round: int | None = None) -> None:
         """Another silo's trigger has fired: a report is due after ``round`` (default: this one)."""
-        if self._clock is None:
+        if self.clock is None:
             raise InputError("ask belongs to plans with a trigger; here every batch has its length")
         if self._asked is None:
             earliest = max(1, self.round)
@@ -70,7 +71,7 @@ class Silo:
 
     def _wanted(self) -> int:
         """Releases that must have come back before the next round."""
-        if self._clock is None:
+        if self.clock is None:
             return self.round // self.plan.batch_size if self.plan.batch_size else 0
         return self.release + (self._asked is not None and self.round >= self._asked)
 
@@ -112,8 +113,8 @@ class Silo:
         if plan.radius.direct:
             bound = regularizer + shift + float(plan.radius.error_bound[k])
             self._second_bonus = plan.radius.multiplier * bound
-        if self._clock is not None:
-            self._clock.restart(self._estimate.w, statistic, regularizer + shift)
+        if self.clock is not None:
+            self.clock.restart(self._estimate.w, statistic, regularizer + shift)
         return shift
 
     def observe(self, reward: float) -> None:
@@ -138,15 +139,15 @@ class Silo:
         self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
-        if self._clock is None or self._asked is not None:
+        if self.clock is None or self._asked is not None:
             return
-        if self._clock.observe(x, self.round + 1):
-            self._asked = self.round + 1 + self._clock.trigger.delay
+        if self.clock.observe(x, self.round + 1):
+            self._asked = self.round + 1 + self.clock.trigger.delay
 
     def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
         if not self.due:
-            when = "nobody has asked" if self._clock else f"batch_size = {self.plan.batch_size}"
+            when = "nobody has asked" if self.clock else f"batch_size = {self.plan.batch_size}"
             raise InputError(
                 f"silo {self.index} has no report due after round {self.round} ({when})"
             )

@@ -29,7 +29,8 @@ class Server:
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
-        self.plan = plan = check_plan(plan)
+        plan = check_plan(plan)
+        self.plan = plan
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))

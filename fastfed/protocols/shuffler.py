@@ -31,7 +31,8 @@ class Shuffler:
     """
 
     def __init__(self, plan: Plan | PeerPlan, noise: NoiseSource | None = None) -> None:
-        self.plan = plan = check_plan(plan)
+        plan = check_plan(plan)
+        self.plan = plan
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
 

@@ -46,6 +46,8 @@ class Clock:
         self, trigger: Trigger, dimension: int, horizon: int, silo: int, noise: NoiseSource
     ) -> None:
         self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
+        #: What the rule compares with the threshold, after the last round that was observed.
+        self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
         self._wide = np.zeros((dimension, dimension))
@@ -65,11 +67,14 @@ class Clock:
         bar = self.trigger.threshold / self._rounds
         if self.trigger.kind == DETERMINANT:
             self._growth += native.log(native.observe(self._wide, None, x, 0.0))
+            self.value = self._growth * self._rounds
             return self._growth >= bar
         native.accumulate(self._batch, x, 0.0)
         w = self._privately_grown(round)
         # A matrix that is not positive definite has not grown.
-        return w is not None and native.log_det(w) - self._before > bar
+        growth = -np.inf if w is None else native.log_det(w) - self._before
+        self.value = growth * self._rounds
+        return growth > bar
 
     def _privately_grown(self, round: int) -> np.ndarray | None:
         """The factor of S + Q + N."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +18,19 @@ from fastfed._kernels import native
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import choice, integer
 from fastfed.bandits import make_system
+from fastfed.bandits.peer import Message, Peer
 from fastfed.bandits.silo import Silo
 from fastfed.privacy import audits as mechanisms
 from fastfed.privacy.audit import AuditResult, audit
 from fastfed.privacy.audits import WORST_PAIR
 from fastfed.privacy.tree import touches
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.network import Network
+from fastfed.protocols.peers import PeerPlan, Sums
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
+from fastfed.simulation.schedule_audit import SCHEDULE_AUDITS, audit_schedule
 
 Audit = Callable[[int, int], AuditResult]
 
@@ -37,39 +43,42 @@ DIMENSION = 2
 class Case:
     """A system under audit; ``layout`` names its worst pair of records."""
 
-    protocol: str
+    algorithm: str
+    keys: dict[str, Any]
     layout: str
     silos: int = 1
     #: Noise bits divided by this, behind the certificate's back.
     fault: int = 1
 
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | PeerPlan:
         epsilon, delta = CLAIM
         system = make_system(
-            "private-fedlinucb",
+            self.algorithm,
             silos=self.silos,
             horizon=RELEASES,
             dimension=DIMENSION,
             batch_size=1,
-            protocol=self.protocol,
             epsilon=epsilon,
             delta=delta,
+            **self.keys,
         )
-        plan = check_plan(system.plan)
-        if plan.encoding is None or self.fault == 1:
+        plan = system.plan
+        if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
         return replace(plan, encoding=replace(plan.encoding, noise_bits=fewer))
 
 
+OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
+
+
 def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
     """What the server sees of each release, one message or the sum of several: (K, s)."""
     silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
-    shuffler = Shuffler(plan, noise)
-    other, shown = np.full((1, DIMENSION), np.sqrt(0.5)), []
+    shuffler, shown = Shuffler(plan, noise), []
     for round in range(plan.horizon):
         for i, silo in enumerate(silos):
-            silo.select(first[None] if i == round == 0 else other)
+            silo.select(first[None] if i == round == 0 else OTHER)
             silo.observe(1.0)
         reports = [silo.report() for silo in silos]
         passed = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
@@ -80,10 +89,38 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
     return np.array(shown)
 
 
+def heard(plan: PeerPlan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
+    """What the neighbours of silo 0 hear of each of its reports, (K, s)."""
+    peers = [Peer(plan, i, noise) for i in range(plan.silos)]
+    network: Network[Message] = Network(plan.graph, plan.gamma)
+    shown = []
+    for round in range(plan.horizon):
+        for i, message in network.deliver():
+            peers[i].receive(message)
+            if i == 1 and message.silo == 0 and isinstance(message, Sums):
+                shown.append(message.report.values)
+        for i, peer in enumerate(peers):
+            peer.select(first[None] if i == round == 0 else OTHER)
+            peer.observe(1.0)
+            for message in peer.outbox():
+                network.broadcast(i, message)
+    shown += [m.report.values for i, m in network.deliver() if i == 1 and isinstance(m, Sums)]
+    return np.array(shown)
+
+
+def nodes_of(plan: Plan, shown: np.ndarray) -> np.ndarray:
+    """The tree nodes (K, s) behind what was shown: prefix sums are undone."""
+    if plan.protocol.analyzer != REPLACE:
+        return shown
+    before = np.concatenate([np.zeros((1, shown.shape[1])), shown])
+    return np.array([before[k] - before[k & (k - 1)] for k in range(1, len(before))])
+
+
 def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
     nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
-    plan = case.plan()
+    made = case.plan()
+    plan = made.parts[0].plan if isinstance(made, PeerPlan) else made
     nodes = [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
     change = np.zeros(plan.statistic_size)
@@ -106,8 +143,12 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     found = np.empty(trials)
     for run in range(trials):
         # The worlds take replicates of their own: even and odd.
-        shown = seen(plan, SeededNoise(seed, 2 * run + world), pair[world])
-        found[run] = np.sum(shown[nodes] * direction)
+        noise = SeededNoise(seed, 2 * run + world)
+        if isinstance(made, PeerPlan):
+            shown = heard(made, noise, pair[world])
+        else:
+            shown = seen(made, noise, pair[world])
+        found[run] = np.sum(nodes_of(plan, shown)[nodes] * direction)
     return found
 
 
@@ -120,18 +161,30 @@ def run(case: Case, name: str, trials: int, seed: int) -> AuditResult:
 
 
 _CASES = {
-    "private-fedlinucb": Case("silo-ldp", "goe2"),
-    "vector-sum": Case("shuffle-vector", "iid", silos=2),
-    "fault-quarter-of-the-bits": Case("shuffle-vector", "iid", silos=2, fault=4),
+    "private-fedlinucb": Case("private-fedlinucb", {"protocol": "silo-ldp"}, "goe2"),
+    "vector-sum": Case("private-fedlinucb", {"protocol": "shuffle-vector"}, "iid", silos=2),
+    "fault-quarter-of-the-bits": Case(
+        "private-fedlinucb", {"protocol": "shuffle-vector"}, "iid", silos=2, fault=4
+    ),
+    "feducb": Case("feducb", {"schedule": "fixed"}, "goe2"),
+    "feducb-decentralized": Case(
+        "feducb-decentralized", {"schedule": "fixed", "graph": "complete"}, "goe2", silos=2
+    ),
 }
 
-#: Name -> audit(trials, seed): mechanisms, systems, and faults planted in them.
+#: Name -> audit(trials, seed): mechanisms, systems, schedules, and faults planted in them.
 AUDITS: dict[str, Audit] = {
     **mechanisms.AUDITS,
     **{name: partial(run, case, name) for name, case in _CASES.items()},
+    **{name: partial(audit_schedule, name) for name in SCHEDULE_AUDITS},
 }
-FAULTY = mechanisms.FAULTY | {"fault-quarter-of-the-bits"}
-TRIALS: dict[str, int] = {**mechanisms.TRIALS, **dict.fromkeys(_CASES, 6000)}
+#: What an audit is to catch: planted faults, and the schedule that raw data make.
+FAULTY = mechanisms.FAULTY | {"fault-quarter-of-the-bits", "feducb-schedule"}
+TRIALS: dict[str, int] = {
+    **mechanisms.TRIALS,
+    **dict.fromkeys(_CASES, 6000),
+    **dict.fromkeys(("feducb-decentralized", *SCHEDULE_AUDITS), 4000),
+}
 
 
 def run_audit(name: str, trials: int | None = None, seed: int = 1) -> AuditResult:
