@@ -19,7 +19,9 @@ Deviations from the paper, and why:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -29,7 +31,14 @@ from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, plan_of
 from fastfed.bandits.certify import BY_NOISY_SUMS, BY_RAW_DATA, FIXED, certify
 from fastfed.bandits.feducb_bounds import batch_size_proposition_1
-from fastfed.bandits.feducb_theory import Federation, constants, proposition_2, trigger
+from fastfed.bandits.feducb_lines import centralised
+from fastfed.bandits.feducb_theory import (
+    Federation,
+    constants,
+    proposition_2,
+    threshold_of,
+    trigger,
+)
 from fastfed.bandits.noise import Noise
 from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
@@ -136,9 +145,15 @@ def rounds_per_batch(keys: FedUCBKeys, setting: Setting) -> int:
         return 1
     if keys.batch_size != "theorem":
         return keys.rounds_per_batch(setting)
-    found = constants(keys, Federation(setting), privatizer(keys, setting.horizon))
-    sizes = setting.horizon, setting.silos, setting.dimension
-    return batch_size_proposition_1(*sizes, found.rho_min, found.rho_max)
+    federation = Federation(setting)
+    found = constants(keys, federation, privatizer(keys, setting.horizon))
+    return batch_size_proposition_1(
+        setting.horizon,
+        setting.dimension,
+        threshold_of(keys, federation, found),
+        found.rho_min,
+        found.rho_max,
+    )
 
 
 def of_schedule(keys: K) -> K:
@@ -155,8 +170,21 @@ def build(keys: FedUCBKeys, setting: Setting) -> System:
     batch_size = rounds_per_batch(keys, setting) if fixed else 1
     noise = privatizer(keys, setting.horizon // batch_size)
     clip = keys.bounds(published=False)
-    plan, theory = planned(keys, Federation(setting), noise, batch_size, clip)
-    return System("feducb", plan, theory, certificate(keys, setting, noise, plan, theory, clip))
+    federation = Federation(setting)
+    plan, theory = planned(keys, federation, noise, batch_size, clip)
+    stated = certificate(keys, setting, noise, plan, theory, clip)
+    return System("feducb", plan, theory, stated, _lines(keys, federation, noise))
+
+
+def _lines(
+    keys: FedUCBKeys, federation: Federation, noise: Privatizer | None
+) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
+    """The bounds of Theorem 1 and Proposition 1, where they are about this run."""
+    if keys.schedule != "determinant" or keys.radius != "proposition-2":
+        return None
+    found = constants(keys, federation, noise)
+    bar = threshold_of(keys, federation, found)
+    return partial(centralised, keys, federation.setting, found, bar)
 
 
 def released_only(keys: FedUCBKeys, batch_size: int) -> bool:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable
 
 from fastfed._validate import InputError, integer, number, show
-from fastfed.bandits import feducb_constants
 from fastfed.bandits.feducb_constants import log_growth
 
 
@@ -116,27 +115,22 @@ def proposition_1_derived(
 
 def batch_size_proposition_1(
     horizon: int,
-    silos: int,
     dimension: int,
+    threshold: float,
     rho_min: float,
     rho_max: float,
     *,
     feature_bound: float = 1.0,
 ) -> int:
-    """B = ceil(T / ceil(n)) of a fixed schedule, n of Proposition 1 (appendix) at "log-T".
+    """B = ceil(T / ceil(n)) of a fixed schedule, n of Proposition 1 (appendix) at the threshold D.
 
     Ours: as rarely as the determinant schedule is said to synchronise, on dates that depend on no
     data. B is in [1, T]. With rho_min and rho_max of `noise_bound` at T releases, T // B is the
     number of releases for which the noise may be calibrated anew.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
-    limit = feducb_constants.threshold(
-        "log-T", t, m, d, rho_min, rho_max, feature_bound=feature_bound
-    )
-    synchronisations = math.ceil(
-        proposition_1_appendix(t, d, limit, rho_min, rho_max, feature_bound=feature_bound)
-    )
-    return -(-t // synchronisations)
+    t, _, d = _sizes(horizon, 1, dimension)
+    most = proposition_1_appendix(t, d, threshold, rho_min, rho_max, feature_bound=feature_bound)
+    return -(-t // math.ceil(most))
 
 
 # -- The radius ------------------------------------------------------------------------------------

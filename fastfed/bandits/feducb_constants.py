@@ -1,4 +1,4 @@
-"""FedUCB's constants: the privatizer's noise, bounds on it, and the trigger: dubey-pentland-2020.
+"""FedUCB's constants: bounds on the privatizer's noise, and the trigger: dubey-pentland-2020.
 
 Where the paper contradicts itself or its proofs, each function says how it is read. Logarithms are
 natural unless log2 is written.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 
 from fastfed._validate import choice, integer, number
+from fastfed.privacy.privatizer import privatizer_levels
 from fastfed.privacy.tree import max_prefix_nodes
 
 THRESHOLDS = ("log-T", "M1.5")
@@ -45,38 +46,6 @@ def _log_union(
     return math.log(count) - math.log(alpha)
 
 
-# -- Algorithm 2: the privatizer -------------------------------------------------------------------
-
-
-def privatizer_levels(releases: int) -> int:
-    """m = 1 + ceil(log2 n), Algorithm 2, line 2; its log is log2, as Section 4.3 has it.
-
-    Never below the floor(log2 n) + 1 releases that one leaf touches (`privacy.tree.depth`), so
-    noise calibrated to m is enough.
-    """
-    return 1 + (_releases(releases) - 1).bit_length()
-
-
-def node_noise_std(
-    epsilon: float, delta: float, releases: int, *, feature_bound: float = 1.0
-) -> float:
-    """s_N of Algorithm 2, line 5: 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon.
-
-    The std off the diagonal of a node's (N + N')/sqrt 2 (layout goe2); on it sqrt 2 s_N.
-
-    Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
-    realised (x, y), ||x|| <= L and |y| <= 1, as long as the schedule looks at no raw data and, with
-    l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)): a node's sensitivity is L^2 + 1, so that
-    mu <= epsilon / (4 l). The paper's own derivation (delta / 2m per node) would ask for ln(2.5
-    m/delta); the noise is many times the exact one all the same.
-    """
-    epsilon = number("epsilon", epsilon, above=0)
-    delta = number("delta", delta, above=0, below=1)
-    m = privatizer_levels(releases)
-    log_delta = math.log(2.0) - math.log(delta)
-    return 4.0 * math.sqrt(m) * _squared_norm(feature_bound) * log_delta / epsilon
-
-
 # -- Section 4.3: bounds on the noise of a prefix --------------------------------------------------
 
 
@@ -95,7 +64,8 @@ def noise_bound(
 
     sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. With the shift
     2 Lambda I, once per prefix and not per node, rho_min = Lambda and rho_max = 3 Lambda
-    (Proposition 4). Proven for the noise of `node_noise_std`: never below `noise_bound_from_std`.
+    (Proposition 4). Proven for the noise of `privacy.privatizer.node_noise_std`: never below
+    `noise_bound_from_std`.
     """
     d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)
@@ -120,7 +90,7 @@ def bias_bound(
 
     sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), the root over all.
     Unproven: delta is missing, and from about 1e-3 down it falls below `bias_bound_from_std` at the
-    noise of `node_noise_std`.
+    noise of `privacy.privatizer.node_noise_std`.
     """
     d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)

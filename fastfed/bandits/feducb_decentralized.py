@@ -17,7 +17,7 @@ Deviations from the paper beside those of feducb.py, and why:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from functools import partial
 
 import msgspec
 
@@ -29,7 +29,8 @@ from fastfed.bandits.feducb import (
     planned,
     privatizer,
 )
-from fastfed.bandits.feducb_theory import Federation
+from fastfed.bandits.feducb_lines import decentralised
+from fastfed.bandits.feducb_theory import Federation, constants, threshold_of
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.certificate import Certificate
@@ -47,8 +48,6 @@ class DecentralizedKeys(FedUCBKeys, frozen=True, kw_only=True):
     graph_seed: int = 0
     #: Time to live of a message, and the number of estimators; None: the graph's diameter.
     gamma: int | None = None
-
-    radii: ClassVar[tuple[str, ...]] = ("proposition-2",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +77,12 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
     clip = keys.bounds(published=False)
     shape = PeerPlan(graph, gamma, setting.horizon, setting.dimension, ())
     parts, theories = [], []
-    for clique in graph.cliques(gamma):
+    cliques = graph.cliques(gamma)
+    if keys.radius == "direct":
+        # Its bounds are made part by part: each has its share of the failure probability.
+        share = keys.failure_probability / (len(cliques) * gamma)
+        keys = msgspec.structs.replace(keys, failure_probability=share)
+    for clique in cliques:
         for estimator in range(gamma):
             own = replace(setting, silos=len(clique), horizon=len(shape.rounds(estimator)))
             federation = Federation(own, setting, gamma)
@@ -89,7 +93,15 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
     theory = next((t for t in theories if not t.proven), theories[0])
     made = replace(shape, parts=tuple(parts))
     stated = certificate(keys, setting, noise, parts[0].plan, theory, clip)
-    return System("feducb-decentralized", made, theory, _heard(stated, gamma))
+    lines = None
+    if keys.schedule == "determinant":
+        federation = Federation(setting, setting, gamma)
+        found = constants(keys, federation, noise)
+        # Line 6's division by 1 + L^2 is no part of D.
+        bar = 2.0 * threshold_of(keys, federation, found)
+        sizes = [len(clique) for clique in cliques]
+        lines = partial(decentralised, keys, setting, found, bar, sizes, gamma)
+    return System("feducb-decentralized", made, theory, _heard(stated, gamma), lines)
 
 
 def _heard(stated: Certificate, gamma: int) -> Certificate:

@@ -147,33 +147,36 @@ def proposition_2(
     )
 
 
+def threshold_of(keys: Any, federation: Federation, found: Constants) -> float:
+    """D: a number as given, or that of the level of communication."""
+    setting, low, high = federation.setting, found.rho_min, found.rho_max
+    if not isinstance(keys.communication, str):
+        return float(keys.communication)
+    if federation.whole is None:
+        sizes = setting.horizon, setting.silos, setting.dimension
+        return threshold(keys.communication, *sizes, low, high)
+    if keys.communication != "log-T":
+        raise InputError(
+            'communication must be "log-T", "MT" or a number without a server, got '
+            f'"{keys.communication}"'
+        )
+    sizes = federation.whole.horizon, setting.dimension, federation.gamma
+    # Algorithm 3 divides by 1 + L^2 (line 6).
+    return decentralised_threshold(*sizes, low, high) / 2.0
+
+
 def trigger(
     keys: Any, federation: Federation, found: Constants, noise: Privatizer | None
 ) -> Trigger | None:
     """The rule of the keys' schedule; None where the rounds of synchronisation are fixed."""
     if keys.schedule == "fixed":
         return None
-    setting, gamma = federation.setting, federation.gamma
-    low, high = found.rho_min, found.rho_max
-    delay = 0
-    if federation.whole is not None:
-        # Everybody has heard of it by the estimator's next round, and reports after that.
-        delay = 1
-    if not isinstance(keys.communication, str):
-        bar = float(keys.communication)
-    elif federation.whole is not None:
-        if keys.communication != "log-T":
-            raise InputError(
-                'communication must be "log-T", "MT" or a number without a server, got '
-                f'"{keys.communication}"'
-            )
-        bar = decentralised_threshold(federation.whole.horizon, setting.dimension, gamma, low, high)
-        bar /= 2.0  # 1 + L^2 (Algorithm 3, line 6)
-    else:
-        sizes = setting.horizon, setting.silos, setting.dimension
-        bar = threshold(keys.communication, *sizes, low, high)
+    bar = threshold_of(keys, federation, found)
+    # Without a server everybody has heard by the estimator's next round, and reports after that.
+    delay = 0 if federation.whole is None else 1
     if keys.schedule == "determinant":
-        return Trigger(DETERMINANT, bar, setting.silos * (high - low), delay=delay)
+        extra = federation.setting.silos * (found.rho_max - found.rho_min)
+        return Trigger(DETERMINANT, bar, extra, delay=delay)
     assert noise is not None
-    std = noise.schedule_std
-    return Trigger(PRIVATE_DETERMINANT, bar, std=(std, math.sqrt(2.0) * std), delay=delay)
+    std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
+    return Trigger(PRIVATE_DETERMINANT, bar, std=std, delay=delay)
