@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from itertools import product
@@ -126,6 +127,7 @@ def test_printed_kappa_is_no_bound_at_small_delta() -> None:
         # The figures quoted take m nodes in a prefix; there are fewer.
         share = max_prefix_nodes(n) / privatizer.privatizer_levels(n)
         assert proven == pytest.approx(needed * math.sqrt(share), rel=3e-3)
+        assert (proven > printed) is (delta < 6.1e-4)
 
 
 @pytest.mark.parametrize("dimension", [1, 3, 20])
@@ -411,95 +413,62 @@ def test_numpy_integers_do_not_overflow() -> None:
 
 # -- What is refused -------------------------------------------------------------------------------
 
-AT = (1000, 8, 5, 2.0, 6.0, 0.5, 0.5, 0.1)
+# By argument: a good value, bad ones just outside, and the sentence up to the value.
+ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
+    "horizon": (1000, (0,), "horizon must be an integer >= 1"),
+    "silos": (8, (0,), "silos must be an integer >= 1"),
+    "dimension": (5, (0,), "dimension must be an integer >= 1"),
+    "releases": (9, (0,), "releases must be an integer >= 1"),
+    "gamma": (2, (0,), "gamma must be an integer >= 1"),
+    "cliques": (3, (0, 9), "cliques must be an integer >= 1 and <= 8"),
+    "epsilon": (1.0, (0, -1, math.nan), "epsilon must be > 0"),
+    "delta": (0.1, (0, 1), "delta must be > 0 and < 1"),
+    "failure_probability": (0.1, (0, 1.5), "failure_probability must be > 0 and <= 1"),
+    "noise_std": (3.0, (-1,), "noise_std must be >= 0"),
+    "rho_min": (2.0, (0, math.nan), "rho_min must be > 0"),
+    "rho_max": (6.0, (1, math.inf), "rho_max must be >= 2"),
+    "kappa": (0.5, (-1,), "kappa must be >= 0"),
+    "reward_scale": (0.5, (0,), "reward_scale must be > 0"),
+    "threshold": (9.0, (0, math.inf), "threshold must be > 0"),
+    "parameter_bound": (1.0, (0,), "parameter_bound must be > 0"),
+    "feature_bound": (1.0, (0,), "feature_bound must be > 0"),
+    "constant": (1.0, (0, -1), "constant must be > 0"),
+    "communication": ("M1.5", ("log T",), 'communication must be one of "log-T", "M1.5"'),
+    "clique_sizes": ((4, 4), ([],), "clique_sizes must hold at least one clique"),
+}
+PUBLIC: list[Callable[..., Any]] = [
+    privatizer.privatizer_levels,
+    privatizer.node_noise_std,
+]
+PUBLIC += [
+    function
+    for module in (constants, bounds)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and not name.startswith("_")
+]
 
 
-@pytest.mark.parametrize(
-    ("sentence", "call"),
-    [
-        ("releases must be an integer >= 1, got 0", lambda: privatizer.privatizer_levels(0)),
-        ("epsilon must be > 0, got -1", lambda: privatizer.node_noise_std(-1, 0.1, 9)),
-        ("delta must be > 0 and < 1, got 1", lambda: privatizer.node_noise_std(1.0, 1, 9)),
-        (
-            "feature_bound must be > 0, got 0",
-            lambda: privatizer.node_noise_std(1.0, 0.1, 9, feature_bound=0),
-        ),
-        (
-            "dimension must be an integer >= 1, got 0",
-            lambda: constants.noise_bound(0, 8, 1.0, 0.1, 9, 0.1),
-        ),
-        (
-            "silos must be an integer, got 8.0",
-            lambda: constants.noise_bound(5, 8.0, 1.0, 0.1, 9, 0.1),  # type: ignore[arg-type]
-        ),
-        (
-            "failure_probability must be > 0 and <= 1, got 0",
-            lambda: constants.bias_bound(5, 8, 1.0, 9, 0),
-        ),
-        (
-            "noise_std must be >= 0, got -1",
-            lambda: constants.noise_bound_from_std(5, 8, -1, 9, 0.1),
-        ),
-        (
-            "rho_min must be > 0, got 0",
-            lambda: constants.bias_bound_from_std(5, 8, 1.0, 0, 9, 0.1),
-        ),
-        (
-            "gamma must be an integer >= 1, got 0",
-            lambda: constants.bias_bound(5, 8, 1.0, 9, 0.1, gamma=0),
-        ),
-        ("rho_max must be >= 2, got 1", lambda: constants.log_growth(1000, 5, 2.0, 1)),
-        ("rho_min must be > 0, got nan", lambda: constants.log_growth(1000, 5, math.nan, 1.0)),
-        (
-            'communication must be one of "log-T", "M1.5", got "log T"',
-            lambda: constants.threshold("log T", 1000, 8, 5, 2.0, 6.0),
-        ),
-        (
-            "gamma must be an integer >= 1, got 0",
-            lambda: constants.decentralised_threshold(1000, 5, 0, 2.0, 6.0),
-        ),
-        (
-            "threshold must be > 0, got 0",
-            lambda: bounds.proposition_1_appendix(1000, 5, 0, 2.0, 6.0),
-        ),
-        (
-            "horizon must be an integer >= 1, got 0",
-            lambda: bounds.batch_size_proposition_1(0, 5, 8.0, 2.0, 6.0),
-        ),
-        ("kappa must be >= 0, got -1", lambda: bounds.beta_bar(1000, 8, 5, 2.0, 6.0, -1, 0.5, 0.1)),
-        (
-            "reward_scale must be > 0, got 0",
-            lambda: bounds.beta_bar(1000, 8, 5, 2.0, 6.0, 0.0, 0, 0.1),
-        ),
-        (
-            "parameter_bound must be > 0, got 0",
-            lambda: bounds.theorem_1_explicit(*AT, parameter_bound=0),
-        ),
-        ("constant must be > 0, got -1", lambda: bounds.theorem_1(*AT, constant=-1)),
-        (
-            "threshold must be > 0, got inf",
-            lambda: bounds.theorem_1_two_terms(*AT[:3], math.inf, *AT[3:]),
-        ),
-        (
-            "cliques must be an integer >= 1 and <= 8, got 9",
-            lambda: bounds.theorem_2(*AT, 9, 1),
-        ),
-        ("gamma must be an integer >= 1, got 0", lambda: bounds.theorem_2(*AT, 8, 0)),
-        (
-            "clique_sizes[1] must be an integer >= 1, got 0",
-            lambda: bounds.theorem_2_two_terms(1000, [8, 0], 5, 1.0, *AT[3:], 1),
-        ),
-        (
-            "clique_sizes must hold at least one clique, got []",
-            lambda: bounds.theorem_2_two_terms(1000, [], 5, 1.0, *AT[3:], 1),
-        ),
-        (
-            "clique_sizes must be a list of integers, got 8",
-            lambda: bounds.theorem_2_two_terms(1000, 8, 5, 1.0, *AT[3:], 1),  # type: ignore[arg-type]
-        ),
-    ],
-)
-def test_bad_input(sentence: str, call: Callable[[], float]) -> None:
-    with pytest.raises(InputError) as refused:
-        call()
-    assert str(refused.value).replace("'", '"').startswith(sentence)
+def test_every_argument_is_checked() -> None:
+    assert len(PUBLIC) == 19
+    for function in PUBLIC:
+        good = {name: ARGUMENTS[name][0] for name in inspect.signature(function).parameters}
+        function(**good)
+        for name in good:
+            for bad in ARGUMENTS[name][1]:
+                with pytest.raises(InputError) as refused:
+                    function(**good | {name: bad})
+                expected = f"{ARGUMENTS[name][2]}, got {bad!r}"
+                assert str(refused.value).startswith(expected), function.__name__
+
+
+def test_types_are_checked() -> None:
+    with pytest.raises(InputError, match=r"silos must be an integer, got 8\.0"):
+        constants.noise_bound(5, 8.0, 1.0, 0.1, 9, 0.1)  # type: ignore[arg-type]
+    sizes: Any
+    for sizes, sentence in [
+        (8, "clique_sizes must be a list of integers, got 8"),
+        ([8, 0], r"clique_sizes\[1\] must be an integer >= 1, got 0"),
+        ([8, 1.5], r"clique_sizes\[1\] must be an integer, got 1\.5"),
+    ]:
+        with pytest.raises(InputError, match=sentence):
+            bounds.theorem_2_two_terms(1000, sizes, 5, 1.0, 2.0, 6.0, 0.5, 0.5, 0.1, 1)

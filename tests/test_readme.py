@@ -13,13 +13,23 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+FEDUCB = (ROOT / "docs" / "feducb.md").read_text(encoding="utf-8")
+
+
+def blocks(language, page=README):
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda b: b.split("\n")[0][:30])
 def test_python_blocks_run(block, capsys):
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
+    scope = {"__name__": "page"}
+    for block in blocks("python", FEDUCB):
+        exec(compile(block, "feducb.md", "exec"), scope)
+    assert capsys.readouterr().out.split() == ["proven", "proven"]
 
 
 def test_there_are_blocks_to_run():

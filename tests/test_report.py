@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.report import table
-from fastfed.report.canvas import COLOURS, NOT_PRIVATE, line_styles
+from fastfed.report.canvas import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles, regret
 from fastfed.report.certificates import certificates_text
 from fastfed.report.communication import draw_communication, sends
 from fastfed.report.figure import draw
-from fastfed.report.keys import check_figure
+from fastfed.report.keys import AXES, check_figure
+from fastfed.report.lines import ceiling, lines, not_stored, off_picture, synchronisation_bounds
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
+from fastfed.report.spec_text import spec_text
 from fastfed.report.table import plus_minus, rate, sent, times
 from fastfed.report.write import write_report
 from fastfed.simulation.experiment import Experiment, make_experiment
@@ -319,6 +322,196 @@ def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
     assert draw(without)["png"] != draw(cumulative)["png"]
 
 
+def of_figure(source: Source, **keys: Any) -> Source:
+    figure = {**source.results.figure, **keys}
+    return replace(source, results=replace(source.results, figure=figure))
+
+
+def with_curves(source: Source, **changes: Any) -> Source:
+    """The source with its first curve changed."""
+    first, *others = source.results.curves
+    curves = (replace(first, **changes), *others)
+    return replace(source, results=replace(source.results, curves=curves))
+
+
+def axes_of(source: Source) -> Any:
+    """The axes of the picture of regret, as they are once it is drawn."""
+    from fastfed.report import figure
+
+    seen: list[Any] = []
+
+    def recorded(axes: Any, source: Source) -> None:
+        original(axes, source)
+        seen.append(axes)
+
+    original = figure.dress_regret
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure, "dress_regret", recorded)
+        draw(source, ["svg"])
+    (axes,) = seen
+    return axes
+
+
+def test_every_axis_has_a_name() -> None:
+    assert set(AXES) == set(Y_LABELS)
+
+
+def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
+    """Forty silos in the first curve, four in the others, although the experiment says four."""
+    sized = with_curves(of_figure(source, y="per-silo"), silos=40)
+    axes = axes_of(sized)
+    assert axes.get_ylabel() == "regret per silo"
+    drawn_lines = axes.get_lines()
+    assert len(drawn_lines) == len(sized.results.curves)
+    for curve, line, silos in zip(sized.results.curves, drawn_lines, [40, 4, 4, 4, 4], strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), curve.mean / silos)
+        np.testing.assert_array_equal(regret(sized, curve)[1], 2.0 * curve.stderr / silos)
+    with pytest.MonkeyPatch.context() as patch:
+        seen = drawn(patch, sized)
+    # The picture of communication has the same axis.
+    first, second = (mean for _, mean in seen[:2])
+    assert first[-1] == sized.results.curves[0].mean[-1] / 40
+    assert second[-1] == sized.results.curves[1].mean[-1] / 4
+
+
+def tallest(source: Source) -> float:
+    """Of means with their bands, by the results themselves."""
+    return max(float((regret(source, c)[0] + regret(source, c)[1]).max())
+               for c in source.results.curves)  # fmt: skip
+
+
+def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[str, str]:
+    return {"label": label, "curve": curve, "bound": bound}
+
+
+def bounded(source: Source, values: Any, **keys: Any) -> Source:
+    """The first curve with one bound of group regret, which the figure asks for."""
+    asked = of_figure(source, line=[line_of("b")], **keys)
+    return with_curves(asked, bounds={"b": list(map(float, values))})
+
+
+@pytest.mark.parametrize(
+    ("y", "divisor"),
+    [("cumulative", [1.0] * 6), ("time-average", [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]),
+     ("per-silo", [4.0] * 6)],
+)  # fmt: skip
+def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: list[float]) -> None:
+    plain = of_figure(source, y=y)
+    values = 1.5 * tallest(plain) * np.array(divisor)
+    asked = bounded(plain, values)
+    before, axes = axes_of(plain), axes_of(asked)
+    *curves, line = axes.get_lines()
+    assert len(curves) == len(source.results.curves)
+    np.testing.assert_allclose(line.get_ydata(), values / divisor, rtol=1e-12)
+    np.testing.assert_array_equal(line.get_xdata(), [10, 20, 30, 40, 50, 60])
+    assert line.get_linestyle() == "--" and line.get_color() == "#777777"
+    assert line.get_linewidth() < curves[0].get_linewidth()
+    assert line.get_zorder() < curves[0].get_zorder()
+    # The axis makes room for it, and there is nothing to say in small print.
+    assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
+    assert off_picture(asked) == not_stored(asked) == []
+    assert draw(asked)["png"] == draw(asked)["png"] != draw(plain)["png"]
+    assert b"<!-- Theorem 1 -->" in draw(asked)["svg"]
+
+
+def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
+    low = bounded(source, [1e-9] * 6, y="cumulative")
+    assert axes_of(low).get_ylim() == axes_of(of_figure(source, y="cumulative")).get_ylim()
+
+
+def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> None:
+    plain = of_figure(source, y="cumulative")
+    top = tallest(plain)
+    assert ceiling(plain) == 3.0 * top
+    # Never within three times the tallest: no line, no entry, no room.
+    far = bounded(plain, np.linspace(3.01, 5000.0, 6) * top)
+    assert axes_of(far).get_ylim() == axes_of(plain).get_ylim()
+    assert len(axes_of(far).get_lines()) == len(plain.results.curves)
+    assert b"<!-- Theorem 1 -->" not in draw(far)["svg"]
+    # It leaves the picture: drawn up to its upper edge.
+    leaving = bounded(plain, np.array([0.5, 1.0, 2.0, 2.9, 50.0, 5000.0]) * top)
+    axes = axes_of(leaving)
+    assert axes.get_ylim() == (0.0, 3.0 * top)
+    assert axes.get_lines()[-1].get_clip_on()
+    for source_ in (far, leaving):
+        (note,) = off_picture(source_)
+        value = 5000.0 * top
+        assert note == f"off the picture: Theorem 1 = {spaced(value)} at the last round"
+        assert b"off the picture: Theorem 1" in draw(source_)["svg"]
+    # It comes in: what counts is where it ends.
+    coming = bounded(plain, np.array([5000.0, 50.0, 4.0, 2.0, 1.5, 1.4]) * top)
+    assert off_picture(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
+
+
+def test_a_bound_that_promises_nothing_yet_is_drawn_where_it_does(source: Source) -> None:
+    plain = of_figure(source, y="cumulative")
+    top = tallest(plain)
+    late = bounded(plain, [math.inf, math.inf, top, 2 * top, 2 * top, 2 * top])
+    np.testing.assert_array_equal(
+        axes_of(late).get_lines()[-1].get_ydata(), [math.nan, math.nan, top, *[2 * top] * 3]
+    )
+    assert off_picture(late) == []
+    never = bounded(plain, [math.inf] * 6)
+    assert off_picture(never) == ["off the picture: Theorem 1 = infinite at the last round"]
+    assert axes_of(never).get_ylim() == axes_of(plain).get_ylim()
+
+
+def test_a_bound_of_one_replicate_has_no_band_to_clear(folder: Path) -> None:
+    one = of_figure(read_source(folder, 1), y="cumulative")
+    assert ceiling(one) == 3.0 * max(c.mean.max() for c in one.results.curves)
+
+
+def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
+    asked = of_figure(
+        with_curves(source, bounds={"b": [1.0] * 6, "synchronisations": [9.0] * 6}),
+        line=[
+            line_of("b", "here"),
+            line_of("c", "nameless"),
+            line_of("b", "of another", "alone"),
+            line_of("b", "of nobody", "nobody"),
+            line_of("synchronisations", "of counts"),
+        ],
+    )
+    assert [line.label for line in lines(asked)] == ["here"]
+    notes = not_stored(asked)
+    assert len(notes) == 4
+    assert notes[0] == (
+        'not drawn: nameless, for there is no bound "c" of curve "open" in the store'
+    )
+    assert len(axes_of(asked).get_lines()) == len(source.results.curves) + 1
+
+
+def test_bounds_in_one_picture_are_told_apart(source: Source) -> None:
+    bounds = {str(i): [float(i)] * 6 for i in range(4)}
+    asked = of_figure(
+        with_curves(source, bounds=bounds), y="cumulative", line=[line_of(b, b) for b in bounds]
+    )
+    found = axes_of(asked).get_lines()[-4:]
+    assert len({str(line._unscaled_dash_pattern) for line in found}) == 4
+
+
+def test_synchronisations_stand_beside_their_bounds(source: Source) -> None:
+    named = with_curves(
+        source,
+        bounds={
+            "theorem-1": [1.0] * 6,
+            "synchronisations-proposition-1": [1.0, 2.0, 3.0, 4.0, 5.0, 6.5],
+            "synchronisations": [7.0] * 6,
+        },
+    )
+    assert synchronisation_bounds(named.results) == [
+        ("open", 3, "Proposition 1", 6.5),
+        ("open", 3, "", 7.0),
+    ]
+    assert synchronisation_bounds(source.results) == []
+
+
+def test_the_spec_in_the_page_has_the_lines(source: Source) -> None:
+    figure = {"y": "per-silo", "line": [line_of("b"), line_of("c", 'a "b"')]}
+    text = spec_text(source.identity, 3, figure)
+    assert tomllib.loads(text.split("[environment]")[0])["figure"] == figure
+
+
 def test_figure_of_one_replicate_and_odd_labels(folder: Path) -> None:
     one = read_source(folder, 1)
     curves = tuple(
@@ -364,6 +557,10 @@ def test_write_report_where_nothing_can_be_written(source: Source, tmp_path: Pat
         {"titel": "x"},
         {"full": 1},
         {"y": ["cumulative"]},
+        {"y": "per_silo"},
+        {"line": "x"},
+        {"line": line_of("b")},
+        {"line": [3]},
     ],
 )
 def test_bad_figure_tables(figure: Any) -> None:
@@ -374,6 +571,40 @@ def test_bad_figure_tables(figure: Any) -> None:
 def test_good_figure_tables() -> None:
     check_figure({})
     check_figure({"title": "t", "y": "cumulative", "note": ["a", "b"], "panels": [], "full": {}})
+    check_figure({"y": "per-silo", "line": [line_of("b")]})
+    check_figure({"line": [line_of("b")]}, ["open"], {"open": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lable": "x"}, 'unknown key "lable" in figure.line; did you mean "label"'),
+        ({"label": ""}, "figure.line.label must be a text, got ''"),
+        ({"curve": None}, "figure.line.curve must be a text, got None"),
+        ({"bound": 3}, "figure.line.bound must be a text, got 3"),
+        ({"curve": "opne"}, 'unknown curve "opne" in figure.line; did you mean "open"'),
+        (
+            {"bound": "theorem-2"},
+            'unknown bound "theorem-2" of curve "open" in figure.line; did you mean "theorem-1"',
+        ),
+        ({"curve": "alone"}, 'unknown bound "theorem-1" of curve "alone" in figure.line'),
+        ({"bound": "synchronisations-x"}, "must be a bound of regret"),
+    ],
+)
+def test_bad_lines(changes: dict[str, Any], words: str) -> None:
+    bounds = {"open": ["theorem-1"]}
+    good = line_of("theorem-1")
+    with pytest.raises(InputError) as error:
+        check_figure({"line": [good, {**good, **changes}]}, ["open", "alone"], bounds)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_not_known_yet_is_not_refused() -> None:
+    unknown = {"line": [line_of("theorem-9", curve="nobody")]}
+    check_figure(unknown)
+    with pytest.raises(InputError, match="unknown curve"):
+        check_figure(unknown, ["open"])
+    check_figure({"line": [line_of("theorem-9")]}, ["open"])
 
 
 def test_the_sketch_shows_every_curve_and_ends_at_the_largest_regret(source: Source) -> None:

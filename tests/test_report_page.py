@@ -189,6 +189,46 @@ def test_the_page_says_what_the_results_say(source: Source, folder: Path) -> Non
     assert 'kind = "sphere"' in words and "# regularizer: the default" in words
 
 
+def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
+    first, *others = source.results.curves
+    bounds = {
+        "near": first.mean.tolist(),
+        "far": [1e6] * 6,
+        "synchronisations-proposition-1": [2.0, 3.0, 4.0, 5.0, 6.0, 41.25],
+    }
+    line = [
+        {"label": NASTY, "curve": NASTY, "bound": "near"},
+        {"label": "Theorem 2", "curve": NASTY, "bound": "far"},
+        {"label": "Theorem 3", "curve": NASTY, "bound": "absent"},
+    ]
+    results = replace(
+        source.results,
+        curves=(replace(first, bounds=bounds), *others),
+        figure={**source.results.figure, "y": "per-silo", "line": line},
+    )
+    write_report(replace(source, results=results), tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "<script" not in text
+    page = Page(text)
+    nasty = " ".join(NASTY.split())
+    for words in (
+        "Regret per silo against rounds. Lines are means; bands are two standard errors. "
+        "Thin dashed lines in grey are bounds.",
+        "Judged on final regret per silo over 3 replicates",
+        "Off the picture: Theorem 2 = 250 000 at the last round.",
+        f'Not drawn: Theorem 3, for there is no bound "absent" of curve "{nasty}" in the store.',
+        f"{nasty}: synchronisations 3, at most (Proposition 1) 41.25.",
+    ):
+        assert words in page.words
+    (picture, _) = (a for a in page.all("svg") if a.get("class") != "key")
+    assert (picture["aria-label"] or "").endswith(f", bound {NASTY}")
+
+    write_report(source, tmp_path)
+    plain = Page((tmp_path / "report.html").read_text()).words
+    for words in ("Thin dashed", "ff the picture", "ot drawn", ": synchronisations"):
+        assert words not in plain
+
+
 def test_spec_lists_every_key(source: Source, folder: Path) -> None:
     text = (folder / "first" / "report.html").read_text()
     spec = escaping.unescape(text[text.index("<code>") : text.index("</code>")])

@@ -1,6 +1,8 @@
 """Runs that are stored: what is committed, what is repeated, what is refused."""
 
+import math
 import sqlite3
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -338,6 +340,69 @@ def test_a_resumed_store_shows_the_certificate_of_today(tmp_path):
         db.execute("UPDATE curves SET certificate = '{}' WHERE position = 1")
     resumed = fastfed.run(experiment_from_spec(spec()), tmp_path)
     assert resumed.curves[1].certificate["status"] == "proven"
+
+
+def bounded(rounds):
+    """Bounds that only the rounds decide: one without end, one of counts, one promising late."""
+    assert rounds.dtype == np.int64
+    return {
+        "theorem-1": (3.0 * rounds).tolist(),
+        "synchronisations-proposition-1": np.sqrt(rounds),
+        "late": [math.inf if t < 30 else float(t) for t in rounds],
+    }
+
+
+def with_bounds(experiment, position, bounds_at=bounded):
+    curves = list(experiment.curves)
+    system = replace(curves[position].system, bounds_at=bounds_at)
+    curves[position] = replace(curves[position], system=system)
+    return replace(experiment, curves=tuple(curves))
+
+
+def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
+    e = with_bounds(experiment_from_spec(spec()), 1)
+    played = fastfed.run(e, tmp_path)
+    loaded = fastfed.load(tmp_path)
+    rounds = [9, 18, 26, 35, 43, 52, 60]
+    expected = {
+        "theorem-1": [27.0, 54.0, 78.0, 105.0, 129.0, 156.0, 180.0],
+        "synchronisations-proposition-1": [math.sqrt(t) for t in rounds],
+        "late": [math.inf, math.inf, math.inf, 35.0, 43.0, 52.0, 60.0],
+    }
+    passes = missing_passes(e, set())
+    outcomes = {
+        (position, work.replicate): one
+        for work in passes
+        for position, one in zip(work.positions, run_module.play_pass(e, work, 1), strict=True)
+    }
+    direct = collect(e, outcomes)
+    for results in (played, loaded, direct):
+        assert [c.bounds for c in results.curves] == [{}, expected, {}]
+        assert list(results.curves[1].rounds) == rounds
+    listed = msgspec.json.decode(msgspec.json.encode(loaded.to_builtins()))["curves"]
+    assert [c["bounds"] for c in listed][::2] == [{}, {}]
+    assert listed[1]["bounds"]["late"] == [None, None, None, 35, 43, 52, 60]
+    assert listed[1]["bounds"]["theorem-1"] == expected["theorem-1"]
+
+
+def test_a_store_without_bounds_loads_and_gets_them_when_it_is_resumed(tmp_path, monkeypatch):
+    e = experiment_from_spec(spec())
+    fastfed.run(e, tmp_path)
+    facts = [msgspec.json.decode(row[4]) for row in cells(tmp_path)[1]]
+    assert facts == [{"silos": 3, "dimension": 3}] * 3
+    assert all(c.bounds == {} for c in fastfed.load(tmp_path).curves)
+    before = cells(tmp_path)[2]
+    monkeypatch.setattr(run_module, "play_pass", None)  # nothing is played again
+    resumed = fastfed.run(with_bounds(e, 2), tmp_path)
+    assert resumed.curves[2].bounds["theorem-1"][-1] == 180.0
+    assert cells(tmp_path)[2] == before
+
+
+def test_a_bound_that_misses_a_checkpoint_is_refused(tmp_path):
+    e = with_bounds(experiment_from_spec(spec()), 0, lambda rounds: {"short": [1.0]})
+    with pytest.raises(fastfed.InputError, match=r"bound short must have shape \(7\)"):
+        fastfed.run(e, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):

@@ -20,12 +20,14 @@ from fastfed.results.results import CurveResult, Results
 from fastfed.simulation.experiment import expand
 
 
-def curve(label: str, finals: list[float], replicates: tuple[int, ...] | None = None) -> Any:
+def curve(
+    label: str, finals: list[float], replicates: tuple[int, ...] | None = None, silos: int = 2
+) -> Any:
     return CurveResult(
         label=label,
         algorithm="fedlinucb",
         protocol="none",
-        silos=2,
+        silos=silos,
         dimension=1,
         horizon=10,
         rounds=np.array([5, 10]),
@@ -39,8 +41,8 @@ def curve(label: str, finals: list[float], replicates: tuple[int, ...] | None = 
     )
 
 
-def verdict(statement: dict[str, Any], *curves: Any) -> str:
-    figure = {"statement": [{"says": "so it is", **statement}]}
+def verdict(statement: dict[str, Any], *curves: Any, **axis: str) -> str:
+    figure = {"statement": [{"says": "so it is", **statement}], **axis}
     (judged,) = judge(Results("x", 10, 2, curves, figure))
     return judged.verdict
 
@@ -113,6 +115,49 @@ def test_only_shared_replicates_count() -> None:
     assert verdict({"below": ["few", "B"]}, few, B) == "holds"
 
 
+# Ten silos with more regret together than B's two, and less each: 4, 5 and 6 against 5, 10 and 15.
+MANY = curve("many", [40.0, 50.0, 60.0], silos=10)
+FEW = curve("few", [10.0, 20.0, 30.0])
+
+
+def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
+    below = {"below": ["many", "few"]}
+    assert verdict(below, MANY, FEW) == "fails"
+    assert verdict(below, MANY, FEW, y="cumulative") == "fails"
+    assert verdict(below, MANY, FEW, y="time-average") == "fails"
+    # -1, -5, -9: mean -5, standard error 4 / sqrt 3 = 2.31.
+    assert verdict(below, MANY, FEW, y="per-silo") == "holds"
+    figure = {"statement": [{"says": "s", **below}], "y": "per-silo"}
+    results = Results("x", 10, 2, (MANY, FEW), figure)
+    (difference,) = judge(results)[0].differences
+    assert difference.mean == pytest.approx(-5.0)
+    assert difference.stderr == pytest.approx(4.0 / math.sqrt(3.0))
+    assert results.paired_difference("many", "few", per_silo=True) == (
+        difference.mean,
+        difference.stderr,
+    )
+    # What Python asks for is group regret, whatever is drawn: 30 in every replicate.
+    assert results.paired_difference("many", "few") == (30.0, 0.0)
+
+
+def test_near_is_a_fraction_of_the_second_regret_per_silo() -> None:
+    # |-5| and two standard errors of 2.309, against a fraction of few's 10 per silo.
+    near = ["many", "few"]
+    for within, expected in [(0.97, "holds"), (0.96, "undecided"), (0.04, "undecided"),
+                             (0.03, "fails")]:  # fmt: skip
+        assert verdict({"near": near, "within": within}, MANY, FEW, y="per-silo") == expected
+    assert verdict({"near": near, "within": 0.97}, MANY, FEW) == "fails"
+
+
+@pytest.mark.parametrize("y", ["cumulative", "time-average", "per-silo"])
+def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
+    assert verdict({"below": ["B", "A"]}, A, B, y=y) == "holds"
+    assert verdict({"below": ["A", "B"]}, A, B, y=y) == "fails"
+    assert verdict({"below": ["C", "B"]}, B, C, y=y) == "undecided"
+    for within, expected in [(0.158, "holds"), (0.157, "undecided"), (0.042, "fails")]:
+        assert verdict({"near": ["A", "B"], "within": within}, A, B, y=y) == expected
+
+
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
@@ -151,8 +196,9 @@ def test_every_figure_says_something_of_its_own_curves(name: str) -> None:
     spec = experiments.figure(name).spec
     labels = [c["label"] for table in spec["curve"] for c in expand(table)]
     check_figure(spec["figure"], labels)
-    assert spec["figure"]["statement"]
-    for statement in spec["figure"]["statement"]:
+    # A single curve has no other to be held against.
+    assert spec["figure"].get("statement") or len(labels) == 1
+    for statement in spec["figure"].get("statement", ()):
         private = [v for v in statement.get("below", ()) if v.startswith("LDP, ")]
         values = [float(v.split("= ")[-1]) for v in private]
         assert values == sorted(values, reverse=True)
@@ -215,6 +261,19 @@ def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> Non
     assert "(1 replicate, 10 rounds)\nundecided  Privacy costs." in quick.stdout
     alone = json.loads(run("results", tmp_path / "quick", "--json").stdout)["statements"][0]
     assert alone["verdict"] == "undecided" and alone["differences"][0]["stderr"] is None
+
+
+def test_the_table_says_in_what_statements_are_judged(tmp_path: Path) -> None:
+    spec, out = tmp_path / "s.toml", tmp_path / "out"
+    spec.write_text(SPEC.replace("[figure]", '[figure]\ny = "per-silo"'))
+    assert run("run", spec, "-o", out).exit_code == 0
+    text = (out / "table.txt").read_text()
+    assert "judged on paired differences in regret per silo beyond two standard errors" in text
+    listed = json.loads(run("results", out, "--json").stdout)
+    means = {c["label"]: c["per_silo_regret"]["mean"] for c in listed["curves"]}
+    (difference,) = listed["statements"][0]["differences"]
+    assert set(difference) == {"first", "second", "mean", "stderr"}
+    assert difference["mean"] == pytest.approx(means["open"] - means["LDP, epsilon = 2.0"])
 
 
 def test_a_statement_about_an_unknown_curve_is_refused_before_it_is_played(tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ def bias_bound(
     """kappa of Proposition 4 as printed, meant to lie above ||h|| in H^-1 in every release.
 
     sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), the root over all.
-    Unproven: delta is missing, and from about 1e-3 down it falls below `bias_bound_from_std` at the
-    noise of `privacy.privatizer.node_noise_std`.
+    Unproven: delta is missing. At the noise of `privacy.privatizer.node_noise_std` it falls below
+    `bias_bound_from_std` where delta is small: under 6e-4 for n = 1e5, M = 100, d = 10, epsilon 1
+    and alpha .01, under 2e-2 for n = 7 and M = 10.
     """
     d = integer("dimension", dimension, at_least=1)
     epsilon = number("epsilon", epsilon, above=0)

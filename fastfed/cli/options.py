@@ -62,7 +62,7 @@ def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
         sys.path.append(beside)
     experiment = load_experiment(path, **changed)
     try:
-        check_figure(experiment.figure, [c.label for c in experiment.curves])
+        check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return experiment

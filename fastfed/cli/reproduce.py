@@ -58,7 +58,7 @@ def reproduce(
         spec = experiments.figure_spec(figure, data, full)
         spec.update(overrides(spec, replicates, seed, quick))
         experiment = experiments.figure_experiment(figure, spec)
-        check_figure(experiment.figure, [c.label for c in experiment.curves])
+        check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
         planned.append((figure, experiment))
     try:
         for position, (figure, experiment) in enumerate(planned):

@@ -28,6 +28,7 @@ NOT_PRIVATE_DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-")
 Y_LABELS = {
     "cumulative": "group regret",
     "time-average": "time-averaged group regret",
+    "per-silo": "regret per silo",
 }
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -148,14 +149,21 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
 
 
 def y_axis(source: Source) -> str:
-    """What [figure] asks for: "cumulative" or "time-average"."""
+    """What [figure] asks for: a key of ``Y_LABELS``."""
     return str(source.results.figure.get("y", "cumulative"))
+
+
+def divisor(source: Source, curve: CurveResult) -> np.ndarray:
+    """What the y axis divides group regret by, at the checkpoints (C,)."""
+    if y_axis(source) == "time-average":
+        return curve.rounds
+    return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)
 
 
 def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
     """Mean and two standard errors at the checkpoints, as the y axis has them."""
-    divisor = curve.rounds if y_axis(source) == "time-average" else np.ones(len(curve.rounds))
-    return curve.mean / divisor, 2.0 * curve.stderr / divisor
+    by = divisor(source, curve)
+    return curve.mean / by, 2.0 * curve.stderr / by
 
 
 def draw_line(

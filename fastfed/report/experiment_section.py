@@ -11,9 +11,10 @@ from fastfed.report.canvas import Y_LABELS, line_styles, y_axis
 from fastfed.report.certificate_section import certificate_section, mark
 from fastfed.report.communication import sends
 from fastfed.report.html import Html, definitions, details, element, join, table
+from fastfed.report.lines import amount, not_stored, off_picture, synchronisation_bounds, visible
 from fastfed.report.source import Source, spaced
 from fastfed.report.spec_text import spec_text
-from fastfed.report.statements import Statement, judge
+from fastfed.report.statements import Statement, judge, per_silo
 from fastfed.report.svg import inline, key
 
 NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfed[figures]".'
@@ -80,8 +81,9 @@ def _statements(source: Source) -> Html:
         )
         for statement in judge(source.results)
     ]
+    regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
-        f"Judged on final regret over {size(source)}: paired differences, mean ± standard error, "
+        f"Judged on final {regret} over {size(source)}: paired differences, mean ± standard error, "
         "count beyond two standard errors."
     )
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
@@ -101,10 +103,15 @@ def _pictures(drawn: Drawn) -> Html:
     what = Y_LABELS[y_axis(source)].capitalize()
     labels = ", ".join(c.label for c in source.results.curves)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
+    bounds = [line.label for line in visible(source)]
+    named = ", ".join([labels, *(f"bound {label}" for label in bounds)])
+    caption = f"{what} against rounds. Lines are means{band}."
+    if bounds:
+        caption += " Thin dashed lines in grey are bounds."
     parts = [
         _figure(
-            inline(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds: {labels}"),
-            f"{what} against rounds. Lines are means{band}.",
+            inline(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds: {named}"),
+            caption,
         )
     ]
     if drawn.communication is not None:
@@ -120,7 +127,11 @@ def _pictures(drawn: Drawn) -> Html:
         )
     elif not sends(source):
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
-    return element("div", parts, class_="pictures")
+    notes = [*off_picture(source), *not_stored(source)]
+    return join(
+        element("div", parts, class_="pictures"),
+        [element("p", f"{note[0].upper()}{note[1:]}.", class_="quiet") for note in notes],
+    )
 
 
 def _figure(picture: Html, caption: str) -> Html:
@@ -135,6 +146,11 @@ def _results(source: Source, names: Sequence[Html]) -> Html:
         for name, row in zip(names, text_table.table_rows(source), strict=True)
     ]
     remarks = text_table.remarks(source, speed=False)
+    for label, count, whose, most in synchronisation_bounds(source.results):
+        named = f" ({whose})" if whose else ""
+        remarks.append(
+            f"{label}: synchronisations {text_table.times(count)}, at most{named} {amount(most)}"
+        )
     return join(
         table(text_table.HEADINGS[:-1], rows, label="Results", numbers=text_table.RIGHT),
         [element("p", f"{line}.", class_="quiet") for line in remarks],

@@ -1,4 +1,4 @@
-"""The figure of an experiment: regret against rounds, one line per curve, PNG and SVG."""
+"""The figure of an experiment: regret against rounds, one line per curve, bounds beside them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fastfed.report import canvas
+from fastfed.report.lines import draw_lines, off_picture
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.source import Source, spaced
 
@@ -29,12 +30,12 @@ def draw(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, byt
         axes.set_xlabel("round")
         axes.set_xlim(0, source.results.horizon)
         axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
+        entries += draw_lines(axes, source)
         dress_regret(axes, source)
         return entries
 
-    return canvas.render(
-        source, plot, canvas.small_print(source), "curve: privacy as (ε, δ)", kinds
-    )
+    small = [*canvas.small_print(source), *off_picture(source)]
+    return canvas.render(source, plot, small, "curve: privacy as (ε, δ)", kinds)
 
 
 def dress_regret(axes: Axes, source: Source) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastfed._validate import InputError, choice, nearest, show
+from fastfed.report.lines import check_lines
 from fastfed.report.statements import check_statements
 
-#: Cumulative group regret, or the same divided by the round.
-AXES = ("cumulative", "time-average")
+#: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
+AXES = ("cumulative", "time-average", "per-silo")
 
-KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full", "statement")
+KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full", "statement", "line")
 _LISTS = ("panels", "note")
 
 
-def check_figure(figure: Any, labels: Sequence[str] | None = None) -> None:
+def check_figure(
+    figure: Any,
+    labels: Sequence[str] | None = None,
+    bounds: Mapping[str, Collection[str]] | None = None,
+) -> None:
     """InputError unless ``figure`` is a table that a report can be drawn from.
 
-    ``labels`` of the curves, where they are known, are those that statements may name.
+    ``labels`` of the curves, where they are known, are those that statements and lines may
+    name; ``bounds``, where they are known, are the names of each curve's.
     """
     if not isinstance(figure, dict):
         raise InputError(f"figure must be a table, got {show(figure)}")
@@ -31,6 +37,9 @@ def check_figure(figure: Any, labels: Sequence[str] | None = None) -> None:
             continue
         if key == "statement":
             check_statements(value, labels)
+            continue
+        if key == "line":
+            check_lines(value, labels, bounds)
             continue
         listed = key in _LISTS and isinstance(value, list)
         if not all(isinstance(v, str) for v in (value if listed else [value])):

@@ -8,6 +8,7 @@ from typing import Any
 FIRST = {
     "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints"),
     "environment": ("kind",),
+    "line": ("label", "curve", "bound"),
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
 }
 
@@ -19,11 +20,12 @@ def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any])
     comment.
     """
     top = {k: v for k, v in identity.items() if k not in ("environment", "curves", "semantics")}
-    plain = {k: v for k, v in figure.items() if k not in ("statement", "full")}
+    plain = {k: v for k, v in figure.items() if k not in ("statement", "line", "full")}
     blocks = [
         _table("", {**top, "replicates": replicates}),
         _table("figure", plain, "[figure]") if plain else "",
         *(_table("statement", s, "[[figure.statement]]") for s in figure.get("statement", ())),
+        *(_table("line", line, "[[figure.line]]") for line in figure.get("line", ())),
         _table("environment", identity["environment"], "[environment]"),
         *(_table("curve", curve, "[[curve]]") for curve in identity["curves"]),
     ]

@@ -3,6 +3,7 @@
 A statement holds when every one of its differences lies beyond two standard errors on the right
 side, fails when some difference lies beyond them on the wrong side, and is undecided otherwise.
 Differences are paired, replicate by replicate, for curves of an experiment share their contexts.
+Where the figure draws regret per silo, that is what is compared, else group regret.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
 
 @dataclass(frozen=True)
 class Difference:
-    """``first`` - ``second`` in final group regret; NaN where it is not known."""
+    """``first`` - ``second`` in final regret, as it is judged; NaN where it is not known."""
 
     first: str
     second: str
@@ -106,6 +107,11 @@ def _check_curves(key: str, table: dict[str, Any], labels: Sequence[str] | None)
             )
 
 
+def per_silo(results: Results) -> bool:
+    """Whether each curve's regret is divided by its own silos before it is compared."""
+    return results.figure.get("y") == "per-silo"
+
+
 def judge(results: Results) -> tuple[Statement, ...]:
     """Every statement of the figure with its verdict, from the replicates that are played."""
     return tuple(_judged(table, results) for table in results.figure.get("statement", ()))
@@ -138,17 +144,18 @@ def _shared(results: Results, first: str, second: str) -> list[int]:
 def _difference(results: Results, first: str, second: str) -> Difference:
     if not _shared(results, first, second):
         return Difference(first, second, math.nan, math.nan)
-    return Difference(first, second, *results.paired_difference(first, second))
+    mean, stderr = results.paired_difference(first, second, per_silo=per_silo(results))
+    return Difference(first, second, mean, stderr)
 
 
 def _final(results: Results, difference: Difference) -> float:
-    """Final regret of the second curve over the replicates that the difference is of."""
+    """Final regret of the second curve, as it is judged, over the difference's replicates."""
     shared = _shared(results, difference.first, difference.second)
     if not shared:
         return math.nan
     curve = results[difference.second]
     rows = [curve.replicates.index(r) for r in shared]
-    return float(curve.group_regret[rows, -1].mean())
+    return float(curve.group_regret[rows, -1].mean()) / (curve.silos if per_silo(results) else 1)
 
 
 def _below(difference: Difference) -> str:

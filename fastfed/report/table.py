@@ -9,7 +9,7 @@ from typing import Any
 
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.source import Source, spaced
-from fastfed.report.statements import Difference, judge
+from fastfed.report.statements import Difference, judge, per_silo
 from fastfed.results.results import CurveResult
 
 PER_SILO = "per silo"
@@ -102,7 +102,9 @@ def statement_lines(source: Source) -> list[str]:
     if not statements:
         return []
     size = f"{source.replicates}, {spaced(source.results.horizon)} rounds"
-    lines = ["", f"statements, judged on paired differences beyond two standard errors ({size})"]
+    what = " in regret per silo" if per_silo(source.results) else ""
+    judged = f"statements, judged on paired differences{what} beyond two standard errors ({size})"
+    lines = ["", judged]
     for statement in statements:
         lines.append(f"{statement.verdict:<10} {statement.says}")
         lines += [f"{'':10} {difference_words(d, statement.within)}" for d in statement.differences]

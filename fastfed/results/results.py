@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class CurveResult:
     events: dict[str, int]
     #: Of one thread; None where nothing was timed.
     agent_rounds_per_second: float | None = None
+    #: By name, at the checkpoints (C,): of group regret, and where the name begins with
+    #: "synchronisations" of how often a replicate synchronises. Infinite where nothing is promised.
+    bounds: dict[str, list[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         end = self.final()
@@ -128,6 +131,7 @@ class CurveResult:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "bytes_curve": self.bytes_curve,
+            "bounds": self.bounds,
             "events": self.events,
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.certificate,
@@ -170,21 +174,23 @@ class Results:
                 return curve
         raise KeyError(f"no curve {label!r}; there are {[c.label for c in self.curves]}")
 
-    def paired_difference(self, first: str, second: str) -> tuple[float, float]:
+    def paired_difference(
+        self, first: str, second: str, *, per_silo: bool = False
+    ) -> tuple[float, float]:
         """Mean and standard error of first - second in final group regret, replicate by replicate.
 
-        Curves of one experiment see the same contexts and reward noise, so the difference is
-        much less noisy than the curves.
+        ``per_silo`` divides each curve's regret by its own number of silos first. Curves of one
+        experiment see the same contexts and reward noise, so the difference is much less noisy
+        than the curves.
         """
         a, b = self[first], self[second]
         shared = sorted(set(a.replicates) & set(b.replicates))
-        difference = np.array(
-            [
-                a.group_regret[a.replicates.index(r), -1]
-                - b.group_regret[b.replicates.index(r), -1]
-                for r in shared
-            ]
-        )
+        finals = [
+            np.array([c.group_regret[c.replicates.index(r), -1] for r in shared])
+            / (c.silos if per_silo else 1)
+            for c in (a, b)
+        ]
+        difference = finals[0] - finals[1]
         spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
         return float(difference.mean()), float(spread)
 

@@ -6,6 +6,7 @@ was divided; how long it took, and with which versions, stands apart, in ``timin
 
 from __future__ import annotations
 
+import math
 import platform
 import sqlite3
 import time
@@ -52,7 +53,7 @@ class CurveRow:
     label: str
     algorithm: str
     protocol: str
-    facts: dict[str, Any]  # silos, dimension
+    facts: dict[str, Any]  # silos, dimension, and bounds where the system has some
     certificate: dict[str, Any]
 
 
@@ -255,7 +256,7 @@ class Store:
                     synchronisation_counts=np.array([np.frombuffer(r[2], "<i8") for r in rows]),
                     bits_up_counts=np.array([np.frombuffer(r[3], "<f8") for r in rows]),
                     bits_down_counts=np.array([np.frombuffer(r[4], "<f8") for r in rows]),
-                    **msgspec.json.decode(facts),
+                    **_facts(facts),
                     certificate=msgspec.json.decode(certificate),
                     events={
                         "indefinite": sum(r[5] for r in rows),
@@ -311,6 +312,14 @@ def _read_meta(path: Path) -> dict[str, str]:
     if meta.get("format") != _json(FORMAT) or "identity" not in meta:
         raise InputError(f"{path} was written by another version of fastfed")
     return meta
+
+
+def _facts(stored: str) -> dict[str, Any]:
+    """A curve's facts; JSON has no infinity, so an infinite bound is stored as null."""
+    facts: dict[str, Any] = msgspec.json.decode(stored)
+    for values in facts.get("bounds", {}).values():
+        values[:] = [math.inf if v is None else v for v in values]
+    return facts
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

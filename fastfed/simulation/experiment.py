@@ -96,6 +96,16 @@ class Experiment:
     def silos(self) -> int:
         return self.world.silos
 
+    @property
+    def bound_names(self) -> dict[str, tuple[str, ...]]:
+        """What each curve's system can draw beside it, by label."""
+        last = self.checkpoints[-1:]
+        systems = {curve.label: curve.system for curve in self.curves}
+        return {
+            label: tuple(system.bounds_at(last)) if system.bounds_at else ()
+            for label, system in systems.items()
+        }
+
     def agent_rounds(self, positions: Iterable[int]) -> int:
         """Silo-rounds of one replicate of these curves."""
         return sum(self.curves[i].world.silos for i in positions) * self.horizon
