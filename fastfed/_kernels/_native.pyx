@@ -240,7 +240,7 @@ cdef extern from "ff_play.h" nogil:
         int64_t scratch_size
         int64_t *status
     int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels)
-    int64_t ff_play_saved(int64_t dimension, int64_t levels)
+    int64_t ff_play_saved(int64_t dimension)
     int64_t ff_begin(ff_pass *p)
     int64_t ff_play(ff_pass *p, int64_t first, int64_t last)
 
@@ -749,9 +749,9 @@ cdef double *pointer(array) except? NULL:
     return <double *>address
 
 
-def saved_size(int64_t d, int64_t levels):
+def saved_size(int64_t d):
     """Doubles of one silo that a curve with a clock keeps."""
-    return ff_play_saved(d, levels)
+    return ff_play_saved(d)
 
 
 cdef class Pass:

@@ -92,6 +92,10 @@ class FedUCBKeys(Keys, frozen=True, kw_only=True):
             raise InputError("regularizer has no meaning for feducb: it follows from rho_min")
         if self.every_round and self.schedule == "private-determinant":
             raise InputError('communication "MT" is every round: it needs no private-determinant')
+        if self.every_round and self.batch_size not in (None, 1, "theorem"):
+            raise InputError(
+                f'communication "MT" is every round: batch_size must be 1, got {self.batch_size}'
+            )
         if self.schedule != "fixed" and self.batch_size is not None:
             raise InputError(f'batch_size belongs to schedule "fixed", got "{self.schedule}"')
         self._check_privacy()
@@ -102,6 +106,8 @@ class FedUCBKeys(Keys, frozen=True, kw_only=True):
         return self.communication == "MT"
 
     def _check_privacy(self) -> None:
+        choice("relation", self.relation, RELATIONS)
+        choice("calibration", self.calibration, CALIBRATIONS)
         if not self.private:
             for key in ("epsilon", "delta"):
                 if getattr(self, key) is not None:
@@ -115,8 +121,6 @@ class FedUCBKeys(Keys, frozen=True, kw_only=True):
                 raise InputError(f"{key} is required, or private = false")
         number("epsilon", self.epsilon, above=0.0)
         number("delta", self.delta, above=0.0, below=1.0)
-        choice("relation", self.relation, RELATIONS)
-        choice("calibration", self.calibration, CALIBRATIONS)
         if self.calibration == "theorem":
             if self.schedule == "private-determinant":
                 raise InputError('schedule "private-determinant" needs calibration "exact"')
@@ -147,12 +151,12 @@ def rounds_per_batch(keys: FedUCBKeys, setting: Setting) -> int:
         return keys.rounds_per_batch(setting)
     federation = Federation(setting)
     found = constants(keys, federation, privatizer(keys, setting.horizon))
+    bar = threshold_of(keys, federation, found)
+    # D of "M1.5" is 0 for one silo and one round: there is nothing to wait for.
+    if not bar:
+        return 1
     return batch_size_proposition_1(
-        setting.horizon,
-        setting.dimension,
-        threshold_of(keys, federation, found),
-        found.rho_min,
-        found.rho_max,
+        setting.horizon, setting.dimension, bar, found.rho_min, found.rho_max
     )
 
 
@@ -184,6 +188,8 @@ def _lines(
         return None
     found = constants(keys, federation, noise)
     bar = threshold_of(keys, federation, found)
+    if not bar:
+        return None
     return partial(centralised, keys, federation.setting, found, bar)
 
 

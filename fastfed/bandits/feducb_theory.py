@@ -115,7 +115,7 @@ def proposition_2(
     low, high = m * found.rho_min, m * found.rho_max
     lam = np.array([low, m * found.shift])
     offset = math.sqrt(high) + found.kappa * math.sqrt(m)
-    ordered = keys.schedule == "fixed" or released_only
+    ordered = keys.schedule == "fixed" or orders == 1
     conditions = (
         *about_rewards(setting, clip),
         Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),

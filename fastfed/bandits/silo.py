@@ -66,7 +66,7 @@ class Silo:
         if self.clock is None:
             raise InputError("ask belongs to plans with a trigger; here every batch has its length")
         if self._asked is None:
-            earliest = max(1, self.round)
+            earliest = max(1, self.round + (self._chosen is not None))
             self._asked = earliest if round is None else integer("round", round, at_least=earliest)
 
     def _wanted(self) -> int:
@@ -136,12 +136,14 @@ class Silo:
     def _learn(self, x: np.ndarray, y: float) -> None:
         if self.plan.policy == "random":
             return
+        # Whatever can fail, a noise source, comes before anything has changed.
+        fired = False
+        if self.clock is not None and self._asked is None:
+            fired = self.clock.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
-        if self.clock is None or self._asked is not None:
-            return
-        if self.clock.observe(x, self.round + 1):
+        if fired and self.clock is not None:
             self._asked = self.round + 1 + self.clock.trigger.delay
 
     def report(self) -> Report | Bits:

@@ -132,7 +132,7 @@ def make_theory(
             radius in ("direct", "lemma-c2") and radius_multiplier >= 1.0,
         ),
     )
-    if not (released_only or ordered):
+    if not (released_only or ordered or union == 1):
         conditions += (Condition("each silo's own order of events is one of the proof's", False),)
     return Theory(
         regularizer=lam,

@@ -63,26 +63,25 @@ class Clock:
 
     def observe(self, x: np.ndarray, round: int) -> bool:
         """Take in the features of a round; whether the silo asks for a synchronisation."""
-        self._rounds += 1
-        bar = self.trigger.threshold / self._rounds
         if self.trigger.kind == DETERMINANT:
+            self._rounds += 1
             self._growth += native.log(native.observe(self._wide, None, x, 0.0))
             self.value = self._growth * self._rounds
-            return self._growth >= bar
+            return self._growth >= self.trigger.threshold / self._rounds
+        drawn = self.noise.trigger(self.silo, round, self.dimension)
+        normals = array("noise", drawn, shape=(self._size - self.dimension,))
+        self._rounds += 1
         native.accumulate(self._batch, x, 0.0)
-        w = self._privately_grown(round)
+        w = self._privately_grown(normals)
         # A matrix that is not positive definite has not grown.
         growth = -np.inf if w is None else native.log_det(w) - self._before
         self.value = growth * self._rounds
-        return growth > bar
+        return growth > self.trigger.threshold / self._rounds
 
-    def _privately_grown(self, round: int) -> np.ndarray | None:
-        """The factor of S + Q + N."""
+    def _privately_grown(self, normals: np.ndarray) -> np.ndarray | None:
+        """The factor of S + Q + N, the newest node of N made of these normals."""
         d, (off_diagonal, diagonal) = self.dimension, self.trigger.std
-        drawn = self.noise.trigger(self.silo, round, d)
-        normals = array("noise", drawn, shape=(self._size - d,))
-        node = self._nodes[native.node_level(self._rounds)]
-        node[d:] = normals
+        self._nodes[native.node_level(self._rounds), d:] = normals
         prefix = native.prefix(self._nodes, self._rounds)
         v = self._total.copy()
         native.add(v, self._batch)

@@ -92,7 +92,7 @@ def clock(plan: Plan) -> dict[str, Any] | None:
         "growth": np.zeros(m),
         "nodes": np.zeros((m, levels, plan.statistic_size)),
         "fired": np.zeros(m, np.int64),
-        "saved": np.zeros((m, native.saved_size(d, levels))),
+        "saved": np.zeros((m, native.saved_size(d))),
     }
 
 

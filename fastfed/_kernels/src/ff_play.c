@@ -367,15 +367,13 @@ static int64_t play_span(ff_pass *pass, int64_t first, int64_t last, int64_t wat
     return FF_OK;
 }
 
-int64_t ff_play_saved(int64_t d, int64_t levels)
-{
-    return 2 * d * d + d + ff_statistic(d) + 2 + levels * ff_statistic(d) + 2;
-}
+int64_t ff_play_saved(int64_t d) { return d * d + d + ff_statistic(d) + 3; }
 
-/* Copies what a round changes of a silo, out of the curve or (back) into it. */
+/* Copies what a round changes of a silo, out of the curve or (back) into it; the clock's own state
+ * begins anew at the synchronisation for which rounds are played again. */
 static void keep(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t back)
 {
-    const int64_t d = pass->dimension, s = ff_statistic(d), n = c->clock.levels * s;
+    const int64_t d = pass->dimension, s = ff_statistic(d);
     struct {
         void *at;
         int64_t doubles;
@@ -384,12 +382,9 @@ static void keep(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t back)
         {c->theta + slot(c, silo) * d, c->lazy ? 0 : d},
         {c->batch + silo * s, s},
         {c->regret + silo, 1},
-        {c->clock.wide + silo * d * d, c->clock.kind == FF_DETERMINANT ? d * d : 0},
-        {c->clock.growth + silo, 1},
-        {c->clock.nodes + silo * n, n},
         {c->clipped + 2 * silo, 2},
     };
-    double *saved = c->clock.saved + silo * ff_play_saved(d, c->clock.levels);
+    double *saved = c->clock.saved + silo * ff_play_saved(d);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const size_t bytes = (size_t)parts[i].doubles * sizeof(double);
         memcpy(back ? parts[i].at : saved, back ? saved : parts[i].at, bytes);

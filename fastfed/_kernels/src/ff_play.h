@@ -98,8 +98,8 @@ typedef struct {
 /* Doubles of scratch one thread needs; levels: the most of any curve that sends bits. */
 int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels);
 
-/* Doubles of one silo that a clock keeps to play a chunk again; levels: of its noise. */
-int64_t ff_play_saved(int64_t dimension, int64_t levels);
+/* Doubles of one silo that a clock keeps to play a chunk again. */
+int64_t ff_play_saved(int64_t dimension);
 
 /* W and theta before the first round. */
 int64_t ff_begin(ff_pass *pass);
