@@ -348,7 +348,7 @@ def test_select_over_many_ordinary_instances():
             actions /= np.linalg.norm(actions, axis=1, keepdims=True)
         if draw.random() < 0.5:
             actions = actions.astype(np.float32)
-        check_select(actions, w, theta, float(draw.choice([0.0, 0.3, 20.0])))
+        check_select(actions, w, theta, *map(float, draw.choice([0.0, 0.3, 20.0], 2)))
 
 
 @pytest.mark.parametrize("d", [1, 2, 10, 57, 135])
@@ -361,7 +361,8 @@ def test_select_when_all_tie(d, dtype):
         for k in (1, 2, 16, 17, 100):
             actions = draw.normal(size=(k, d))
             actions = (actions / np.linalg.norm(actions, axis=1, keepdims=True)).astype(dtype)
-            check_select(actions, w, np.zeros(d), 2.5)
+            for gamma in (0.0, 4.0):
+                check_select(actions, w, np.zeros(d), 2.5, gamma)
 
 
 def test_select_in_near_ties():
@@ -372,7 +373,7 @@ def test_select_in_near_ties():
         w = np.tril(draw.normal(size=(d, d))) / np.sqrt(d)
         theta = draw.normal(size=d) * draw.choice([0.0, 1.0])
         near = draw.normal(size=d) * (1.0 + draw.normal(size=(k, d)) * 10.0 ** draw.uniform(-9, -6))
-        check_select(near, w, theta, float(draw.choice([0.0, 1.0])))
+        check_select(near, w, theta, *map(float, draw.choice([0.0, 1.0], 2)))
 
 
 def test_of_equal_best_actions_the_first_is_chosen():
@@ -410,15 +411,16 @@ def test_select_at_all_scales(near):
             10.0 ** draw.uniform(-4, 4, 2) / scale if cancel else 10.0 ** draw.uniform(-45, 45, 2)
         )
         beta = float(draw.choice([0.0, 1.0, 10.0 ** draw.uniform(-45, 45)]))
+        gamma = float(draw.choice([0.0, 1.0, 10.0 ** draw.uniform(-45, 45)]))
         w = np.tril(draw.normal(size=(d, d))) * rest[0] / (beta if cancel and beta else 1.0)
         theta = draw.normal(size=d) * rest[1] * draw.choice([0.0, 1.0, 1.0])
         actions = draw.normal(size=(k, d))
         if near:
             actions = actions[:1] * (1.0 + draw.normal(size=(k, d)) * 10.0 ** draw.uniform(-9, -6))
-        check_select(actions * scale, w, theta, beta)
+        check_select(actions * scale, w, theta, beta, gamma)
 
 
-@pytest.mark.parametrize("tiny", ["factor", "theta", "radius", "actions"])
+@pytest.mark.parametrize("tiny", ["factor", "theta", "radius", "second radius", "actions"])
 def test_select_where_an_operand_is_subnormal_as_float32(tiny):
     """Different directions of nearly the same score, so that no error is common to all."""
     draw = np.random.default_rng(6)
@@ -426,15 +428,26 @@ def test_select_where_an_operand_is_subnormal_as_float32(tiny):
         d = int(draw.integers(1, 8))
         scale = 10.0 ** -draw.uniform(36, 44)
         w = np.abs(np.tril(draw.normal(size=(d, d)))) * (scale if tiny == "factor" else 1.0)
-        theta = np.zeros(d) if tiny in ("factor", "radius") else draw.normal(size=d)
-        beta = {"theta": 0.0, "radius": scale}.get(tiny, 1.0)
+        theta = np.zeros(d) if tiny not in ("theta", "actions") else draw.normal(size=d)
+        beta = {"theta": 0.0, "radius": scale, "second radius": 0.0}.get(tiny, 1.0)
+        gamma = {"theta": 0.0, "radius": 0.0, "second radius": scale}.get(tiny, 1.0)
         theta *= scale if tiny == "theta" else 1.0
         x = draw.normal(size=(30, d)) * (scale if tiny == "actions" else 1e17)
-        scores = native.scores(x, w, theta, beta, 0.0)
+        scores = native.scores(x, w, theta, beta, gamma)
         x, scores = x[scores > 0.0], scores[scores > 0.0]
         near = 1.0 + draw.normal(size=len(x)) * 10.0 ** draw.uniform(-8, -5)
         if len(x):
-            check_select(x * (near * scores.mean() / scores)[:, None], w, theta, beta)
+            check_select(x * (near * scores.mean() / scores)[:, None], w, theta, beta, gamma)
+
+
+def test_select_between_a_tiny_second_radius_and_a_huge_width():
+    """gamma vanishes as a float, gamma ||V^-1 x|| does not."""
+    draw = np.random.default_rng(8)
+    for _ in range(2000):
+        d = int(draw.integers(1, 8))
+        w = np.tril(draw.normal(size=(d, d))) * 1e15
+        theta = draw.normal(size=d) * 1e-17
+        check_select(draw.normal(size=(30, d)) * 1e5, w, theta, 0.0, 1e-46)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])

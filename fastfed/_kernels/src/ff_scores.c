@@ -121,12 +121,8 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
     int64_t *candidates = (int64_t *)(z + PANEL * d);
-    int64_t kept = actions->actions;
-    if (gamma == 0.0)
-        kept = ff_sieve(actions, w, theta, beta, d, (double *)(candidates + kept), candidates);
-    else
-        for (int64_t a = 0; a < kept; a++)
-            candidates[a] = a;
+    const int64_t kept = ff_sieve(actions, w, theta, beta, gamma, d,
+                                  (double *)(candidates + actions->actions), candidates);
 
     double best = -INFINITY, block[PANEL];
     int64_t chosen = candidates[0];

@@ -28,26 +28,54 @@ FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
 /* Rows of the float32 matrix [W; theta; zeros], a whole number of ROWS groups. */
 FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
 
+/* ||V^{-1} x|| of a panel, approximately: V^{-1} x = W' z. transposed: W' and zeros, z: W x. */
+FF_INLINE void second_panel(const float *restrict transposed, const float *restrict z, int64_t d,
+                            float *restrict second)
+{
+    lanes32 square[2][VECTORS32], g[ROWS][VECTORS32];
+    memset(square, 0, sizeof square);
+    for (int64_t j = 0; j < d; j += ROWS) {
+        product32(transposed + j * d + j, d, d - j, z + j * SIEVE_PANEL, SIEVE_PANEL, g);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS32; v++)
+                square[r & 1][v] += g[r][v] * g[r][v];
+    }
+    float q[SIEVE_PANEL];
+    for (int v = 0; v < VECTORS32; v++)
+        square[0][v] += square[1][v];
+    memcpy(q, square[0], sizeof q);
+    for (int a = 0; a < SIEVE_PANEL; a++)
+        second[a] = sqrtf(q[a]);
+}
+
+/* What a sieve knows of V and the bonuses, in float32. */
+typedef struct {
+    const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
+    float beta, gamma, slack, theta_norm, w_norm;
+    int twice; /* gamma is not 0, though as a float it may be */
+} narrowed;
+
 /* A panel of approximate scores, and for each what bounds its distance from the exact score:
- * slope w_norm length + own.
+ * slope length + own.
  *
  * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
  * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
- * exact one (Higham 2002, Section 3.1). g is the same with d + 5: three roundings more pay for
- * beta, for the sum of mean and bonus, and for the comparison with the floor. Over the rows of W
+ * exact one (Higham 2002, Section 3.1). g is the same with d + 8: six roundings more pay for beta
+ * and gamma, for the sum of mean and bonuses, and for the comparison with the floor. Over the rows of W
  * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
  * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
- * most g ||theta|| ||x||. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
+ * most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by w_norm
+ * ||z^ - z|| more. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
  * and of the exact float64 score, both of the order of u g and d 2^-53.
  *
  * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
  * from 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86
  * at most: the constants added to length and own are above all that, and far below what matters. */
-FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride,
-                           const float *restrict w, float beta, float slack, float theta_norm,
-                           int64_t d, float *restrict approx, float *restrict length,
-                           float *restrict own)
+FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const narrowed *n,
+                           int64_t d, float *restrict kept, float *restrict approx,
+                           float *restrict length, float *restrict own)
 {
+    const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
     lanes32 square[2][VECTORS32], norm[4][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
     memset(square, 0, sizeof square);
@@ -63,9 +91,13 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride,
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS32; v++)
                 square[r & 1][v] += z[r][v] * z[r][v];
+        if (n->twice)
+            memcpy(kept + i * SIEVE_PANEL, z, sizeof z);
     }
     /* The last rows of W, theta, and zeros. */
     product32(w + i * d, d, d, panel, stride, z);
+    if (n->twice)
+        memcpy(kept + i * SIEVE_PANEL, z, (size_t)((d - i) * SIEVE_PANEL) * sizeof(float));
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS32; v++) {
             if (i + r < d)
@@ -81,11 +113,17 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride,
     memcpy(m, mean, sizeof m);
     memcpy(q, square[0], sizeof q);
     memcpy(x, norm[0], sizeof x);
+    const float beta = n->beta, gamma = n->gamma, slack = n->slack;
+    float second[SIEVE_PANEL] = {0};
+    if (n->twice)
+        second_panel(n->transposed, kept, d, second);
     for (int a = 0; a < SIEVE_PANEL; a++) {
         const float width = sqrtf(q[a]);
-        approx[a] = m[a] + beta * width;
+        approx[a] = (m[a] + beta * width) + gamma * second[a];
         length[a] = sqrtf(x[a]) + 0x1p-60f;
-        own[a] = slack * (theta_norm * length[a] + beta * width) + beta * 0x1p-60f + 0x1p-75f;
+        own[a] = slack * (n->theta_norm * length[a] + beta * width +
+                          gamma * (n->w_norm * width + second[a])) +
+                 (beta + gamma * (1.0f + n->w_norm)) * 0x1p-60f + 0x1p-75f;
     }
 }
 
@@ -203,26 +241,41 @@ FF_INLINE int64_t keep(const float *restrict approx, const float *restrict lengt
 int64_t ff_sieve_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    /* In floats: panel, [W; theta], score, length and own bound of every action. */
-    return SIEVE_PANEL * d / 2 + (padded_rows(d) * d + 1) / 2 + 3 * padded / 2 + 16;
+    /* In floats: panel and W of it, [W; theta], W', score, length and own bound of every action. */
+    return SIEVE_PANEL * d + padded_rows(d) * d + 1 + 3 * padded / 2 + 16;
+}
+
+/* W' in whole groups of rows, zeros before a group's own diagonal and past the last row. */
+FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict transposed)
+{
+    const int64_t rows = (d + ROWS - 1) / ROWS * ROWS;
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t k = j / ROWS * ROWS; k < d; k++)
+            transposed[j * d + k] = j < d && k >= j ? w32[k * d + j] : 0.0f;
 }
 
 FF_CLONES
 int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
-                 const double *restrict theta, double beta, int64_t d, double *restrict scratch,
-                 int64_t *restrict candidates)
+                 const double *restrict theta, double beta, double gamma, int64_t d,
+                 double *restrict scratch, int64_t *restrict candidates)
 {
-    const int64_t count = actions->actions;
+    const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    float *panel = (float *)aligned(scratch), *w32 = panel + SIEVE_PANEL * d;
-    float *approx = w32 + padded_rows(d) * d, *length = approx + padded, *own = length + padded;
-    const double n = (double)(d + 5);
-    const float slack = (float)(1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24));
-    const float slope = slack * (float)(beta * narrow_factor(w, d, w32));
+    float *panel = (float *)aligned(scratch), *kept = panel + SIEVE_PANEL * d;
+    float *w32 = kept + SIEVE_PANEL * d, *transposed = w32 + rows * d;
+    float *approx = transposed + rows * d, *length = approx + padded, *own = length + padded;
+    const double n = (double)(d + 8);
+    const double slack = 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    const double w_norm = narrow_factor(w, d, w32);
     double lane[8] = {0};
     narrow(theta, d, w32 + d * d, lane);
-    const float theta_norm = (float)sqrt(sum_of(lane));
-    memset(w32 + (d + 1) * d, 0, (size_t)((padded_rows(d) - d - 1) * d) * sizeof(float));
+    memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
+    if (gamma != 0.0)
+        transpose(w32, d, transposed);
+    const narrowed made = {w32,          transposed,   (float)beta,
+                           (float)gamma, (float)slack, (float)sqrt(sum_of(lane)),
+                           (float)w_norm, gamma != 0.0};
+    const float slope = (float)(slack * w_norm * (beta + gamma * w_norm));
     const int ready = lies_ready(actions);
     for (int64_t from = 0; from < count; from += SIEVE_PANEL) {
         /* The last panel of ready actions overlaps the one before instead of running over. */
@@ -232,8 +285,8 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
             pack32(actions, first, d, panel);
             x = panel;
         }
-        sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, w32, (float)beta, slack,
-                    theta_norm, d, approx + first, length + first, own + first);
+        sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, &made, d, kept,
+                    approx + first, length + first, own + first);
     }
     for (int64_t a = count; a < padded; a++)
         approx[a] = -INFINITY;

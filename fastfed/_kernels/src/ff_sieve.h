@@ -11,10 +11,11 @@
 /* Doubles of scratch for at most K actions. */
 int64_t ff_sieve_scratch(int64_t d, int64_t actions);
 
-/* Every action whose score <x, theta> + beta ||W x|| may be the largest, ascending, into
- * candidates (K); returns how many, at least 1. All of them when float32 cannot tell. */
+/* Every action whose score <x, theta> + beta ||W x|| + gamma ||W'W x|| may be the largest,
+ * ascending, into candidates (K); returns how many, at least 1. All of them when float32 cannot
+ * tell. */
 int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
-                 const double *restrict theta, double beta, int64_t d, double *restrict scratch,
-                 int64_t *restrict candidates);
+                 const double *restrict theta, double beta, double gamma, int64_t d,
+                 double *restrict scratch, int64_t *restrict candidates);
 
 #endif
