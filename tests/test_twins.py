@@ -445,9 +445,9 @@ def test_select_between_a_tiny_second_radius_and_a_huge_width():
     draw = np.random.default_rng(8)
     for _ in range(2000):
         d = int(draw.integers(1, 8))
-        w = np.tril(draw.normal(size=(d, d))) * 1e15
-        theta = draw.normal(size=d) * 1e-17
-        check_select(draw.normal(size=(30, d)) * 1e5, w, theta, 0.0, 1e-46)
+        w = np.tril(draw.normal(size=(d, d))) * 1e12
+        theta = draw.normal(size=d) * 1e-23
+        check_select(draw.normal(size=(30, d)) * 1e3, w, theta, 0.0, 1e-46)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
