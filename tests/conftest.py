@@ -1,6 +1,10 @@
 """Fixtures shared by the tests."""
 
+import os
 from pathlib import Path
+
+# Before NumPy is loaded: at these sizes threads of BLAS only wait for one another.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fastfed._validate import InputError
-from fastfed.privacy import Budget, calibrate_tree, epsilon_of, honaker, mu_of, toeplitz
+from fastfed.privacy import Budget, audits, calibrate_tree, epsilon_of, honaker, mu_of, toeplitz
 from fastfed.privacy.audit import (
     AuditResult,
     audit,
@@ -138,7 +138,7 @@ def test_estimated_mu_covers_the_truth() -> None:
 
 def test_gaussian_audit_at_large_epsilon() -> None:
     """Counting events says little at epsilon = 5; the estimate finds 5 % too little noise."""
-    tree = calibrate_tree(Budget(5.0, 0.01), 40)
+    tree = calibrate_tree(Budget(5.0, 0.01), 7)
     results = {}
     for factor in (1.0, 0.95):
         wrong = msgspec.structs.replace(tree, noise_std=factor * tree.noise_std)
@@ -157,7 +157,7 @@ def test_gaussian_audit_at_large_epsilon() -> None:
 @pytest.mark.parametrize("calibration", ["exact", "theorem", "published-code"])
 def test_worst_pairs_attain_the_sensitivity(calibration: str) -> None:
     """One layout each; mu from the implementation's own runs, 3.5 % at four standard errors."""
-    tree = calibrate_tree(Budget(2.0, 0.01), 400, calibration)
+    tree = calibrate_tree(Budget(2.0, 0.01), 3, calibration)
     first, second = (node_statistics(tree, 20_000, 5, world) for world in (0, 1))
     # The exact value from the likelihood ratio: its mean moves by mu^2, its deviation is mu.
     shift = second.mean() - first.mean()
@@ -170,12 +170,12 @@ def test_worst_pairs_attain_the_sensitivity(calibration: str) -> None:
 
 def test_prefixes_say_what_nodes_say() -> None:
     """Reused noise makes prefixes post-processing; redrawn, they add up to a mu of their own."""
-    tree = calibrate_tree(BUDGET, 40)
+    tree = calibrate_tree(BUDGET, 24)
     reused = [prefix_statistics(tree, 4000, 6, world) for world in (0, 1)]
     assert estimated_mu(*reused).mu == pytest.approx(tree.mu(), abs=0.09)
     redrawn = [prefix_statistics(tree, 4000, 6, world, redrawn=True) for world in (0, 1)]
     # One for each prefix of a single node, half for each of two.
-    sizes = [k.bit_count() for k in range(1, 41) if k.bit_count() <= 2]
+    sizes = [k.bit_count() for k in range(1, 25) if k.bit_count() <= 2]
     expected = sum(1 / s for s in sizes)
     mu = 2.0 * math.sqrt(expected) / tree.noise_std
     assert estimated_mu(*redrawn).mu == pytest.approx(mu, abs=0.09)
@@ -194,18 +194,18 @@ def test_runs_are_independent(play: Callable[..., np.ndarray]) -> None:
 
 @pytest.mark.parametrize("name", ["honaker", "toeplitz"])
 def test_releases_leak_what_their_prefixes_can_tell(name: str) -> None:
-    release = calibrate_release(name, BUDGET, 24)
+    release = calibrate_release(name, BUDGET, 12)
     runs = [release_statistics(release, 3000, 7, world) for world in (0, 1)]
     if name == "toeplitz":
         expected = release.mu()
-        rows = toeplitz.factor(24)
+        rows = toeplitz.factor(12)
     else:
-        rows = np.zeros((24, honaker.node_count(24)))
-        for k in range(1, 25):
+        rows = np.zeros((12, honaker.node_count(12)))
+        for k in range(1, 13):
             for node, c in honaker.coefficients(k).items():
                 rows[k - 1, honaker.node_number(*node) - 1] = c
         # Less than mu: nodes are accounted as if all of them were seen.
-        squared = np.ones(24) @ np.linalg.solve(rows @ rows.T, np.ones(24))
+        squared = np.ones(12) @ np.linalg.solve(rows @ rows.T, np.ones(12))
         expected = 2.0 * math.sqrt(squared) / release.noise_std
         assert expected < release.mu()
     assert estimated_mu(*runs).mu == pytest.approx(expected, abs=0.1)
@@ -219,7 +219,8 @@ FEW = {  # runs that settle a verdict, for the ordinary tests
     **dict.fromkeys(FAST, 20_000),
     **dict.fromkeys(("honaker", "toeplitz", "gaussian-tree-prefix"), 1000),
     "fault-noise-redrawn": 2500,
-    "fault-bare-threshold": 10_000,
+    "fault-bare-threshold": 5000,
+    "fault-kappa-forgotten": 1000,
 }
 
 
@@ -231,7 +232,9 @@ def test_verdicts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian-tree", "toeplitz", "laplace"])
-def test_an_audit_is_a_function_of_its_seed(name: str) -> None:
+def test_an_audit_is_a_function_of_its_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audits, "RELEASES", 7)
+    monkeypatch.setattr(audits, "STEPS", 7)
     results = [AUDITS[name](1000, seed).epsilon_lower_bound for seed in (4, 4, 5)]
     assert results[0] == results[1] != results[2]
 

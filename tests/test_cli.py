@@ -65,6 +65,12 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes ten times the play; where no picture is looked at, none is drawn."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
 def played(folder: Path) -> dict[tuple[int, int], bytes]:
     """Every cell of a store, as its bytes."""
     with sqlite3.connect(folder / "results.sqlite") as db:
@@ -242,6 +248,7 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     assert fastfed("results", out, "--csv").stdout == (out / "table.csv").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
     spec: Path, tmp_path: Path
 ) -> None:
@@ -260,6 +267,7 @@ def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
     assert "4 replicates" in again.stdout
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     fastfed("run", spec, "-o", tmp_path / "a", "--seed", 7)
     spec.write_text(SPEC.replace("silos = 4", "silos = 4\nseed = 7"))
@@ -268,6 +276,7 @@ def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     assert played(tmp_path / "a") == played(tmp_path / "b") != played(tmp_path / "c")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fastfed("run", spec, "-o", out, "--quick").exit_code == 0
@@ -290,6 +299,7 @@ def test_quick_horizon(horizon: int, batches: list[Any], expected: int) -> None:
     assert quick_horizon({"horizon": horizon, "curve": [{"batch_size": batches}]}) == expected
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out)
@@ -300,6 +310,7 @@ def test_figure_table_is_about_drawing_only(spec: Path, tmp_path: Path) -> None:
     assert fastfed("results", out).stdout.startswith("A new title\n")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
     (tmp_path / "mine_for_cli.py").write_text(
         "import numpy as np\n"
@@ -400,10 +411,12 @@ def test_every_figure_is_well_formed(name: str) -> None:
         assert experiment_from_spec(experiments.figure_spec(figure)).curves
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_figures_that_need_data_play_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fastfed.cli.options.QUICK_SHARE", 1000)
     name = next(f.id for f in experiments.figures() if f.needs_data and f.panels)
     panels = [f.id for f in experiments.with_panels([name])]
     assert len(panels) > 1
@@ -420,6 +433,7 @@ def test_figures_that_need_data_play_over_it(
     assert all(f">{panel}</a>" in page for panel in panels)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "FOLDER", tmp_path / "figures")
     (tmp_path / "figures").mkdir()
@@ -536,6 +550,7 @@ def test_fewer_queries_than_silos(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_output_folder_of_another_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out)
@@ -558,6 +573,7 @@ def test_output_that_cannot_be_written(spec: Path, tmp_path: Path) -> None:
     complains(fastfed("results", tmp_path / "nothing"), "not a folder")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_write_protected_output(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ CURVES = {
     "vector": {"protocol": "shuffle-vector", "epsilon": 30.0},
     "vector, eager": {"protocol": "shuffle-vector", "epsilon": 5.0, "lazy": False},
 }  # fmt: skip
-RUNS = 125
+RUNS = 80
 
 
 def system_of(curve: str, **more: object) -> System:
@@ -69,7 +69,7 @@ class Seen:
 
 
 class Watcher:
-    """Plays one run and compares it with the definitions of docs/radius.md."""
+    """Plays one run, noting what happens, and compares all of it with docs/radius.md at the end."""
 
     def __init__(self, system: System, replicate: int, inflate: bool = True) -> None:
         self.plan, self.inflate = system.plan, inflate
@@ -82,17 +82,22 @@ class Watcher:
         d = self.plan.dimension
         self.released = np.zeros((d, d)), np.zeros(d)  # G and u of what was synchronised
         self.local = [(np.zeros((d, d)), np.zeros(d)) for _ in self.silos]
-        self.seen = Seen()
+        # One row of each for every action played, every V used, and every release.
+        self.plays: list[tuple] = []
+        self.used: list[tuple] = []
+        self.releases: list[tuple] = []
 
     def run(self) -> Seen:
         for silo in self.silos:
-            self.check_rewards(silo)
+            self.note_sums(silo)
         for round in range(1, self.plan.horizon + 1):
             for silo in self.silos:
                 self.play(silo, round)
             if self.silos[0].due:
                 self.synchronise()
-        return self.seen
+        seen = Seen(rewards=self.rewards_hold(), broken=self.broken())
+        self.judge_releases(seen)
+        return seen
 
     def raw(self, silo: Silo) -> tuple[np.ndarray, np.ndarray]:
         """G and u of the silo's V."""
@@ -101,22 +106,22 @@ class Watcher:
         gram, u = self.local[silo.index]
         return self.released[0] + gram, self.released[1] + u
 
+    def note_sums(self, silo: Silo) -> None:
+        self.used.append(self.raw(silo))
+
     def play(self, silo: Silo, round: int) -> None:
         features, means = self.environment.round(silo.index, round)
         chosen = silo.select(features)
         reward = self.environment.reward(silo.index, round, means[chosen])
-        w, error = silo._estimate.w, self.theta - silo.theta
-        # Actions that occur, and V error, where <x, error> is largest for its ||x||_{V^-1}.
-        x = np.vstack([features, np.linalg.solve(w, np.linalg.solve(w.T, error)), error])
-        width = silo._radius() * np.sqrt(np.square(x @ w.T).sum(axis=1))
-        width += silo._second_bonus * np.sqrt(np.square(x @ w.T @ w).sum(axis=1))
-        self.seen.broken += int((np.abs(x @ error) > CLOSE * width).sum())
+        width = silo._radius(), silo._second_bonus
+        error = self.theta - silo.theta
+        self.plays.append((np.array(features), silo._estimate.w.copy(), error, *width))
         silo.observe(reward)
         x = features[chosen].astype(np.float64)
         gram, u = self.local[silo.index]
-        self.local[silo.index] = gram + np.outer(x, x), u + x * reward
+        self.local[silo.index] = gram + x[:, None] * x, u + x * reward
         if not self.plan.lazy:
-            self.check_rewards(silo)
+            self.note_sums(silo)
 
     def synchronise(self) -> None:
         reports = [silo.report() for silo in self.silos]
@@ -129,38 +134,58 @@ class Watcher:
             gram, u = self.local[silo.index]
             self.released = self.released[0] + gram, self.released[1] + u
             self.local[silo.index] = np.zeros_like(gram), np.zeros_like(u)
-        k, d = broadcast.release, self.plan.dimension
-        lower = np.zeros((d, d))
-        lower[np.tril_indices(d)] = broadcast.values[d:]
-        noise = lower + np.tril(lower, -1).T - self.released[0]
-        h = broadcast.values[:d] - self.released[1]
-        bound = self.plan.radius.error_bound[k]
-        self.seen.noise &= bool(np.linalg.eigvalsh(noise)[0] >= -self.n[k])
-        self.seen.error &= bool(np.linalg.norm(noise @ self.theta - h) <= bound)
         for silo in self.silos[: 1 if self.plan.lazy else None]:
-            self.check_rewards(silo)
+            self.note_sums(silo)
         silo = self.silos[0]
-        v = np.linalg.inv(silo._estimate.w.T @ silo._estimate.w)
-        lam = v[0, 0] - lower[0, 0]
-        self.seen.fell |= bool(lam < 0.99 * self.plan.regularizer[k])
-        self.seen.indefinite |= bool(silo.indefinite)
-        anchored = self.released[0] + self.plan.radius.anchor * np.eye(d)
-        least = np.linalg.eigvalsh(CLOSE * silo._inflation * v - anchored)[0]
-        self.seen.dominated &= bool(least >= 0.0) or not self.seen.noise
+        noted = broadcast.values, *self.released, silo._estimate.w.copy(), silo._inflation
+        self.releases.append((*noted, silo.indefinite))
 
-    def check_rewards(self, silo: Silo) -> None:
-        gram, u = self.raw(silo)
+    def broken(self) -> int:
+        """Actions and rounds against the inequality."""
+        x, w, error, radius, bonus = (np.array(part) for part in zip(*self.plays, strict=True))
+        error, t, root = error[:, None], w.transpose(0, 2, 1), np.linalg.inv(w)
+        # Actions that occur, and V error, where <x, error> is largest for its ||x||_{V^-1}.
+        x = np.concatenate([x, error @ root @ root.transpose(0, 2, 1), error], axis=1)
+        width = radius[:, None] * np.sqrt(np.square(x @ t).sum(axis=-1))
+        width += bonus[:, None] * np.sqrt(np.square(x @ t @ w).sum(axis=-1))
+        return int((np.abs((x * error).sum(axis=-1)) > CLOSE * width).sum())
+
+    def rewards_hold(self) -> bool:
+        gram, u = (np.array(part) for part in zip(*self.used, strict=True))
         radius, d = self.plan.radius, self.plan.dimension
         anchored = gram + radius.anchor * np.eye(d)
         s = u - gram @ self.theta
         grown = np.linalg.slogdet(anchored)[1] - d * math.log(radius.anchor)
-        bound = radius.scale**2 * (radius.base + grown)
-        self.seen.rewards &= bool(s @ np.linalg.solve(anchored, s) <= bound)
+        found = (s * np.linalg.solve(anchored, s[..., None])[..., 0]).sum(axis=-1)
+        return bool((found <= radius.scale**2 * (radius.base + grown)).all())
+
+    def judge_releases(self, seen: Seen) -> None:
+        values, gram, u, w, inflation, indefinite = (
+            np.array(part) for part in zip(*self.releases, strict=True)
+        )
+        d, k = self.plan.dimension, 1 + np.arange(len(values))
+        rows, columns = np.tril_indices(d)
+        released = np.zeros_like(gram)
+        released[:, rows, columns] = released[:, columns, rows] = values[:, d:]
+        noise, h = released - gram, values[:, :d] - u
+        holds = np.linalg.eigvalsh(noise)[:, 0] >= -self.n[k]
+        error = np.linalg.norm(noise @ self.theta - h, axis=-1)
+        v = np.linalg.inv(w.transpose(0, 2, 1) @ w)
+        lam = v[:, 0, 0] - released[:, 0, 0]
+        anchored = gram + self.plan.radius.anchor * np.eye(d)
+        least = np.linalg.eigvalsh(CLOSE * inflation[:, None, None] * v - anchored)[:, 0]
+        # The noise is bounded at this release and at all before it.
+        so_far = np.logical_and.accumulate(holds)
+        seen.noise = bool(holds.all())
+        seen.error = bool((error <= self.plan.radius.error_bound[k]).all())
+        seen.fell = bool((lam < 0.99 * self.plan.regularizer[k]).any())
+        seen.indefinite = bool(indefinite.any())
+        seen.dominated = bool(((least >= 0.0) | ~so_far).all())
 
 
 @pytest.fixture(scope="module")
-def thousand() -> dict[str, list[Seen]]:
-    """125 runs of each of the 8 curves."""
+def played() -> dict[str, list[Seen]]:
+    """RUNS runs of each of the 8 curves."""
     found = {}
     for number, curve in enumerate(CURVES):
         system = system_of(curve)
@@ -175,9 +200,12 @@ def failures_allowed(runs: int) -> int:
     return int(stats.binom.isf(1e-6, runs, ALPHA))
 
 
-def test_the_events_hold_as_often_as_promised(thousand):
-    """False alarm: below 10^-6 for all runs together, 8 x 10^-6 for the curves one by one."""
-    failed = {curve: sum(not s.events for s in seen) for curve, seen in thousand.items()}
+def test_the_events_hold_as_often_as_promised(played):
+    """False alarm: below 10^-6 for all runs together, 8 x 10^-6 for the curves one by one.
+
+    Power: failures in 0.33 of all runs, or in 0.58 of one curve's, are seen 99 times in 100.
+    """
+    failed = {curve: sum(not s.events for s in seen) for curve, seen in played.items()}
     assert sum(failed.values()) <= failures_allowed(8 * RUNS), failed
     for curve, count in failed.items():
         assert count <= failures_allowed(RUNS), curve
@@ -186,19 +214,19 @@ def test_the_events_hold_as_often_as_promised(thousand):
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_the_events_imply_the_inequality(thousand, curve):
+def test_the_events_imply_the_inequality(played, curve):
     """No probability here: a proof says so, in every round and direction."""
-    for seen in thousand[curve]:
+    for seen in played[curve]:
         assert seen.dominated
         if seen.events:
             assert seen.broken == 0
             assert not seen.indefinite
 
 
-def test_lambda_really_falls(thousand):
+def test_lambda_really_falls(played):
     """The data-dependent part of the proof is part of these tests."""
-    fell = {curve: sum(s.fell for s in seen) for curve, seen in thousand.items()}
-    assert sum(fell.values()) >= 300, fell
+    fell = {curve: sum(s.fell for s in seen) for curve, seen in played.items()}
+    assert sum(fell.values()) >= 0.3 * 8 * RUNS, fell
     assert fell["central, eager"] > 0
     assert fell["vector"] > 0
     assert fell["tree"] < RUNS  # in some runs it never does

@@ -432,11 +432,15 @@ def raw_columns(path, columns):
     return padded[:, list(columns)]
 
 
-@pytest.mark.parametrize("features", ["anchor-url", "text", "both", [0, 2, 126], "all"])
-def test_theta_is_the_lasso_of_scikit_learn_on_the_raw_columns(tmp_path, features):
-    sklearn = pytest.importorskip("sklearn.linear_model")
+@pytest.fixture(scope="module")
+def forty_queries(tmp_path_factory):
     text = letor_text(np.random.default_rng(4), queries=40, actions=(4, 12))
-    path = write(tmp_path / "train.txt", text)
+    return write(tmp_path_factory.mktemp("letor") / "train.txt", text)
+
+
+@pytest.mark.parametrize("features", ["anchor-url", "text", "both", [0, 2, 126], "all"])
+def test_theta_is_the_lasso_of_scikit_learn_on_the_raw_columns(forty_queries, features):
+    sklearn, path = pytest.importorskip("sklearn.linear_model"), forty_queries
     columns = range(137) if features == "all" else FEATURE_SETS.get(str(features), features)
     raw = raw_columns(path, columns)
     lasso = sklearn.Lasso(alpha=1.0, fit_intercept=False, max_iter=10_000)

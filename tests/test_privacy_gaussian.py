@@ -174,18 +174,17 @@ def weighted_change(
     off, on = layout_stds(layout, cov_std)
     bias = x * y[..., None] - x2 * y2[..., None]
     cov = x[..., :, None] * x[..., None, :] - x2[..., :, None] * x2[..., None, :]
-    total: np.ndarray = (bias**2).sum(-1) / bias_std**2
-    d = x.shape[-1]
-    for i in range(d):
-        for j in range(i, d):
-            total = total + (cov[..., i, j] / (on if i == j else off)) ** 2
+    upper = np.triu(cov / np.where(np.eye(x.shape[-1]), on, off))
+    total: np.ndarray = (bias**2).sum(-1) / bias_std**2 + (upper**2).sum((-2, -1))
     return total
 
 
 def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float) -> float:
-    """A lower bound on the squared sensitivity: random points, then the best ones improved."""
-    optimize = pytest.importorskip("scipy.optimize")
-    rng = np.random.default_rng(d)
+    """A lower bound on the squared sensitivity: random points, the best 40 improved at random.
+
+    Steps shrink from 1 to 10^-4, which leaves an error of 10^-11 or less at a maximum.
+    """
+    rng, size = np.random.default_rng(d), 2 * (d + 1)
 
     def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         z = z.reshape((*z.shape[:-1], 2, d + 1))
@@ -198,20 +197,13 @@ def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float
     def value(z: np.ndarray) -> np.ndarray:
         return weighted_change(layout, bias_std, cov_std, *split(z))
 
-    starts = rng.normal(size=(20_000, 2 * (d + 1)))
-    values = value(starts)
-    best = float(values.max())
-    for start in starts[np.argsort(values)[-6:]]:
-        for _ in range(3):
-            found = optimize.minimize(
-                lambda z: -float(value(z)),
-                start,
-                method="Nelder-Mead",
-                options={"xatol": 1e-10, "fatol": 1e-13, "maxiter": 4000, "maxfev": 4000},
-            )
-            start = found.x
-        best = max(best, -float(found.fun))
-    return best
+    starts = rng.normal(size=(20_000, size))
+    best = starts[np.argsort(value(starts))[-40:]]
+    for step in np.geomspace(1.0, 1e-4, 60):
+        tries = best[:, None] + step * rng.normal(size=(len(best), 50, size))
+        tries[:, 0] = best
+        best = tries[np.arange(len(best)), value(tries).argmax(axis=1)]
+    return float(value(best).max())
 
 
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])

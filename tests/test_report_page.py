@@ -77,6 +77,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a page's time; where no picture is looked at, none is drawn."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
 def source(folder: Path) -> Source:
     return read_source(folder / "first")
 
@@ -263,6 +269,7 @@ def test_overview_has_the_statements_first(folder: Path) -> None:
     assert len({anchor(n) for n in ("a b", "a_b", "a-b", "a&b")}) == 4
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_overview_names_what_it_leaves_out(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder, out)
@@ -301,6 +308,7 @@ def test_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
     assert "No replicate is played" in Page((tmp_path / "report.html").read_text()).words
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_that_played_something_are_kept_with_their_time(tmp_path: Path) -> None:
     first = make_experiment(
         name="grown",
@@ -340,39 +348,41 @@ def browse(tmp_path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def widths(tmp_path: Path, page: str, width: int) -> tuple[int, int]:
-    """(width of the window, width of what is in it), measured by a copy of the page."""
-    measure = (
-        "parent.document.body.dataset.found=innerWidth+' '+document.documentElement.scrollWidth"
-    )
-    copy = page.replace("</body>", f"<script>{measure}</script></body>")
+def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:
+    """(width of the window, width of what is in it) of every page in a window of a width.
+
+    Measured by copies of the pages, all in one start of the browser.
+    """
+    frames = ""
+    for number, (page, width) in enumerate(pages):
+        found = f"parent.document.body.dataset.found{number}"
+        measure = f"{found}=innerWidth+' '+document.documentElement.scrollWidth"
+        copy = page.replace("</body>", f"<script>{measure}</script></body>")
+        # A frame, for a window of its own is never narrower than 500 pixels.
+        frames += f'<iframe width="{width}" height="900" style="border:0" '
+        frames += f'srcdoc="{escaping.escape(copy)}"></iframe>'
     frame = tmp_path / "frame.html"
-    # A frame, for a window of its own is never narrower than 500 pixels.
-    frame.write_text(
-        f'<!DOCTYPE html><body><iframe width="{width}" height="900" style="border:0" '
-        f'srcdoc="{escaping.escape(copy)}"></iframe></body>'
-    )
+    frame.write_text(f"<!DOCTYPE html><body>{frames}</body>")
     shown = browse(tmp_path, "--window-size=1400,1000", "--dump-dom", frame.as_uri())
-    found = re.search(r'data-found="(\d+) (\d+)"', shown)
-    assert found, shown[:500]
-    return int(found[1]), int(found[2])
+    body = shown[shown.index("<body") :].partition("<iframe")[0]
+    found = {int(n): (int(w), int(c)) for n, w, c in re.findall(r'found(\d+)="(\d+) (\d+)"', body)}
+    assert sorted(found) == list(range(len(pages))), body[:500]
+    return [found[number] for number in range(len(pages))]
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("name", ["first/report.html", "report.html"])
-def test_no_page_is_wider_than_its_window(
-    folder: Path, tmp_path: Path, name: str, width: int
-) -> None:
-    page = (folder / name).read_text().replace("<details>", "<details open>")
-    window, content = widths(tmp_path, page, width)
-    assert window == width and content <= width
-
-
-@needs_browser
-def test_a_page_that_is_too_wide_would_be_seen(tmp_path: Path) -> None:
-    page = '<!DOCTYPE html><body><div style="width:700px">x</div></body>'
-    assert widths(tmp_path, page, 390)[1] >= 700
+def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
+    """Nor would one that is be missed: the last page is."""
+    pages = [
+        ((folder / name).read_text().replace("<details>", "<details open>"), width)
+        for name in ("first/report.html", "report.html")
+        for width in (390, 1200)
+    ]
+    wide = '<!DOCTYPE html><body><div style="width:700px">x</div></body>'
+    *found, (_, too_wide) = widths(tmp_path, [*pages, (wide, 390)])
+    for (_, width), (window, content) in zip(pages, found, strict=True):
+        assert window == width and content <= width
+    assert too_wide >= 700
 
 
 @needs_browser

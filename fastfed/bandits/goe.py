@@ -77,6 +77,13 @@ def largest_eigenvalue(dimension: int, probability: float) -> float:
     return min(closed, math.sqrt(2.0) * float(x[where] + STEP))
 
 
+@cache
+def _nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    return nodes, weights
+
+
 def norm_quantile(dimension: int, common: float, extra: float, probability: float) -> float:
     """t with P(||X|| > t) <= probability for X ~ N(0, common I + extra u u'), ||u|| = 1.
 
@@ -88,7 +95,7 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
 
     if common == 0.0:
         return -math.sqrt(extra) * float(ndtri(0.5 * probability))
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = _nodes()
     sine, cosine = np.sin(0.25 * math.pi * (nodes + 1.0)), np.cos(0.25 * math.pi * (nodes + 1.0))
     weights = 0.25 * math.pi * cosine * weights
 

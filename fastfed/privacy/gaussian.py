@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 
 from fastfed._validate import number
 
@@ -16,6 +17,16 @@ from fastfed._validate import number
 # delta = 1e-300), so that mu_of never overspends and epsilon_of(mu_of(e, d), d) never exceeds e.
 _MU_MARGIN = 1e-10
 _EPSILON_MARGIN = 1e-11
+
+
+@cache
+def _nodes() -> list[tuple[float, float]]:
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]; finding them takes longer than
+    their use."""
+    from numpy.polynomial.legendre import leggauss
+
+    nodes, weights = leggauss(12)
+    return list(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
 def _erfcx_slope(z: float) -> float:
@@ -45,15 +56,9 @@ def _log_delta(epsilon: float, mu: float) -> float:
         # The two values are close: integrate the slope over [a, b] (Gauss-Legendre, the integrand
         # is entire and the interval short) instead of subtracting them. The width is computed
         # from mu, since b - a is lost to rounding when epsilon/mu is large.
-        from numpy.polynomial.legendre import leggauss
-
         half = mu / (2.0 * math.sqrt(2.0))
         middle = epsilon / mu / math.sqrt(2.0)
-        nodes, weights = leggauss(12)
-        gap = half * sum(
-            float(w) * _erfcx_slope(middle + half * float(u))
-            for u, w in zip(nodes, weights, strict=True)
-        )
+        gap = half * sum(w * _erfcx_slope(middle + half * u) for u, w in _nodes())
         return math.log(gap) - math.log(2.0) - a * a if gap > 0.0 else -math.inf
     if a < 0.0:
         # erfcx(a) would overflow; here the first term is at least 1/2 and dominates.
