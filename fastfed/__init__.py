@@ -31,6 +31,7 @@ _PUBLIC = {
     "InputError": "fastfed._validate",
     "Sphere": "fastfed.environments",
     "Gap": "fastfed.environments",
+    "FixedSet": "fastfed.environments",
     "Letor": "fastfed.environments",
     "Classification": "fastfed.environments",
     "Replay": "fastfed.environments",

@@ -11,6 +11,7 @@ from typing import Any
 from fastfed._validate import InputError, nearest, show
 from fastfed.environments.base import Environment, Facts, RewardLaw
 from fastfed.environments.classification import Classification
+from fastfed.environments.fixed_set import FixedSet
 from fastfed.environments.gap import Gap
 from fastfed.environments.letor import Letor
 from fastfed.environments.python import Python, environment_signature
@@ -20,6 +21,7 @@ from fastfed.environments.sphere import Sphere
 ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
     "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
+    "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
@@ -60,6 +62,7 @@ __all__ = [
     "ENVIRONMENTS",
     "Classification",
     "Environment",
+    "FixedSet",
     "Gap",
     "Facts",
     "Letor",

@@ -215,6 +215,8 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
     const int64_t first = pool->silo_starts[silo], n = pool->silo_starts[silo + 1] - first;
     if (pool->sampling == FF_IN_ORDER)
         return first + round - 1;
+    if (n == 1)
+        return first;
     if (pool->sampling == FF_WITHOUT_REPLACEMENT)
         return pool->order[first + round - 1];
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
