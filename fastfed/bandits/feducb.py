@@ -249,13 +249,13 @@ def certificate(
     plan: Plan,
     theory: Theory,
     clip: Clip | None,
+    source: str = "dubey-pentland-2020, Algorithm 1",
 ) -> Certificate:
     """What the run guarantees: nothing where raw data say when to synchronise."""
-    source = "dubey-pentland-2020, Algorithm 1"
     if noise is None:
         return no_privacy(source, caveats=theory.caveats)
     if keys.schedule == "private-determinant":
-        source = "zhou-chowdhury-2024, Appendix D.2"
+        source += ", with the schedule of zhou-chowdhury-2024, Appendix D.2"
     return certify(
         noise,
         plan.protocol,

@@ -6,9 +6,12 @@ Deviations from the paper beside those of feducb.py, and why:
   The pseudocode replies at once, to silos of which some have not heard.
 - Each clique starts from |C| rho_min I and triggers with |C| (rho_max - rho_min) I, as in the
   proof; the pseudocode starts from 0, a singular matrix, and writes M.
-- Sums are kept by sender and replaced, never added to: they are whole prefixes.
+- Sums are replaced, never added to: they are whole prefixes. Without privacy they are batches.
+- Proposition 2 has |C| for M, too, and its failure probability is shared by all cliques and
+  estimators.
 - The number of rounds in the trigger is counted in rounds of the estimator.
-- The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator.
+- The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator,
+  divided by 1 + L^2 = 2 (line 6). A number is what is compared, divided by nothing.
 - The clique cover is a greedy one, a partition of the silos.
 - Estimators are numbered t mod gamma. Each has a tree of its own at every silo; a user takes part
   in one of them, so they compose in parallel.
@@ -33,9 +36,11 @@ from fastfed.bandits.feducb_lines import decentralised
 from fastfed.bandits.feducb_theory import Federation, constants, threshold_of
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
+from fastfed.bandits.theory import Theory
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.graph import GRAPHS, Graph
 from fastfed.protocols.peers import Part, PeerPlan
+from fastfed.protocols.plan import Plan
 
 #: More silos than this make a graph that takes minutes to look at.
 MOST_SILOS = 2000
@@ -56,6 +61,8 @@ class DecentralizedKeys(FedUCBKeys, frozen=True, kw_only=True):
         integer("graph_seed", self.graph_seed, at_least=0, at_most=2**63 - 1)
         if self.gamma is not None:
             integer("gamma", self.gamma, at_least=1)
+        if self.schedule == "fixed" and self.batch_size is None and not self.every_round:
+            raise InputError("batch_size is required: an integer >= 1, in uses of an estimator")
         if self.batch_size == "theorem":
             raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
 
@@ -72,11 +79,17 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
     rounds = -(-setting.horizon // gamma)
     batch_size = 1
     if keys.schedule == "fixed" and not keys.every_round:
-        batch_size = keys.rounds_per_batch(replace(setting, horizon=rounds))
+        batch_size = integer("batch_size", keys.batch_size, at_least=1)
+        if batch_size > rounds:
+            raise InputError(
+                f"batch_size must be <= {rounds}, the uses of an estimator in {setting.horizon} "
+                f"rounds at gamma = {gamma}, got {batch_size}"
+            )
     noise = privatizer(keys, rounds // batch_size)
     clip = keys.bounds(published=False)
     shape = PeerPlan(graph, gamma, setting.horizon, setting.dimension, ())
     parts, theories = [], []
+    alike: dict[tuple[int, int], tuple[Plan, Theory]] = {}
     cliques = graph.cliques(gamma)
     if keys.radius == "direct":
         # Its bounds are made part by part: each has its share of the failure probability.
@@ -85,14 +98,20 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
     for clique in cliques:
         for estimator in range(gamma):
             own = replace(setting, silos=len(clique), horizon=len(shape.rounds(estimator)))
-            federation = Federation(own, setting, gamma)
-            plan, theory = planned(keys, federation, noise, batch_size, clip)
+            federation = Federation(own, setting, gamma, len(cliques))
+            # Parts of one size are alike, and some constants take long to find.
+            kind = own.silos, own.horizon
+            if kind not in alike:
+                alike[kind] = planned(keys, federation, noise, batch_size, clip)
+            plan, theory = alike[kind]
             parts.append(Part(clique, estimator, plan))
             theories.append(theory)
     # One part whose bound is unproven leaves the whole unproven.
     theory = next((t for t in theories if not t.proven), theories[0])
     made = replace(shape, parts=tuple(parts))
-    stated = certificate(keys, setting, noise, parts[0].plan, theory, clip)
+    stated = certificate(
+        keys, setting, noise, parts[0].plan, theory, clip, "dubey-pentland-2020, Algorithm 3"
+    )
     lines = None
     if keys.schedule == "determinant":
         federation = Federation(setting, setting, gamma)
@@ -101,14 +120,18 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
         bar = 2.0 * threshold_of(keys, federation, found)
         sizes = [len(clique) for clique in cliques]
         lines = partial(decentralised, keys, setting, found, bar, sizes, gamma)
-    return System("feducb-decentralized", made, theory, _heard(stated, gamma), lines)
+    stated = _heard(stated, gamma, len(cliques))
+    return System("feducb-decentralized", made, theory, stated, lines)
 
 
-def _heard(stated: Certificate, gamma: int) -> Certificate:
+def _heard(stated: Certificate, gamma: int, cliques: int) -> Certificate:
     """The certificate with a word on who reads the messages."""
     if stated.claimed is None:
         return stated
-    who = f"messages are handed on {gamma} hops: silos of other cliques read them too"
+    hops = "1 hop" if gamma == 1 else f"{gamma} hops"
+    who = f"messages are handed on {hops}: every silo on the way reads them"
+    if cliques > 1:
+        who += ", silos of other cliques too"
     return msgspec.structs.replace(stated, caveats=(*stated.caveats, who))
 
 

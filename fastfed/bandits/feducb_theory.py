@@ -36,12 +36,13 @@ class Federation:
     """The silos that share one estimator, and the whole they are a part of.
 
     Centralised: all silos in all rounds, ``whole`` None. Decentralised: a clique in a gamma-th of
-    the rounds; failures are added up over all silos and all estimators.
+    the rounds; failures are added up over all silos, all estimators and all ``cliques``.
     """
 
     setting: Setting
     whole: Setting | None = None
     gamma: int = 1
+    cliques: int = 1
 
     @property
     def all(self) -> Setting:
@@ -105,17 +106,18 @@ def proposition_2(
 
     M counts the silos that share the estimator. ln det V stands without the factor d it is printed
     with, as its proof has it. The bound holds for one silo's order of events; where every silo has
-    an order of its own (eager play), "exact" takes it once for each: ln(2 M / alpha).
+    an order of its own (eager play), "exact" takes it once for each: ln(2 M / alpha). Without a
+    server every clique has an order of its own in every estimator.
     """
     setting, alpha = federation.setting, keys.failure_probability
     m = setting.silos
-    orders = 1 if released_only else federation.all.silos
+    orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
     counted = keys.calibration == "exact"
     base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
     low, high = m * found.rho_min, m * found.rho_max
     lam = np.array([low, m * found.shift])
     offset = math.sqrt(high) + found.kappa * math.sqrt(m)
-    ordered = keys.schedule == "fixed" or orders == 1
+    ordered = keys.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
         *about_rewards(setting, clip),
         Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),

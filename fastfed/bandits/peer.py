@@ -25,14 +25,38 @@ class Estimator:
         self._reports: dict[int, Report] = {}
         self.total = np.zeros(part.plan.statistic_size)
 
+    @property
+    def missing(self) -> list[int]:
+        """Members whose report is not in."""
+        return [i for i in self.part.clique if i not in self._reports]
+
     def take(self, sender: int, report: Report) -> None:
-        """A member's report; with the last of them the sums are synchronised."""
+        """A member's report; with the last of them the sums are synchronised.
+
+        Raises InputError, and nothing changes, unless it is the one that is waited for.
+        """
+        self._check(sender, report)
         self._reports[sender] = report
         if len(self._reports) == len(self.part.clique):
             broadcast = self._server.combine([self._reports[i] for i in self.part.clique])
             self._reports = {}
             self.total = broadcast.values
             self.silo.receive(broadcast)
+
+    def _check(self, sender: int, report: Report) -> None:
+        who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
+        if type(report) is not Report:
+            raise InputError(f"{who} must be a Report, got {type(report).__name__}")
+        if sender in self._reports or report.release != release:
+            again = "again" if sender in self._reports else f"of release {report.release}"
+            raise InputError(f"{who} must be of release {release}, once, got it {again}")
+        place = self.part.clique.index(sender)
+        if report.silo != place:
+            raise InputError(f"{who} must say silo {place} of its clique, got {report.silo}")
+        if report.dimension != plan.dimension:
+            raise InputError(f"{who} must have dimension {plan.dimension}, got {report.dimension}")
+        if not np.isfinite(report.values).all():
+            raise InputError(f"{who} must be finite, got NaN or infinity")
 
 
 class Peer:
@@ -67,7 +91,13 @@ class Peer:
         """Index of the action to play for the next user; ``actions`` is (K, d)."""
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
-        return self._of(self.round + 1).silo.select(actions)
+        used = self._of(self.round + 1)
+        if used.silo.due or used.silo.reported:
+            raise InputError(
+                f"silo {self.index} must hear the reports of silos {used.missing} "
+                f"before round {self.round + 1}"
+            )
+        return used.silo.select(actions)
 
     def observe(self, reward: float) -> None:
         """Take in the reward of the selected action."""
@@ -78,14 +108,18 @@ class Peer:
         number = used.part.estimator
         if used.silo.asked is not None and not waiting:
             self._outbox.append(Request(self.index, number, self.round))
-        if used.silo.due:
-            report = used.silo.report()
-            assert isinstance(report, Report)
-            self._outbox.append(Sums(self.index, number, report))
-            used.take(self.index, report)
 
     def outbox(self) -> list[Message]:
-        """What is to be broadcast at the end of this round; it is then forgotten."""
+        """What is to be broadcast at the end of this round; it is then forgotten.
+
+        Where a noise source fails nothing is lost: call it again.
+        """
+        for used in self.estimators:
+            if used.silo.due:
+                report = used.silo.report()
+                assert isinstance(report, Report)
+                self._outbox.append(Sums(self.index, used.part.estimator, report))
+                used.take(self.index, report)
         sent, self._outbox = self._outbox, []
         return sent
 
@@ -95,9 +129,25 @@ class Peer:
             raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
         integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
         mine = self.estimators[message.estimator]
-        if message.silo not in mine.part.clique:
+        if message.silo == self.index or message.silo not in mine.part.clique:
             return
         if isinstance(message, Request):
-            mine.silo.ask(self.plan.uses(message.estimator, message.round) + 1)
+            self._ask(mine, message)
         else:
             mine.take(message.silo, message.report)
+
+    def _ask(self, mine: Estimator, message: Request) -> None:
+        plan, number = self.plan, mine.part.estimator
+        round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
+        if round % plan.gamma != number:
+            raise InputError(f"message.round must be one of estimator {number}, got {round}")
+        if mine.silo.clock is not None and mine.silo.asked is not None:
+            return
+        use, played = plan.uses(number, round), mine.silo.round
+        # A silo that lags by one use may hear of one it has not played.
+        if use not in (played, played + 1):
+            raise InputError(
+                f"silo {message.silo} asked in round {round}, which comes too "
+                f"{'late' if use < played else 'early'} at silo {self.index}"
+            )
+        mine.silo.ask(use + 1)

@@ -57,6 +57,11 @@ class Silo:
         return self._wanted() > self._randomizer.release
 
     @property
+    def reported(self) -> bool:
+        """Whether a report is out whose answer has not come back."""
+        return self._randomizer.release > self.release
+
+    @property
     def asked(self) -> int | None:
         """Round at whose end the next report is due, where a trigger fired; else None."""
         return self._asked

@@ -76,14 +76,18 @@ class PeerPlan:
     @cached_property
     def of_silo(self) -> tuple[tuple[Part, ...], ...]:
         """The parts of each silo, by estimator."""
-        return tuple(
-            tuple(
-                part
-                for estimator in range(self.gamma)
-                for part in self.parts
-                if part.estimator == estimator and silo in part.clique
-            )
-            for silo in range(self.silos)
+        found: list[dict[int, Part]] = [{} for _ in range(self.silos)]
+        for part in self.parts:
+            for silo in part.clique:
+                found[silo][part.estimator] = part
+        return tuple(tuple(own[g] for g in range(self.gamma)) for own in found)
+
+    @cached_property
+    def crossings(self) -> np.ndarray:
+        """Edges crossed by a silo's message after 0, 1, ... gamma hops, (M, gamma + 1)."""
+        hops = range(self.gamma + 1)
+        return np.array(
+            [[self.graph.edges_crossed(i, h, self.gamma) for h in hops] for i in range(self.silos)]
         )
 
     def rounds(self, estimator: int) -> np.ndarray:

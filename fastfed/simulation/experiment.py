@@ -167,7 +167,7 @@ def algorithm(name: object) -> Algorithm:
 
 def sweeps(key: str, values: list[Any]) -> bool:
     """Whether a list-valued key stands for one curve per value: edges of a graph do not."""
-    edges = key in LISTS_OF_LISTS and all(isinstance(v, list) for v in values)
+    edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (edges and values)
 
 

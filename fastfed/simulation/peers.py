@@ -36,7 +36,7 @@ def play_steps(
     seen = _Seen(plan, checkpoints)
     actions = np.zeros((plan.silos, plan.horizon), np.int32)
     rewards = np.zeros((plan.silos, plan.horizon))
-    for round in range(1, (last or plan.horizon) + 1):
+    for round in range(1, (plan.horizon if last is None else last) + 1):
         for i, message in network.deliver():
             peers[i].receive(message)
         for i, peer in enumerate(peers):
@@ -154,29 +154,25 @@ def play_parts(
 def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray) -> np.ndarray:
     """Bytes over all edges by each checkpoint, of all messages about one part."""
     rounds = plan.rounds(part.estimator)
+    edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = np.zeros(len(checkpoints))
-    for row, silo in enumerate(part.clique):
-        # Edges crossed once a message has been handed on 0, 1, ... gamma times.
-        edges = np.array(
-            [plan.graph.edges_crossed(silo, hops, plan.gamma) for hops in range(plan.gamma + 1)]
-        )
-        for size, when in (
-            (report, rounds[state["met"] > 0]),
-            (Request(silo, 0, 0).nbytes, rounds[state["asked"][:, row] > 0]),
-        ):
-            total += size * _crossed(edges, when, checkpoints)
+    total = report * _crossed(edges.sum(axis=0), rounds[state["met"] > 0], checkpoints)
+    for row, asked in enumerate(state["asked"].T > 0):
+        if asked.any():
+            size = Request(part.clique[row], 0, 0).nbytes
+            total += size * _crossed(edges[row], rounds[asked], checkpoints)
     return total
 
 
 def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
-    """Edges crossed by each checkpoint, of messages sent at the ends of the rounds ``when``."""
+    """Edges crossed by each checkpoint, of messages sent at the ends of the rounds ``when``.
+
+    They are gamma rounds apart at least: only the last one can still be on its way.
+    """
     gamma = len(edges) - 1
-    # Sent long enough ago to have gone all the way, and those still on it, by their age.
-    crossed = edges[gamma] * np.searchsorted(when, checkpoints - gamma + 1, side="right")
-    for age in range(gamma - 1):
-        sent = np.searchsorted(when, checkpoints - age, side="right")
-        crossed = crossed + edges[age + 1] * (
-            sent - np.searchsorted(when, checkpoints - age, side="left")
-        )
-    return crossed.astype(np.float64)
+    sent = np.searchsorted(when, checkpoints, side="right")
+    if not len(when):
+        return np.zeros(len(checkpoints))
+    age = checkpoints - when[np.maximum(sent - 1, 0)]
+    crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
+    return np.where(sent > 0, crossed, 0).astype(np.float64)
