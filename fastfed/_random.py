@@ -208,8 +208,9 @@ class SystemNoise:
                 f"the schedule's noise of round {round} of silo {silo} was drawn already; "
                 "use one SystemNoise for each system"
             )
+        drawn = system_normals(dimension * (dimension + 1) // 2)
         self._rounds.add((silo, round))
-        return system_normals(dimension * (dimension + 1) // 2)
+        return drawn
 
 
 def system_words(count: int) -> np.ndarray:

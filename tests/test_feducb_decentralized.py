@@ -1689,7 +1689,8 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
 
 def test_the_line_of_theorem_2_is_that_of_its_proof():
     """D of the proof is what line 3.6 divides by 1 + L^2; cliques and gamma are the graph's."""
-    e, _ = case_of("two cliques")
+    assert not experiment(**CASES["two cliques"]).curves[0].system.bounds_at(np.array([1]))
+    e = experiment(**{**CASES["two cliques"], **EAGER})
     law, keys = law_of(e), e.curves[0].keys
     found = e.curves[0].system.bounds_at(np.array([1, 19]))["theorem-2"]
     for T, value in zip((1, 19), found, strict=True):

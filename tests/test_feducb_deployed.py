@@ -366,3 +366,49 @@ def test_adaptive_curves_are_played_beside_others(tmp_path):
 def test_the_time_of_adaptive_curves_beside_others_is_predicted():
     e = experiment_from_spec(spec(curve=TOGETHER))
     assert run_module.predict_seconds(e, missing_passes(e, set()), 2) > 0
+
+
+def test_there_are_no_more_releases_than_rounds():
+    """A late duplicate of a request must not make a release of nothing."""
+    system = fastfed.make_system(
+        "feducb", silos=1, horizon=2, dimension=2, epsilon=1.0, delta=1e-6,
+        schedule="private-determinant", communication=1e9,
+    )  # fmt: skip
+    silo, server = fastfed.Silo(system.plan), fastfed.Server(system.plan)
+    for released in (1, 2):
+        silo.select(np.eye(2))
+        silo.observe(1.0)
+        silo.ask()
+        silo.receive(server.combine([silo.report()]))
+        assert silo.release == released
+        silo.ask()
+        assert not silo.due
+        with pytest.raises(InputError, match="no report due"):
+            silo.report()
+
+
+def test_a_round_that_is_synchronised_already_cannot_be_asked_for():
+    system = fastfed.make_system(
+        "feducb", silos=1, horizon=9, dimension=2, private=False, communication=1e9
+    )
+    silo, server = fastfed.Silo(system.plan), fastfed.Server(system.plan)
+    for _ in range(3):
+        silo.select(np.eye(2))
+        silo.observe(1.0)
+    silo.ask()
+    silo.receive(server.combine([silo.report()]))
+    with pytest.raises(InputError, match="round must be an integer >= 4, got 3"):
+        silo.ask(3)
+
+
+def test_a_randomizer_stops_after_the_last_release():
+    from fastfed.protocols import make_randomizer
+
+    system = fastfed.make_system(
+        "private-fedlinucb", silos=1, horizon=3, dimension=2, batch_size=1, epsilon=1.0, delta=1e-6
+    )
+    randomizer = make_randomizer(system.plan, 0, fastfed.SeededNoise(0))
+    for _ in range(3):
+        randomizer.report()
+    with pytest.raises(InputError, match="the plan has 3 releases, got one more report"):
+        randomizer.report()

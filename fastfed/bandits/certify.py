@@ -83,7 +83,8 @@ def certify(
     """The certificate of one private linear system, its noise taken from seeded streams.
 
     The top is the user-level claim: exact where every assumption holds, "none" where raw data make
-    the schedule, else unproven with the weaker statements that do hold under ``also``. Where silos
+    the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
+    what would hold under an assumption that this run breaks, named in its caveats. Where silos
     have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
     """
     budget = mechanism.budget
@@ -95,12 +96,14 @@ def certify(
     met = tuple(mechanism.conditions())
     proven = known and all(c.holds for c in assumed.all)
 
+    given = "; under the assumptions in the caveats" if assumed.aloud else ""
+
     def side(unit: str, model: str, source: str = source) -> SideCertificate:
         """The same release as a weaker statement; what the run lacks is assumed aloud."""
         return SideCertificate(
             unit=unit,
             relation=budget.relation,
-            model=model,
+            model=model + given,
             claimed=claimed,
             exact=exact,
             status="proven" if known else "unproven",
@@ -116,7 +119,7 @@ def certify(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
     elif not proven:
-        also.append(side("user", f"{protocol.model}; under the assumptions in the caveats"))
+        also.append(side("user", protocol.model))
     if released_only:
         also.append(
             side(
@@ -127,12 +130,12 @@ def certify(
         )
     for silos, own in by_silo:
         epsilon, wanted = own.exact(), Guarantee(own.budget.epsilon, own.budget.delta)
-        who = ", ".join(str(i) for i in silos)
+        who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
                 unit="user" if released_only else "item",
                 relation=budget.relation,
-                model=f"{protocol.model}; users of silo{'s' if len(silos) > 1 else ''} {who}",
+                model=f"{protocol.model}; users of {who}{given}",
                 claimed=wanted,
                 exact=Guarantee(epsilon, own.budget.delta),
                 status="proven",

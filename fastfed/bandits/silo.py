@@ -43,6 +43,7 @@ class Silo:
             kept = plan.dimension, plan.horizon, self.index, self._noise
             self.clock = Clock(plan.trigger, *kept)
         self._asked: int | None = None
+        self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size))
         self._chosen: np.ndarray | None = None
 
@@ -71,7 +72,8 @@ class Silo:
         if self.clock is None:
             raise InputError("ask belongs to plans with a trigger; here every batch has its length")
         if self._asked is None:
-            earliest = max(1, self.round + (self._chosen is not None))
+            # A leaf holds a round at least, so there are no more releases than rounds.
+            earliest = max(self._synchronised_at + 1, self.round + (self._chosen is not None))
             self._asked = earliest if round is None else integer("round", round, at_least=earliest)
 
     def _wanted(self) -> int:
@@ -176,4 +178,5 @@ class Silo:
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
         self.release, self._asked = broadcast.release, None
+        self._synchronised_at = self.round
         self.indefinite += self._refresh(broadcast.values) > 0.0

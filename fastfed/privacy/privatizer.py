@@ -32,7 +32,9 @@ class Privatizer(GaussianTree, frozen=True):
     the data through noisy prefix sums of its own: of x x^T alone, one leaf a round, a new tree
     after each synchronisation, node noise goe2 of ``schedule_std`` (zhou-chowdhury-2024, Appendix
     D.2). A record then enters depth(schedule_rounds) of those nodes at most as well, however the
-    rounds fall, and both are one Gaussian mechanism by adaptive composition.
+    rounds fall, all of them before its nodes of the sums. Filled up with empty releases both
+    numbers are fixed, so both are one Gaussian mechanism by adaptive composition, although the
+    data choose the leaves.
     """
 
     schedule_std: float = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
-from fastfed._validate import array
+from fastfed._validate import InputError, array
 from fastfed.protocols.messages import Bits, Report, statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
@@ -59,6 +59,8 @@ class SumRandomizer:
     def report(self) -> Report:
         """The batch since the last report, randomized; the batch is then forgotten."""
         release = self.release + 1
+        if release > self.plan.releases:
+            raise InputError(f"the plan has {self.plan.releases} releases, got one more report")
         report = Report(release, self.plan.dimension, self._message(release), self.silo)
         self.release = release
         self._batch = np.zeros(self.plan.statistic_size)

@@ -28,7 +28,8 @@ typedef struct {
     double *wide;   /* (M, d, d): factor of S + Q + extra I; scratch for the private rule */
     double *growth; /* (M): ln det(S + Q + extra I) - ln det S */
     double *nodes;  /* (M, levels, s): standard normals of N's nodes; private rule only */
-    int64_t *fired; /* (M): first round in which it fired since the last look, or 0 */
+    int64_t *fired; /* (M): first round in which it fired, or the silo failed, since the last
+                     * look; or 0 */
     double *saved;  /* (M, ff_play_saved): the silos as they were at the last look */
 } ff_clock;
 

@@ -167,8 +167,11 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
                                        time_of(pass, round), p.x, p.mean, &actions);
         for (int64_t i = 0; status == FF_OK && i < pass->curve_count; i++)
             status = play_round(pass, &pass->curves[i], silo, round, &actions, &p);
-        if (status != FF_OK)
+        if (status != FF_OK) {
+            if (watch)
+                pass->curves[0].clock.fired[silo] = round;
             return status;
+        }
         if (next < pass->checkpoint_count && pass->checkpoints[next] == round) {
             for (int64_t i = 0; i < pass->curve_count; i++)
                 pass->curves[i].curve[silo * pass->checkpoint_count + next] =
@@ -398,23 +401,30 @@ static void keep(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t back)
 static int64_t play_chunk(ff_pass *pass, ff_curve *c, int64_t first, int64_t last)
 {
     const int64_t silos = pass->silos;
-    int64_t earliest = 0;
+    const int64_t *fired = c->clock.fired;
+    int64_t earliest = 0, failed = -1;
     for (int64_t i = 0; i < silos; i++) {
         keep(pass, c, i, 0);
         c->clock.fired[i] = 0;
     }
-    int64_t status = play_span(pass, first, last, 1);
-    for (int64_t i = 0; i < silos; i++)
-        if (c->clock.fired[i] && (!earliest || c->clock.fired[i] < earliest))
-            earliest = c->clock.fired[i];
-    if (status != FF_OK || !earliest)
-        return status != FF_OK ? status : last;
+    play_span(pass, first, last, 1);
+    for (int64_t i = 0; i < silos; i++) {
+        if (pass->status[i] != FF_OK)
+            failed = failed < 0 || fired[i] < fired[failed] ? i : failed;
+        else if (fired[i] && (!earliest || fired[i] < earliest))
+            earliest = fired[i];
+    }
+    /* What fails beyond the first round in which a rule fires is not played at all. */
+    if (failed >= 0 && (!earliest || fired[failed] <= earliest))
+        return pass->status[failed];
+    if (!earliest)
+        return last;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
     schedule(dynamic, 1)
 #endif
     for (int64_t i = 0; i < silos; i++) {
-        if (c->clock.fired[i] == earliest || earliest == last)
+        if (fired[i] == earliest || earliest == last)
             continue;
         keep(pass, c, i, 1);
         pass->status[i] = play_silo(pass, i, first, earliest, 0,
@@ -423,7 +433,7 @@ static int64_t play_chunk(ff_pass *pass, ff_curve *c, int64_t first, int64_t las
     for (int64_t i = 0; i < silos; i++) {
         if (pass->status[i] != FF_OK)
             return pass->status[i];
-        if (c->asked && c->clock.fired[i] == earliest)
+        if (c->asked && fired[i] == earliest)
             c->asked[(earliest - 1) * silos + i] = 1;
     }
     c->clock.due = earliest + c->clock.delay;

@@ -65,7 +65,9 @@ typedef struct {
  * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
  * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
  * most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by w_norm
- * ||z^ - z|| more. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
+ * ||z^ - z|| more. Where gamma vanishes as a float, g gamma w_norm ||z|| is not in own: slope, made
+ * in double, has it if ||z|| <= w_norm ||x|| / 100, and else ||V^-1 x|| >= ||z||^2 / ||x|| keeps it
+ * below 100 g gamma 2^64. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
  * and of the exact float64 score, both of the order of u g and d 2^-53.
  *
  * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
@@ -198,9 +200,10 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
         largest = entry > largest ? entry : largest;
     }
     const double total = sum_of(lane);
-    /* Cancellation can take rest as far as d 2^-52 of the total, and below zero. */
+    /* A lane has about d^2 / 16 terms: cancellation can take rest d^2 2^-56 of the total too low,
+     * and below zero. */
     const double rest = total > diagonal ? total - diagonal : 0.0;
-    const double frobenius = sqrt(total), split = largest + sqrt(rest + 1e-12 * total);
+    const double frobenius = sqrt(total), split = largest + sqrt(rest + (1e-12 + (double)(d * d) * 0x1p-56) * total);
     return split < frobenius ? split : frobenius;
 }
 
