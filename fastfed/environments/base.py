@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from fastfed._kernels import native
@@ -72,6 +72,11 @@ class Facts:
     contexts_made: bool = True
     #: What a reader of the certificate should know about the data.
     notes: tuple[str, ...] = field(default=())
+
+
+def described(environment: Any) -> dict[str, Any]:
+    """Kind and every field of an environment that is a dataclass of plain data."""
+    return {"kind": environment.kind, **asdict(environment)}
 
 
 class Environment(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed.environments.base import Facts, RewardLaw
+from fastfed.environments.base import Facts, RewardLaw, described
 from fastfed.environments.pool_environment import SAMPLING
 from fastfed.environments.sphere import Sphere
 
@@ -75,10 +75,4 @@ class FixedSet:
         )
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "dimension": self.dimension,
-            "actions": self.actions,
-            "reward": {"kind": self.reward.kind, "std": self.reward.std},
-            "basis_actions": self.basis_actions,
-        }
+        return described(self)

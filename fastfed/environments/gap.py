@@ -11,7 +11,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import instance_normals
 from fastfed._validate import integer, number
-from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
+from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
 
 #: The best action's expected reward lies in [BEST, BEST + WIDTH].
 BEST, WIDTH = 0.7, 0.1
@@ -70,10 +70,4 @@ class Gap:
         return native.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "dimension": self.dimension,
-            "actions": self.actions,
-            "gap": self.gap,
-            "reward": {"kind": self.reward.kind, "std": self.reward.std},
-        }
+        return described(self)

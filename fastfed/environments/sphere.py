@@ -11,7 +11,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, boolean, choice, integer
-from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
+from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,4 @@ class Sphere:
         )
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "dimension": self.dimension,
-            "actions": self.actions,
-            "reward": {"kind": self.reward.kind, "std": self.reward.std},
-            "basis_actions": self.basis_actions,
-            "contexts": self.contexts,
-        }
+        return described(self)

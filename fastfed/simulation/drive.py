@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,50 +40,45 @@ def play(
     ``progress`` hears of rounds, each once for every plan.
     """
 
-    def heard(curves: int) -> Progress | None:
-        return None if progress is None else lambda rounds: progress(rounds * curves)
-
-    together = {i: p for i, p in enumerate(plans) if isinstance(p, Plan) and shared(p)}
+    together = [i for i, plan in enumerate(plans) if shared(plan)]
+    groups = [together] if together else []
+    groups += [[i] for i in range(len(plans)) if i not in together]
     outcomes: dict[int, Outcome] = {}
-    if together:
-        played = compiled.play(
-            environment,
-            list(together.values()),
-            checkpoints,
-            threads=threads,
-            record=record,
-            last=last,
-            progress=heard(len(together)),
+    for group in groups:
+
+        def heard(rounds: int, curves: int = len(group)) -> None:
+            if progress is not None:
+                progress(rounds * curves)
+
+        chosen = [plans[i] for i in group]
+        keys = {"last": last, "progress": heard}
+        outcomes.update(
+            zip(
+                group,
+                _fastest(environment, chosen, checkpoints, threads, record, keys),
+                strict=True,
+            )
         )
-        outcomes.update(zip(together, played, strict=True))
-    for i, plan in enumerate(plans):
-        if i in outcomes:
-            continue
-        if isinstance(plan, PeerPlan):
-            outcomes[i] = compiled.play_peers(
-                environment,
-                plan,
-                checkpoints,
-                threads=threads,
-                record=record,
-                last=last,
-                progress=progress,
-            )
-        elif plan.individual:
-            outcomes[i] = step.play_one(
-                environment, plan, checkpoints, last=last, progress=progress
-            )
-        else:
-            (outcomes[i],) = compiled.play(
-                environment,
-                [plan],
-                checkpoints,
-                threads=threads,
-                record=record,
-                last=last,
-                progress=progress,
-            )
     return [outcomes[i] for i in range(len(plans))]
+
+
+def _fastest(
+    environment: native.Environment,
+    plans: list[Plan | PeerPlan],
+    checkpoints: np.ndarray,
+    threads: int,
+    record: bool,
+    keys: dict[str, Any],
+) -> list[Outcome]:
+    """Several plans that are shared, or any single one, by its fastest driver."""
+    (first, *_), both = plans, {"threads": threads, "record": record, **keys}
+    if isinstance(first, PeerPlan):
+        return [compiled.play_peers(environment, first, checkpoints, **both)]
+    if first.individual:
+        return [step.play_one(environment, first, checkpoints, **keys)]
+    return compiled.play(
+        environment, [p for p in plans if isinstance(p, Plan)], checkpoints, **both
+    )
 
 
 def play_steps(
