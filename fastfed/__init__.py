@@ -22,6 +22,7 @@ _PUBLIC = {
     "Graph": "fastfed.protocols.graph",
     "Server": "fastfed.protocols.server",
     "Shuffler": "fastfed.protocols.shuffler",
+    "User": "fastfed.protocols.user",
     "VectorSum": "fastfed.protocols.vector_sum",
     "Report": "fastfed.protocols.messages",
     "Broadcast": "fastfed.protocols.messages",

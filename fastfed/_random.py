@@ -52,8 +52,8 @@ class NoiseSource(Protocol):
         """The same for one data point at a node of one level."""
         ...
 
-    def permutation(self, node: int, count: int) -> np.ndarray:
-        """The order in which the shuffler passes on ``count`` messages."""
+    def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
+        """The order in which the shuffler passes on ``count`` messages, or one stream of them."""
         ...
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
@@ -92,8 +92,8 @@ class SeededNoise:
         key = self.seed, POINT_NOISE + level, self.replicate, silo, round
         return native.binomials(*key, trials, count)
 
-    def permutation(self, node: int, count: int) -> np.ndarray:
-        return native.permutation(self.seed, SHUFFLE, self.replicate, 0, node, count)
+    def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
+        return native.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
         native.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
@@ -140,8 +140,8 @@ class InterleavedNoise:
         time = self._time(round)
         return self.source.point_binomials(self.names[silo], time, level, count, trials)
 
-    def permutation(self, node: int, count: int) -> np.ndarray:
-        return self.source.permutation(self._key(node), count)
+    def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
+        return self.source.permutation(self._key(node), count, stream)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
         self.source.shuffle_bits(self._key(node), label, bits)
@@ -188,7 +188,7 @@ class SystemNoise:
     ) -> np.ndarray:
         return system_binomials(count, trials)
 
-    def permutation(self, node: int, count: int) -> np.ndarray:
+    def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
         while True:
             # Sorting uniform words permutes uniformly, unless two are equal.
             keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)

@@ -9,6 +9,9 @@ PROTOCOLS = (
     *("shuffle-amplified", "shuffle-vector"),
 )
 
+# Systems of a single agent; in a problem they stand where others name their protocol.
+AGENTS = ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec")
+
 # What a problem says beside its curve; all else are keys of the curve.
 SIZES = ("silos", "horizon", "dimension", "actions", "protocol")
 
@@ -26,6 +29,9 @@ def curve(protocol: str, **keys) -> dict:
         return {"label": protocol, "algorithm": "local-linucb", **keys}
     if protocol == "none":
         return {"label": protocol, "algorithm": "fedlinucb", **keys}
+    if protocol in AGENTS:
+        budget = {} if protocol == "linucb" else {"epsilon": 20.0, "delta": 0.01}
+        return {"label": protocol, "algorithm": protocol, **budget, **keys}
     private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
@@ -92,3 +98,58 @@ def corners() -> list[tuple[str, dict]]:
     ]  # fmt: skip
     local = {**sizes["plain"], "protocol": "local", "lazy": False}
     return [*problems, ("plain, local", local), *releases()]
+
+
+def agents() -> list[tuple[str, dict]]:
+    """The same for the systems of a single agent, ``protocol`` one of ``AGENTS``.
+
+    Trees matter to "linucb-jdp" alone. In "low noise" the direct radius lowers lambda.
+    """
+    sizes = {
+        "every round": {"horizon": 13, "dimension": 3, "actions": 5, "batch_size": 1},
+        "short last batch": {"horizon": 37, "dimension": 3, "actions": 5, "batch_size": 6},
+        "one of everything": {"horizon": 6, "dimension": 1, "actions": 1, "batch_size": 2},
+        "one batch": {"horizon": 10, "dimension": 3, "actions": 4, "batch_size": 10},
+        "more features than a panel": {
+            "horizon": 12, "dimension": 23, "actions": 37, "batch_size": 4,
+        },
+        "2^k - 1 releases": {"horizon": 21, "dimension": 3, "actions": 4, "batch_size": 3},
+        "2^k releases": {"horizon": 24, "dimension": 3, "actions": 4, "batch_size": 3},
+        "2^k + 1 releases": {"horizon": 29, "dimension": 3, "actions": 4, "batch_size": 3},
+        "low noise": {
+            "horizon": 80, "dimension": 3, "actions": 9, "batch_size": 4, "epsilon": 2000.0,
+        },
+    }  # fmt: skip
+    everywhere = tuple(sizes)[:5]
+    bits = {"mechanism": "vector-sum"}
+    published = {"calibration": "published-code", "radius": "published-code"}
+    problems = [
+        *itertools.product(everywhere, AGENTS, ({},)),
+        *itertools.product(everywhere, ("linucb-ldp",), (bits,)),
+        *itertools.product(tuple(sizes)[5:8], ("linucb-jdp",), ({},)),
+        *itertools.product(
+            (*everywhere[:3], *tuple(sizes)[5:8]),
+            ("linucb-jdp",),
+            ({"release": "honaker"}, {"release": "toeplitz"}),
+        ),
+        *itertools.product(("low noise",), AGENTS[1:], ({},)),
+        ("low noise", "linucb-ldp", bits),
+        *itertools.product(
+            ("short last batch",), AGENTS, ({"radius": "lemma-a2"}, {"radius": "lemma-a4"})
+        ),
+        ("every round", "linucb", {"radius": "lemma-a2"}),
+        ("every round", "linucb-ldp", {"radius": "lemma-a4"}),
+        ("short last batch", "linucb-ldp", {**bits, "radius": "lemma-a4"}),
+        *itertools.product(
+            ("every round", "short last batch"), ("linucb",), ({"radius": "published-code"},)
+        ),
+        *itertools.product(("every round", "short last batch"), AGENTS[1:], (published,)),
+        *itertools.product(("2^k releases",), AGENTS[1:4:2], ({"calibration": "theorem"},)),
+    ]
+    return [
+        (
+            ", ".join([size, system, *(f"{key} {value}" for key, value in keys.items())]),
+            {"silos": 1, **sizes[size], "protocol": system, **keys},
+        )
+        for size, system, keys in problems
+    ]

@@ -38,15 +38,19 @@ def test_rows_are_the_spheres_and_rewards_linear(basis):
     environment = FixedSet(5, 30, basis_actions=basis)
     rows, means = environment.open(SEED, 2, 1).round(0, 1)
     theta = environment.theta(SEED, 2)
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, atol=3e-7)
+    norms = np.ones(30)
+    norms[4] = np.sqrt(0.5) if basis else 1.0
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), norms, atol=3e-7)
     np.testing.assert_allclose(rows.astype(np.float64) @ theta, means, atol=1e-7)
     assert np.linalg.norm(theta) == pytest.approx(1.0)
     assert (means >= 0.0).all() and (means <= 1.0).all()
     met = Sphere(5, 30, basis_actions=basis).open(SEED, 2, 1)
     assert not any((met.round(0, t)[0][-1] == rows[-1]).all() for t in range(1, 200))
     if basis:
-        fixed = np.vstack([np.hstack([np.eye(4), np.ones((4, 1))]) / np.sqrt(2), [[0, 0, 0, 0, 1]]])
-        np.testing.assert_allclose(rows[:5], fixed, atol=1e-7)
+        # The published code's e_j with their last entry set to 1, in units of sqrt 2.
+        published = np.eye(5)
+        published[:, -1] = 1.0
+        np.testing.assert_allclose(rows[:5], published / np.sqrt(2), atol=1e-7)
 
 
 @pytest.mark.parametrize("reward", ["bernoulli", "gaussian", "none"])

@@ -172,6 +172,10 @@ cdef extern from "ff_clock.h" nogil:
         double *saved
 
 cdef extern from "ff_play.h" nogil:
+    ctypedef struct ff_choice:
+        const void *x
+        int64_t released
+        int64_t action
     ctypedef struct ff_curve:
         int64_t batch_size
         ff_clock clock
@@ -206,6 +210,7 @@ cdef extern from "ff_play.h" nogil:
         uint8_t *met
         double second_bonus
         double inflation
+        ff_choice *choice
         double *history
         double *w
         double *theta
@@ -824,6 +829,7 @@ cdef class Pass:
         c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
         c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
         c.unit = pointer(curve["unit"])
+        c.choice = <ff_choice *>pointer(curve["choice"])
         c.order = <int64_t *>pointer(curve["order"])
         c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
         c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])

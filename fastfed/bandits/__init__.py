@@ -5,8 +5,13 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 
 from __future__ import annotations
 
-from fastfed._validate import InputError, integer, nearest
+from fastfed._validate import InputError, integer, nearest, show
 from fastfed.bandits import (
+    agent_amp,
+    agent_jdp,
+    agent_ldp,
+    agent_linucb,
+    agent_vec,
     fedlinucb,
     feducb,
     feducb_decentralized,
@@ -24,6 +29,11 @@ ALGORITHMS = {
         private_fedlinucb.ALGORITHM,
         feducb.ALGORITHM,
         feducb_decentralized.ALGORITHM,
+        agent_linucb.ALGORITHM,
+        agent_jdp.ALGORITHM,
+        agent_ldp.ALGORITHM,
+        agent_amp.ALGORITHM,
+        agent_vec.ALGORITHM,
         local_linucb.ALGORITHM,
         random_policy.ALGORITHM,
     )
@@ -31,14 +41,15 @@ ALGORITHMS = {
 
 
 def make_system(
-    algorithm: str, *, silos: int, horizon: int, dimension: int, **keys: object
+    algorithm: str, *, silos: int = 1, horizon: int, dimension: int, **keys: object
 ) -> System:
     """The plan and certificate of one system, to deploy it step by step with Silo and Server.
 
-    ``silos`` M, ``horizon`` T, ``dimension`` d; ``keys`` are the algorithm's own, as in a spec
-    (epsilon, delta, batch_size, ...). Rewards are clipped to [0, 1] and features to norm 1 by
-    default, so what is observed needs no promise for the privacy to hold. The certificate to
-    hand out is ``deployed_certificate``: the noise of Silo and Server is the operating system's.
+    ``silos`` M (1 for the systems of a single agent), ``horizon`` T, ``dimension`` d; ``keys`` are
+    the algorithm's own, as in a spec (epsilon, delta, batch_size, ...). Rewards are clipped to
+    [0, 1] and features to norm 1 by default, so what is observed needs no promise for the privacy
+    to hold. The certificate to hand out is ``deployed_certificate``: the noise of Silo and Server
+    is the operating system's.
 
     >>> system = make_system("private-fedlinucb", silos=3, horizon=1000, dimension=4,
     ...                      batch_size=25, epsilon=1.0, delta=1e-6)
@@ -56,4 +67,11 @@ def make_system(
         features_bounded=False,
         notes=("deployment: that every user is served once, at one silo, is taken on trust",),
     )
-    return ALGORITHMS[algorithm].make(keys, setting)
+    entry = ALGORITHMS[algorithm]
+    for key, value in entry.deployed:
+        if keys.setdefault(key, value) != value:
+            raise InputError(
+                f'{key} must be "{value}" in a deployment of {algorithm}, got {show(keys[key])}: '
+                "the shortcut of the simulation sees what only users may"
+            )
+    return entry.make(keys, setting)

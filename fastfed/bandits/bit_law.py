@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fastfed.bandits.noise_law import NoiseLaw, Remainder
 from fastfed.privacy.binomial import BinomialTree
+from fastfed.privacy.vector_batches import VectorBatches
 from fastfed.protocols.plan import NoiseStd
 
 #: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
 BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
+#: Variance of one bit of mean 1/4.
+VARIANCE = 0.1875
 #: Beyond this many bits the incomplete beta function is not trusted to the last digits.
 MOST_COUPLED = 10**12
 #: Spacing of the points at which the two distributions are compared, in standard deviations.
@@ -21,39 +25,74 @@ SPACING = 0.005
 def bit_law(tree: BinomialTree, probability: float) -> NoiseLaw:
     """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
 
+    A prefix adds up its nodes, at most one of each level.
+    """
+    levels = range(tree.depth)
+    held = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
+    nodes = [Node(tree.users(j), tree.trials(j), (tree.g[j], tree.g[j])) for j in levels]
+    law = _law(np.array(held, np.float64), nodes, tree.coordinates, probability)
+    return replace(law, published_std=tree.published_std)
+
+
+def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseLaw:
+    """The same for vector sums of single batches, which are added up."""
+    node = Node(batches.batch_size, batches.trials, batches.g)
+    held = np.arange(releases + 1.0)[:, None]
+    return _law(held, [node], batches.coordinates, probability)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One vector sum: how many data points and noise bits an entry has, and g of both streams."""
+
+    users: int
+    trials: int
+    g: tuple[int, int]
+
+
+def _law(held: np.ndarray, nodes: list[Node], coordinates: int, probability: float) -> NoiseLaw:
+    """The law of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
+
     A node's entry is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is a monotone function of
     a standard normal Z, and then differs from sigma Z by at most `coupling`; Z is independent of
     the data, as the bits are. The roundings of n points, each on an interval of length 1 and
     centred given all that came before, have sub-Gaussian scale sqrt(n) / 2: the points may depend
-    on earlier noise, but which of them are in a prefix, and at which level, does not. A prefix adds
-    up its nodes, at most one of each level: Gaussian variances and squared scales add up, and so
-    do the largest differences.
+    on earlier noise, but which of them are in a release, and in which node, does not. Gaussian
+    variances and squared scales add up, and so do the largest differences. Where the streams differ
+    in g, the coarser one speaks for both, but for the Gaussian part.
     """
-    levels = range(tree.depth)
-    draws = max(tree.releases * tree.coordinates, 1)
-    rounding = [tree.users(j) / (4.0 * tree.g[j] ** 2) for j in levels]
-    if tree.depth and tree.trials(tree.depth - 1) > MOST_COUPLED:
+    releases = len(held) - 1
+    held = held.reshape(releases + 1, len(nodes))
+    draws = max(releases * coordinates, 1)
+    coarse = [min(node.g) for node in nodes]
+    rounding = [node.users / (4.0 * g**2) for node, g in zip(nodes, coarse, strict=True)]
+    if nodes and nodes[-1].trials > MOST_COUPLED:
         # Too many bits to compare: the noise as sub-Gaussian as a whole.
         rounding = [
-            r + BIT_SCALE_SQUARED * tree.trials(j) / tree.g[j] ** 2
-            for j, r in zip(levels, rounding, strict=True)
+            r + BIT_SCALE_SQUARED * node.trials / g**2
+            for node, g, r in zip(nodes, coarse, rounding, strict=True)
         ]
-        stds, apart, probability = [0.0 for _ in levels], [0.0 for _ in levels], 0.0
+        spread, apart, probability = [0.0 for _ in nodes], [0.0 for _ in nodes], 0.0
     else:
-        stds = [tree.noise_std(j) for j in levels]
-        apart = [coupling(tree.trials(j), probability / draws) / tree.g[j] for j in levels]
+        spread = [math.sqrt(VARIANCE * node.trials) for node in nodes]
+        apart = [
+            coupling(node.trials, probability / draws) / g
+            for node, g in zip(nodes, coarse, strict=True)
+        ]
     # Rounding compares with a number of 32 bits, which moves its mean by less than one of them.
-    apart = [c + tree.users(j) * 2.0**-32 / tree.g[j] for j, c in zip(levels, apart, strict=True)]
-    held = np.array([[k >> j & 1 for j in levels] for k in range(tree.releases + 1)], np.float64)
-    held = held.reshape(tree.releases + 1, tree.depth)
-    # Levels differ by how their bits are rounded up; the law is in units of the largest.
-    std = max(stds, default=0.0)
-    variances = np.square(np.array(stds) / std) if std > 0.0 else np.zeros(tree.depth)
+    apart = [c + node.users * 2.0**-32 / g for node, g, c in zip(nodes, coarse, apart, strict=True)]
+    bias = [s / node.g[0] for node, s in zip(nodes, spread, strict=True)]
+    covariance = [s / node.g[1] for node, s in zip(nodes, spread, strict=True)]
+    # Nodes differ by how their bits are rounded up; the law is in units of the largest.
+    std, other = max(bias, default=0.0), max(covariance, default=0.0)
+    variances = np.zeros(len(nodes))
+    if std > 0.0:
+        variances = np.square(np.maximum(np.array(bias) / std, np.array(covariance) / other))
     return NoiseLaw(
-        NoiseStd(std, std, std),
+        NoiseStd(std, other, other),
         1,
         held @ variances,
-        tree.published_std,
+        None,
         Remainder(held @ np.array(apart), np.sqrt(held @ np.array(rounding)), probability),
     )
 

@@ -27,6 +27,20 @@ BY_RAW_DATA = Condition(FIXED.text, False)
 BY_NOISY_SUMS = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
+#: Why that leaves nothing to prove.
+RAW_SCHEDULE = (
+    "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
+    "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
+)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What noise is worth towards others than those the claim is about, at the claim's delta."""
+
+    model: str
+    source: str
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,7 @@ def certify(
     source: str,
     by_silo: Sequence[tuple[tuple[int, ...], Mechanism]] = (),
     schedule: Condition = FIXED,
+    beside: Sequence[Beside] | None = None,
 ) -> Certificate:
     """The certificate of one private linear system, its noise taken from seeded streams.
 
@@ -86,6 +101,8 @@ def certify(
     the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
     what would hold under an assumption that this run breaks, named in its caveats. Where silos
     have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
+    ``beside`` is what the same noise is worth towards others; by default, what users of one silo
+    see of each other.
     """
     budget = mechanism.budget
     claimed = Guarantee(budget.epsilon, budget.delta)
@@ -118,14 +135,29 @@ def certify(
         also.append(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
-    elif not proven:
+    elif known and not proven:
         also.append(side("user", protocol.model))
-    if released_only:
+    if released_only and beside is None:
         also.append(
             side(
                 "user",
                 "joint differential privacy against users of the same silo",
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
+            )
+        )
+    for other in beside or ():
+        also.append(
+            SideCertificate(
+                unit="user",
+                relation=budget.relation,
+                model=other.model + given,
+                claimed=None,
+                exact=Guarantee(other.epsilon, budget.delta),
+                status="proven",
+                noise_std=mechanism.noise_stds,
+                conditions=tuple(c for c in met if type(c) is Condition),
+                caveats=assumed.aloud,
+                source=other.source,
             )
         )
     for silos, own in by_silo:
@@ -154,18 +186,12 @@ def certify(
         status="none" if not schedule.holds else "proven" if proven else "unproven",
         noise_std=mechanism.noise_stds,
         conditions=(*assumed.all, *met),
-        caveats=(*_about(schedule), *_caveats(setting, theory, mechanism, protocol, released_only)),
+        caveats=(
+            *(() if schedule.holds else (RAW_SCHEDULE,)),
+            *_caveats(setting, theory, mechanism, protocol, released_only),
+        ),
         source=source,
         also=tuple(also),
-    )
-
-
-def _about(schedule: Condition) -> tuple[str, ...]:
-    if schedule.holds:
-        return ()
-    return (
-        "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant "
-        "of raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)",
     )
 
 
@@ -180,7 +206,7 @@ def _caveats(
     budget, users = mechanism.budget, setting.silos * setting.horizon
     found = mechanism.exact()
     if not math.isfinite(found):
-        caveats.append("no finite epsilon is proven for noise this small")
+        caveats.append("no finite epsilon is proven for this noise")
     elif found > budget.epsilon:
         caveats.append("the claimed budget is not met; the exact value is what holds")
     if not released_only:

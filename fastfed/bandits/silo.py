@@ -20,7 +20,9 @@ class Silo:
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
     send ``report()`` to the server and hand its answer to ``receive``. Where the plan has a
-    trigger the silo that is ``due`` first tells the others, who then are too: ``ask()``. A bare
+    trigger the silo that is ``due`` first tells the others, who then are too: ``ask()``. Where
+    users send for themselves (``fastfed.User``) the silo is an agent that only acts: ``served()``
+    stands in place of ``observe``, and it reports nothing. A bare
     ``Silo(plan)`` draws its privacy noise from the operating system and never draws a node's noise
     twice; pass ``fastfed.SeededNoise`` only to simulate.
     """
@@ -55,12 +57,22 @@ class Silo:
     @property
     def due(self) -> bool:
         """Whether a report has to be sent before the next round."""
-        return self._wanted() > self._randomizer.release
+        return self._wanted() > self._reports
+
+    @property
+    def acts_only(self) -> bool:
+        """Whether users send for themselves, so that the silo sees no reward."""
+        return self.plan.protocol.senders == "users" and self.plan.individual
+
+    @property
+    def _reports(self) -> int:
+        """Reports made so far; an agent that only acts has none of its own out."""
+        return self.release if self.acts_only else self._randomizer.release
 
     @property
     def reported(self) -> bool:
         """Whether a report is out whose answer has not come back."""
-        return self._randomizer.release > self.release
+        return self._reports > self.release
 
     @property
     def asked(self) -> int | None:
@@ -127,6 +139,11 @@ class Silo:
     def observe(self, reward: float) -> None:
         """Take in the reward of the selected action; features and reward are clipped here."""
         y = number("reward", reward)
+        if self.acts_only:
+            raise InputError(
+                "observe would show the agent what only its user may see: "
+                "send User(plan, number).message(x, reward), and call served()"
+            )
         if self._chosen is None:
             raise InputError("observe needs a select before it")
         x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
@@ -138,6 +155,15 @@ class Silo:
         self._chosen = None
         self.clipped_features += outside
         self.clipped_rewards += beyond
+        self.round += 1
+
+    def served(self) -> None:
+        """The user of this round has acted, and sends a message of their own."""
+        if not self.acts_only:
+            raise InputError("served is for plans whose users send for themselves; use observe")
+        if self._chosen is None:
+            raise InputError("served needs a select before it")
+        self._chosen = None
         self.round += 1
 
     def _learn(self, x: np.ndarray, y: float) -> None:
@@ -155,6 +181,8 @@ class Silo:
 
     def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
+        if self.acts_only:
+            raise InputError("users send for themselves here: the agent has nothing to report")
         if not self.due:
             when = "nobody has asked" if self.clock else f"batch_size = {self.plan.batch_size}"
             raise InputError(
@@ -166,10 +194,10 @@ class Silo:
         """Take over the synchronised statistics."""
         if not isinstance(broadcast, Broadcast):
             raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
-        if broadcast.release != self._randomizer.release or broadcast.release <= self.release:
+        waits = self._wanted() if self.acts_only else self._randomizer.release
+        if broadcast.release != waits or broadcast.release <= self.release:
             raise InputError(
-                f"silo {self.index} waits for release {self._randomizer.release}, "
-                f"got release {broadcast.release}"
+                f"silo {self.index} waits for release {waits}, got release {broadcast.release}"
             )
         if broadcast.dimension != self.plan.dimension:
             raise InputError(

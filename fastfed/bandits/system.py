@@ -45,15 +45,16 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     failure_probability: float = 0.01
     regularizer: str | float | None = None  # None: the radius' own
     clip: bool | None = None  # None: true, but for the published code's runs
-    #: What ``radius`` may be.
+    #: What ``radius`` and ``regularizer`` may be.
     radii: ClassVar[tuple[str, ...]] = RADII
+    regularizers: ClassVar[tuple[str, ...]] = REGULARIZERS
 
     def __post_init__(self) -> None:
         choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
         number("failure_probability", self.failure_probability, at_least=1e-30, below=1.0)
         if isinstance(self.regularizer, str):
-            choice("regularizer", self.regularizer, REGULARIZERS)
+            choice("regularizer", self.regularizer, self.regularizers)
         elif self.regularizer is not None:
             number("regularizer", self.regularizer, above=0.0)
 
@@ -90,6 +91,8 @@ class Algorithm:
     summary: str
     keys: type[Keys]
     build: Callable[[Any, Setting], System]
+    #: Keys that a deployment takes unless it says otherwise, where the simulation has a shortcut.
+    deployed: tuple[tuple[str, Any], ...] = ()
 
     def make(self, keys: dict[str, Any], setting: Setting) -> System:
         """The system for the keys of one curve; InputError names a bad key."""

@@ -62,6 +62,14 @@ def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> floa
     return math.sqrt(law.noises * n) * std * spread
 
 
+def printed_regularizer(law: NoiseLaw, dimension: int, alpha: float) -> float:
+    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
+    if law.none:
+        return 1.0
+    std = law.node.bias * float(law.scales.max())
+    return max(1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(law.releases / alpha))))
+
+
 def make_theory(
     setting: Setting,
     law: NoiseLaw,
@@ -87,7 +95,8 @@ def make_theory(
     equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
     sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and the
     bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed,
-    which drops constants of its own proof. "published-code": the experiment code's.
+    which drops constants of its own proof. "published-code": the experiment code's. "lemma-a2" and
+    "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022, Appendix A).
     """
     d, alpha = setting.dimension, failure_probability
     noise_share = 0.0 if law.none else alpha / 2.0
@@ -103,6 +112,8 @@ def make_theory(
             lam = np.full_like(n_bound, regularizer)
         elif regularizer == "from-noise":
             lam = np.maximum(1.0, 2.0 * n_bound)
+        elif regularizer == "lemma-a4":
+            lam = np.full_like(n_bound, printed_regularizer(law, d, alpha))
         else:
             lam = np.full_like(n_bound, published_regularizer(setting, law, alpha))
         definite = lam > n_bound
@@ -110,11 +121,11 @@ def make_theory(
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max = lam + n_bound
         nu = law.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
-        if radius == "lemma-c2":
+        if radius in ("lemma-c2", "lemma-a2"):
             union *= len(np.unique(lambda_min))
             base = 2.0 * math.log(union / rewards)
             offset, log_lambda = np.sqrt(lambda_max) + nu, lambda_min
-        elif radius == "lemma-c4":
+        elif radius in ("lemma-c4", "lemma-a4"):
             base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), np.sqrt(lam), lam
         else:
             base, offset, log_lambda = math.log(1.0 / alpha), np.sqrt(lam * d), lam
@@ -129,7 +140,7 @@ def make_theory(
         ),
         Condition(
             f'the radius is a proven one ("{radius}", multiplier {radius_multiplier:g})',
-            radius in ("direct", "lemma-c2") and radius_multiplier >= 1.0,
+            radius in ("direct", "lemma-c2", "lemma-a2") and radius_multiplier >= 1.0,
         ),
     )
     if not (released_only or ordered or union == 1):

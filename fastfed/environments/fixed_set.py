@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ class FixedSet:
     the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share the set.
     Source: chowdhury-zhou-2022, Section 5, whose code has (u, 1) and (v, 1)/2: the same rewards,
     features longer by sqrt 2. ``basis_actions`` fixes the first d actions as that code does:
-    (e_j, 1)/sqrt 2, then (0, 1).
+    (e_j, 1)/sqrt 2, then (0, 1)/sqrt 2, which unlike the sphere's is not brought to norm 1.
     """
 
     dimension: int = 5
@@ -58,6 +59,10 @@ class FixedSet:
     def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
         # Round 0 of the sphere: no other round has its draws.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
+        if self.basis_actions:
+            last = self.dimension - 1
+            rows[last, last] = np.float32(math.sqrt(0.5))
+            means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
         flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
         return native.Pool(
             seed,

@@ -13,9 +13,10 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.returning import returning_conditions
 from fastfed.privacy.sensitivity import sum_sensitivity
 from fastfed.privacy.tree import depth
-from fastfed.privacy.two_streams import exact_std, layout_of
+from fastfed.privacy.two_streams import exact_std, layout_of, only_once
 
 _SOURCE = {
     "exact": "the less noise of exact silo-level LDP accounting (Balle & Wang 2018, Theorem 8) and "
@@ -24,6 +25,9 @@ _SOURCE = {
     "as log2",
     "published-code": "constants of the published experiment code of zhou-chowdhury-2024",
 }
+_RETURNING = (
+    "exact silo-level LDP accounting (Balle & Wang 2018, Theorem 8) of all records of a user"
+)
 # The lemma's inner delta is searched on this many points, then around the best one, and again.
 _GRID, _ROUNDS = 32, 3
 _PARTS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
@@ -224,7 +228,8 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     silos: M. batch_size: B, points of a silo in one leaf. horizon: T. All else as in GaussianTree.
 
     Guarantee: towards everyone who sees shuffled messages, for one record as in GaussianTree, the
-    better of silo-level LDP, which holds without the shuffler, and Lemma F.2.
+    better of silo-level LDP, which holds without the shuffler, and Lemma F.2. With returning > 1 it
+    is silo-level LDP: the lemma is about one record.
     """
 
     silos: int
@@ -242,11 +247,14 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """The smaller of the exact silo-level LDP epsilon and what Lemma F.2 proves, at delta."""
+        """The smaller of the exact silo-level LDP epsilon and what Lemma F.2 proves, at delta.
+
+        With returning > 1 the former.
+        """
         relation = choice("relation", relation or self.relation, RELATIONS)
         delta = self.budget.delta if delta is None else delta
         best = self.ldp(delta, relation)
-        if best == 0.0 or delta == 0.0:
+        if best == 0.0 or delta == 0.0 or self.returning > 1:
             return best
         # The noise may have been chosen by the lemma for exactly this epsilon.
         asked = min(best, self.budget.epsilon)
@@ -278,7 +286,8 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
             f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
             f"{budget.relation}, is at most {budget.epsilon:g}"
         )
-        return [ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)]
+        claim = ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)
+        return [*returning_conditions(self.returning), claim]
 
     def _remark(self, found: float) -> str:
         if self.calibration == "published-code":
@@ -290,6 +299,11 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
                 "computed; Theorem 5.3's unnamed constants are taken as 1, and its conditions "
                 f"epsilon <= sqrt(kappa)/(C1 T sqrt M) = {epsilon:.3g}/C1 and delta <= kappa/(C2 T)"
                 f" = {kappa / self.horizon:.3g}/C2 cannot be checked, since C1 and C2 are not given"
+            )
+        if self.returning > 1:
+            return (
+                f"by silo-level LDP of all records of a user of {self.returning} batches; Lemma "
+                "F.2, which is about one record, is not used"
             )
         if found < self.ldp():
             return "by Lemma F.2, solved for the noise"
@@ -307,6 +321,7 @@ def calibrate_shuffled_tree(
     horizon: int,
     calibration: str = "exact",
     layout: str | None = None,
+    returning: int = 1,
 ) -> AmplifiedTree:
     """The p-sum tree whose noisy p-sums are shuffled over silos, for a budget.
 
@@ -314,15 +329,20 @@ def calibrate_shuffled_tree(
     calibration "exact": the smaller of the exact silo-level LDP noise and `amplified_tree_std`;
     "theorem": `theorem_5_3_std`; "published-code": `published_shuffle_std`.
     layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    returning: the most batches of one user, see `GaussianRelease`; with more than 1 the noise is
+    that of exact silo-level LDP, since the lemma is about one record. "exact" only.
 
-    Raises InputError for delta = 0, the unit "silo", a layout that belongs to another calibration,
-    and where Theorem 5.3's formula is not defined (delta >= kappa / T).
+    Raises InputError for delta = 0, the unit "silo", a layout or returning that belongs to another
+    calibration, and where Theorem 5.3's formula is not defined (delta >= kappa / T).
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)
     kappa, silos, horizon, _ = _checked(budget, releases, silos, horizon)
     batch_size = integer("batch_size", batch_size, at_least=1)
     choice("unit", budget.unit, ("user", "item"))
+    returning = integer("returning", returning, at_least=1)
+    if calibration != "exact":
+        only_once(calibration, returning)
     if kappa == 0:
         s = 0.0
     elif calibration == "theorem":
@@ -330,16 +350,18 @@ def calibrate_shuffled_tree(
     elif calibration == "published-code":
         s = published_shuffle_std(budget, releases, silos, horizon)
     else:
-        s = exact_std(budget, "tree", releases, layout)
-        lemma = amplified_tree_std(budget, releases, silos, batch_size)
-        s = s if lemma is None else min(s, lemma)
+        s = exact_std(budget, "tree", releases, layout, returning=returning)
+        if returning == 1:
+            lemma = amplified_tree_std(budget, releases, silos, batch_size)
+            s = s if lemma is None else min(s, lemma)
     return AmplifiedTree(
         releases,
         layout,
         s,
         calibration,
         budget,
-        _SOURCE[calibration],
+        _SOURCE[calibration] if returning == 1 else _RETURNING,
+        returning=returning,
         silos=silos,
         batch_size=batch_size,
         horizon=horizon,

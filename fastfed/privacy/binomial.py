@@ -13,14 +13,15 @@ from functools import partial
 import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.binomial_account import TAIL_SHARES, VectorSumAccount, node_mu, tail_of
+from fastfed.privacy.binomial_account import TAIL_SHARES, Node, VectorSumAccount, node_mu, tail_of
 from fastfed.privacy.binomial_noise import ONES, Probits, pld_delta, shifted_binomial_delta
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.returning import level_squares, returning_conditions
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.tree import depth
-from fastfed.privacy.two_streams import CALIBRATIONS
+from fastfed.privacy.two_streams import CALIBRATIONS, only_once
 
 __all__ = [
     "BinomialTree",
@@ -42,6 +43,8 @@ _VARIANCE = ONES * (1.0 - ONES)
 # "exact" raises g until the noise has at least this many levels of standard deviation: with it the
 # skewness of the binomial costs below two per cent of noise at every usual budget.
 _EXACT_LEVELS = 150.0
+# For returning users "exact" also raises g until their roundings cost at most this part of noise.
+_EXACT_ROUNDING = 0.02
 
 
 class BinomialTree(msgspec.Struct, frozen=True):
@@ -53,12 +56,15 @@ class BinomialTree(msgspec.Struct, frozen=True):
     g, b: for each level, the encoding levels per unit and the noise bits that each user adds to
     each coordinate, so a coordinate carries Bin(n_j b_j, 1/4). calibration: which rule chose them.
     budget: what was asked for. source: where the rule is from. vector_scale: the factor of the
-    published code. honest_fraction: h; only floor(h n_j) users' noise is counted on.
+    published code. honest_fraction: h; only floor(h n_j) users' noise is counted on. returning: M0,
+    the most batches that one user takes part in, at most once in each and at times that do not
+    depend on what was released.
 
-    Guarantee: for one record (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf, all released
-    nodes of both streams together are (exact(), budget.delta)-private towards everyone who sees
-    shuffled messages; proven in `fastfed.privacy.binomial_account`. A message has 2 g + b bits,
-    and only the sum of a coordinate's bits is seen.
+    Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
+    `returning` leaves at most, all released nodes of both streams together are
+    (exact(), budget.delta)-private towards everyone who sees shuffled messages; proven in
+    `fastfed.privacy.binomial_account`. A message has 2 g + b bits, and only the sum of a
+    coordinate's bits is seen.
     """
 
     releases: int
@@ -71,6 +77,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     source: str
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
+    returning: int = 1
 
     def __post_init__(self) -> None:
         integer("releases", self.releases, at_least=0)
@@ -79,6 +86,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         choice("calibration", self.calibration, CALIBRATIONS)
         number("vector_scale", self.vector_scale, above=0)
         number("honest_fraction", self.honest_fraction, above=0, at_most=1)
+        integer("returning", self.returning, at_least=1)
         for name in ("g", "b"):
             values = tuple(integer(name, v, at_least=1) for v in getattr(self, name))
             if len(values) != self.depth:
@@ -148,21 +156,36 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def mu(self, relation: str | None = None) -> float:
         """Ratio of the Gaussian noise of the same variance; for orientation, exact() is the proof.
 
-        mu^2 = sum_j 16 g_j^2 D^2 / (3 N_j), D the joint sensitivity and N_j the counted bits.
+        mu^2 = sum_j 16 R_j g_j^2 D^2 / (3 N_j), D the joint sensitivity, N_j the counted bits and
+        R_j the sum of squares of `fastfed.privacy.returning.level_squares`, 1 for one batch.
         """
         d = self._sensitivity(relation)
         if any(self.counted(j) == 0 for j in range(self.depth)):
             return math.inf
         return math.hypot(
-            *(d * g / math.sqrt(_VARIANCE * self.counted(j)) for j, g in enumerate(self.g))
+            *(
+                math.sqrt(level_squares(self.releases, self.returning, j)[0])
+                * (d * g / math.sqrt(_VARIANCE * self.counted(j)))
+                for j, g in enumerate(self.g)
+            )
         )
 
     def account(self, relation: str | None = None) -> VectorSumAccount:
-        """The proven account of the whole release: one node of each level."""
+        """The proven account of the whole release: one node of each level.
+
+        With returning > 1 all nodes of a level that one user may change, see `_level`.
+        """
         d = self._sensitivity(relation)
-        return VectorSumAccount(
-            [(self.counted(j), d * g) for j, g in enumerate(self.g)], self.coordinates
-        )
+        nodes = [
+            _level(
+                level_squares(self.releases, self.returning, j),
+                self.counted(j),
+                d * g,
+                self.coordinates,
+            )
+            for j, g in enumerate(self.g)
+        ]
+        return VectorSumAccount(nodes, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
         """The epsilon proven for everything released, at delta (default: the budget's).
@@ -174,7 +197,8 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def conditions(self) -> list[Condition]:
         """Whether these noise bits give the budget under its relation, by the proven account.
 
-        One computed condition for every calibration, and the assumption about who adds noise.
+        One computed condition for every calibration, and the assumptions about who adds noise and
+        when users return.
         """
         budget = self.budget
         found = self.exact()
@@ -201,11 +225,26 @@ class BinomialTree(msgspec.Struct, frozen=True):
         else:
             who = f"at least the fraction {self.honest_fraction:g} of the users of every node add "
             who += "their noise bits, and do not tell the server which (taken on trust)"
-        return [Condition(who, True), ClaimCondition(what, found <= budget.epsilon)]
+        claim = ClaimCondition(what, found <= budget.epsilon)
+        return [Condition(who, True), *returning_conditions(self.returning), claim]
 
 
 def _honest(fraction: float, users: int) -> int:
     return users if fraction == 1.0 else math.floor(fraction * users)
+
+
+def _level(changed: tuple[int, int, int], trials: int, norm: float, coordinates: int) -> Node:
+    """All nodes of one level that one user may change, for the account.
+
+    changed: of `level_squares`. norm: S, how far one record moves its encoded vector.
+    Of c records in a node each is rounded by itself, while the account moves one real vector. So
+    tell how all but one are rounded: with r = floor(w + U) and r' = floor(w + t + U), U uniform and
+    told, r' - r is within 1 of t in each coordinate. What is left is one record whose vector moves
+    by at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
+    """
+    squares, count, most = changed
+    norm += (1.0 - 1.0 / most) * math.sqrt(coordinates)
+    return Node(trials, norm, squares, count, most * norm)
 
 
 def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
@@ -227,6 +266,7 @@ def calibrate_vector_sum(
     calibration: str = "exact",
     vector_scale: float = 1.0,
     honest_fraction: float = 1.0,
+    returning: int = 1,
 ) -> BinomialTree:
     """The vector-sum tree for a budget: encoding levels g_j and noise bits b_j of every level.
 
@@ -239,12 +279,16 @@ def calibrate_vector_sum(
     "exact": the smallest b_j for which the budget is proven with equal shares mu^2 / kappa of the
     nodes; g_j is raised where needed so that the noise has a standard deviation of at least 150
     levels, which makes a coarse encoding's skewness negligible. A larger g changes no noise in
-    units of the sum, only the length 2 g + b of a message, b growing like g^2.
+    units of the sum, only the length 2 g + b of a message, b growing like g^2. With returning > 1
+    one record in a node has the share mu^2 / sum_j R_j, R_j the squares of
+    `fastfed.privacy.returning.level_squares`, and g_j is raised until the roundings of the user's
+    other records cost at most two per cent of noise.
     honest_fraction: h in (0, 1]; only floor(h n_j) users' noise is counted on, and "exact" makes
-    the others' share up. vector_scale: only for "published-code".
+    the others' share up. vector_scale: only for "published-code". returning: the most batches of
+    one user, see `BinomialTree`; more than 1 only for "exact".
 
-    Raises InputError for delta = 0, the unit "silo", a vector_scale other than 1 elsewhere, and if
-    nobody's noise can be counted on.
+    Raises InputError for delta = 0, the unit "silo", a vector_scale or returning other than 1
+    elsewhere, and if nobody's noise can be counted on.
     """
     releases = integer("releases", releases, at_least=0)
     batch_points = integer("batch_points", batch_points, at_least=1)
@@ -256,13 +300,19 @@ def calibrate_vector_sum(
         raise InputError(
             f'vector_scale must be 1 when calibration is "{calibration}", got {vector_scale:g}'
         )
+    returning = integer("returning", returning, at_least=1)
+    if calibration != "exact":
+        only_once(calibration, returning)
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
     kappa = depth(releases)
     users = [batch_points << j for j in range(kappa)]
     levels = [_usual_g(n, d) for n in users]
     if calibration == "exact":
-        levels, bits = _exact(budget, users, levels, d, honest_fraction) if kappa else ([], [])
+        changed = [level_squares(releases, returning, j) for j in range(kappa)]
+        levels, bits = (
+            _exact(budget, users, levels, d, honest_fraction, changed) if kappa else ([], [])
+        )
     else:
         if calibration == "theorem":
             epsilon, small = _per_node(budget, kappa) if kappa else (1.0, 1.0)
@@ -281,14 +331,19 @@ def calibrate_vector_sum(
         _SOURCE[calibration],
         vector_scale,
         honest_fraction,
+        returning,
     )
 
 
 def _exact(
-    budget: Budget, users: list[int], levels: list[int], dimension: int, honest_fraction: float
+    budget: Budget,
+    users: list[int],
+    levels: list[int],
+    dimension: int,
+    honest_fraction: float,
+    changed: list[tuple[int, int, int]],
 ) -> tuple[list[int], list[int]]:
     """g_j and the smallest b_j, for the share of delta left to the windows that needs least."""
-    kappa = len(users)
     coordinates = dimension + dimension * (dimension + 1) // 2
     joint = user_sensitivity(budget.relation, "iid", dimension)
     honest = [_honest(honest_fraction, n) for n in users]
@@ -296,31 +351,43 @@ def _exact(
         raise InputError(
             f"honest_fraction must leave at least 1 of {users[0]} users, got {honest_fraction:g}"
         )
-    share = mu_of(budget.epsilon, budget.delta) / math.sqrt(kappa)
+    parts = math.sqrt(sum(squares for squares, _, _ in changed))
+    share = mu_of(budget.epsilon, budget.delta) / parts
     least = math.ceil(_EXACT_LEVELS * share / joint)
-    levels = [max(g, least) for g in levels]
+    others = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in changed]
+    levels = [
+        max(g, least, math.ceil(extra / (_EXACT_ROUNDING * joint)))
+        for g, extra in zip(levels, others, strict=True)
+    ]
 
     def wanted(part: float) -> tuple[float, float]:
-        """Ratio of each node and tail of each coordinate, as the account will compute them."""
+        """Ratio of a record in a node and tail of a coordinate, as the account computes them."""
         rest = budget.delta * (1.0 - part) / (1.0 - budget.delta * part)
-        tail = tail_of(budget.delta * part, kappa * coordinates)
-        return mu_of(budget.epsilon, rest) / math.sqrt(kappa), tail
+        count = sum(nodes for _, nodes, _ in changed)
+        tail = tail_of(budget.delta * part, count * coordinates)
+        return mu_of(budget.epsilon, rest) / parts, tail
 
-    def ratio(n: int, g: int, b: int) -> float:
-        return node_mu(Probits(n * b), joint * g, coordinates, tail, False)
+    def node(j: int, trials: int) -> Node:
+        return _level(changed[j], trials, joint * levels[j], coordinates)
 
-    start = math.ceil((joint * levels[0] / share) ** 2 / _VARIANCE)
-    probits = Probits(start)
+    def ratio(j: int, b: int) -> float:
+        made = node(j, honest[j] * b)
+        return node_mu(Probits(made.trials), made.norm, coordinates, tail, False, made.window)
+
+    # The share of the windows is chosen where they are widest for their noise.
+    widest = max(range(len(users)), key=lambda j: changed[j][2])
+    first = node(widest, 0)
+    probits = Probits(math.ceil((first.norm / share) ** 2 / _VARIANCE))
     loss = []
     for part in TAIL_SHARES:
         mu, tail = wanted(part)
-        found = node_mu(probits, joint * levels[0], coordinates, tail, False)
+        found = node_mu(probits, first.norm, coordinates, tail, False, first.window)
         loss.append((found / mu if mu > 0 else math.inf, mu, tail))
     _, mu, tail = min(loss)
     bits = []
-    for g, n in zip(levels, honest, strict=True):
-        need = (joint * g / mu) ** 2 / _VARIANCE / n
-        bits.append(_smallest(need, mu, partial(ratio, n, g)))
+    for j, n in enumerate(honest):
+        need = (node(j, 0).norm / mu) ** 2 / _VARIANCE / n
+        bits.append(_smallest(need, mu, partial(ratio, j)))
     return levels, bits
 
 

@@ -50,7 +50,13 @@ N(m, 1).
    disclosure with probability 1 - (1 - tail)^C = B, the Gaussian parts to G_mu. That pair is
    (epsilon, delta)-private for the delta of the claim. What the bound conditions on (other
    records, their roundings) is independent of the changed record, and telling it costs privacy,
-   so leaving it out is covered.                                                             QED
+   so leaving it out is covered.
+   One user behind several records: nodes of the same noise in which c_i records change, c_i = 0 or
+   c_i >= 1, by at most c_i S <= V together, have mu_i <= c_i mu(S), the mu(S) of step 5 in that
+   window V: for c >= 1 both slope c S and mean c S + bend sqrt(s) are at most c times their values
+   at c = 1. So they add at most (sum_i c_i^2) mu(S)^2, and C counts those with c_i > 0. Step 1 is
+   about one rounded vector: where a node holds several of the user's records, c_i S must be what
+   is left when the roundings of all but one are told.                                       QED
 Large N: mean = (1 + O(1/sqrt(N))) / sqrt(3 N/16), so mu^2 -> sum_j 16 S_j^2 / (3 N_j).
 """
 
@@ -58,6 +64,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,13 +76,42 @@ from fastfed.privacy.gaussian import delta_of, epsilon_of
 TAIL_SHARES = tuple(10.0 ** (-i / 3.0) for i in range(1, 28))
 
 
-def node_mu(probits: Probits, norm: float, coordinates: int, tail: float, integers: bool) -> float:
+class Node(NamedTuple):
+    """Nodes of a release that one user's records may change, all with the same noise.
+
+    trials: N, the noise bits of each coordinate. norm: S, the largest L2 norm of one record's
+    change of the encoded vector, in encoding levels. squares, count: c_i records of the user, a
+    whole number, are in node i; at most count nodes have c_i > 0, and sum c_i^2 <= squares.
+    reach: bounds every c_i S, the whole change of one node (default: norm, so all c_i <= 1).
+    """
+
+    trials: int
+    norm: float
+    squares: float = 1.0
+    count: int = 1  # type: ignore[assignment]  # in place of the method of tuples
+    reach: float | None = None
+
+    @property
+    def window(self) -> float:
+        """The largest change of one of these nodes, in levels."""
+        return self.norm if self.reach is None else self.reach
+
+
+def node_mu(
+    probits: Probits,
+    norm: float,
+    coordinates: int,
+    tail: float,
+    integers: bool,
+    reach: float | None = None,
+) -> float:
     """Ratio mu_j of one node (steps 3 to 5), infinite where nothing is proven.
 
     norm: S_j. coordinates: how many may change. tail: mass that each coordinate's window may lose
-    at each end. integers: the changes are integer vectors, with no rounding in between.
+    at each end. integers: the changes are integer vectors, with no rounding in between. reach: the
+    window is made for changes up to it (default: norm).
     """
-    steps = probits.steps(tail, math.ceil(norm))
+    steps = probits.steps(tail, math.ceil(norm if reach is None else reach))
     if integers:
         return steps.mean * norm
     return min(steps.slope * norm, steps.mean * norm + steps.bend * math.sqrt(coordinates))
@@ -91,12 +127,31 @@ def tail_of(total: float, count: int) -> float:
     return -math.expm1(math.log1p(-total) / count)
 
 
+def _checked(given: tuple[int, float] | Node) -> Node:
+    """A pair or a Node as a checked Node."""
+    if isinstance(given, Node):
+        node = given
+    elif isinstance(given, (tuple, list)) and len(given) == 2:
+        node = Node(*given)
+    else:
+        raise InputError("nodes must be pairs (trials, norm) or Node values")
+    norm = number("norm", node.norm, at_least=0)
+    return Node(
+        integer("trials", node.trials, at_least=0),
+        norm,
+        number("squares", node.squares, at_least=1),
+        integer("count", node.count, at_least=1),
+        None if node.reach is None else number("reach", node.reach, at_least=norm),
+    )
+
+
 class VectorSumAccount:
     """Privacy of a release of vector sums with binomial noise, for every change within the norms.
 
     nodes: pairs (N_j, S_j): the noise bits of each coordinate of node j, and the largest L2 norm of
-    one record's change of that node's encoded vector, in encoding levels. coordinates: s, the
-    length of the vectors. integers: the changes are integer vectors, nothing is rounded at random.
+    one record's change of that node's encoded vector, in encoding levels; or a `Node` for several
+    nodes and records of one user. coordinates: s, the length of the vectors. integers: the changes
+    are integer vectors, nothing is rounded at random.
 
     Guarantee: proven for all changes with these norms, adaptively composed; the proof stands at
     the top of this module. Infinite epsilon where nothing is proven (too little noise for a
@@ -105,23 +160,23 @@ class VectorSumAccount:
 
     def __init__(
         self,
-        nodes: Sequence[tuple[int, float]],
+        nodes: Sequence[tuple[int, float] | Node],
         coordinates: int,
         *,
         integers: bool = False,
     ) -> None:
         self.coordinates = integer("coordinates", coordinates, at_least=1)
         self.integers = boolean("integers", integers)
-        if not all(isinstance(node, (tuple, list)) and len(node) == 2 for node in nodes):
-            raise InputError("nodes must be pairs (trials, norm)")
-        checked = [
-            (integer("trials", trials, at_least=0), number("norm", norm, at_least=0))
-            for trials, norm in nodes
-        ]
+        checked = [_checked(node) for node in nodes]
         # An integer vector shorter than 1 is zero, and what does not change costs nothing.
-        self.nodes = tuple((n, s) for n, s in checked if (s >= 1.0 if integers else s > 0.0))
-        self._probits = {n: Probits(n) for n, _ in self.nodes}
-        self._count = sum(changing(s, self.coordinates, integers) for _, s in self.nodes)
+        self.nodes = tuple(
+            node for node in checked if node.norm > 0.0 and (node.window >= 1.0 or not integers)
+        )
+        self._probits = {node.trials: Probits(node.trials) for node in self.nodes}
+        self._count = sum(node.count * self._changing(node) for node in self.nodes)
+
+    def _changing(self, node: Node) -> int:
+        return changing(node.window, self.coordinates, self.integers)
 
     def mu(self, tails: float) -> float:
         """The ratio mu of the Gaussian part when all windows together lose at most `tails`."""
@@ -130,13 +185,18 @@ class VectorSumAccount:
         tail = tail_of(tails, self._count)
         return math.hypot(
             *(
-                node_mu(
-                    self._probits[n], s, changing(s, self.coordinates, self.integers), tail,
+                math.sqrt(node.squares)
+                * node_mu(
+                    self._probits[node.trials],
+                    node.norm,
+                    self._changing(node),
+                    tail,
                     self.integers,
+                    node.window,
                 )
-                for n, s in self.nodes
+                for node in self.nodes
             )
-        )  # fmt: skip
+        )
 
     def delta(self, epsilon: float) -> float:
         """A delta in [0, 1] that is proven at epsilon >= 0."""

@@ -31,16 +31,19 @@ def calibrate_release(
     calibration: str = "exact",
     layout: str | None = None,
     covariance_ratio: float = 1.0,
+    returning: int = 1,
 ) -> GaussianRelease:
     """The least noise with which a continual release truly gives the budget.
 
     noise_std = sqrt(q) D / mu_of(epsilon, delta), with q = kappa = floor(log2(releases)) + 1 for
     "honaker" and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint sensitivity of one record
     in both streams under the budget's relation, the layout (default "goe2") and covariance_ratio.
+    returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
+    that many leaves (`fastfed.privacy.returning.most_squared`).
     calibration: "exact" only; no paper states other constants for these releases.
 
     Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this
-    accounts for one record).
+    accounts for one user's records).
     """
     choice("release", release, SHARED)
     releases = integer("releases", releases, at_least=0)
@@ -51,8 +54,8 @@ def calibrate_release(
         )
     layout = choice("layout", layout or "goe2", LAYOUTS)
     # Also checks the budget, where nothing is released.
-    s = exact_std(budget, release, releases, layout, covariance_ratio)
+    s = exact_std(budget, release, releases, layout, covariance_ratio, returning)
     source = _SOURCE[release]
     return GaussianRelease(
-        releases, layout, s, calibration, budget, source, covariance_ratio, release
+        releases, layout, s, calibration, budget, source, covariance_ratio, release, returning
     )

@@ -12,8 +12,8 @@ from fastfed.privacy import honaker, toeplitz
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.gaussian import epsilon_of, mu_of
+from fastfed.privacy.returning import most_squared, returning_conditions
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
-from fastfed.privacy.tree import depth
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
@@ -30,12 +30,14 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     layout: of each symmetric noise matrix. noise_std: of each bias entry of each independent noise
     vector, in the units of the sums. calibration: which rule chose it. budget: what was asked for.
     source: where the rule is from. covariance_ratio: r, the layout's parameter for the covariance
-    stream is r noise_std.
+    stream is r noise_std. returning: M0, the most batches that one user takes part in, at most once
+    in each and at times that do not depend on what was released.
 
-    Guarantee: for one record (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf, everything
-    released of both streams together is one Gaussian mechanism of ratio mu(relation), also when
-    later leaves are chosen in view of earlier releases (by adaptive composition of the nodes;
-    "toeplitz": since its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
+    Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
+    `returning` leaves at most, everything released of both streams together is one Gaussian
+    mechanism of ratio mu(relation), also when later leaves are chosen in view of earlier releases
+    (by adaptive composition of the nodes; "toeplitz": since its factor is lower triangular, Denisov
+    et al. 2022, Theorem 2.1).
     """
 
     releases: int
@@ -46,6 +48,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     source: str
     covariance_ratio: float = 1.0
     release: str = "tree"
+    returning: int = 1
 
     def __post_init__(self) -> None:
         choice("release", self.release, RELEASES)
@@ -53,6 +56,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         choice("layout", self.layout, LAYOUTS)
         choice("calibration", self.calibration, CALIBRATIONS)
         number("covariance_ratio", self.covariance_ratio, above=0)
+        integer("returning", self.returning, at_least=1)
         if self.releases:
             number("noise_std", self.noise_std, above=0)
         else:
@@ -65,8 +69,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Squared sensitivity of everything released to one leaf, per unit of one record's."""
-        return leaf_squared(self.release, self.releases)
+        """Squared sensitivity of everything released to one user, per unit of one record's."""
+        return leaf_squared(self.release, self.releases, self.returning)
 
     @property
     def variance_factors(self) -> np.ndarray:
@@ -94,7 +98,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return dict(zip(names, self.stds, strict=True))
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of everything released for one record: sqrt(sensitivity_squared) joint / std."""
+        """Ratio of everything released for one user: sqrt(sensitivity_squared) joint / std."""
         relation = choice("relation", relation or self.relation, RELATIONS)
         if self.releases == 0:
             return 0.0
@@ -115,10 +119,16 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         """What the rule that chose the noise does not say itself, if anything.
 
         The proof of Theorem 5.1 covers zero-out neighbours only; under replacement its noise
-        suffices by slack for all but extreme budgets, so it is checked rather than quoted.
+        suffices by slack for all but extreme budgets, so it is checked rather than quoted. It knows
+        no returning users; their factor is that of chowdhury-zhou-2022, Proposition E.7.
         """
-        if self.calibration == "theorem" and self.relation == "replace":
-            return "the proof of Theorem 5.1 is for zero-out"
+        if self.calibration == "theorem":
+            remarks = []
+            if self.relation == "replace":
+                remarks.append("the proof of Theorem 5.1 is for zero-out")
+            if self.returning > 1:
+                remarks.append("the factor for returning users is that of Proposition E.7")
+            return "; ".join(remarks)
         if self.calibration == "published-code":
             return "no theorem states these constants"
         return ""
@@ -126,7 +136,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     def conditions(self) -> list[Condition]:
         """Whether this noise gives the budget under the budget's relation, by exact accounting.
 
-        One computed condition for every calibration.
+        One computed condition for every calibration, and what returning users take on trust.
         """
         budget = self.budget
         found = self.exact()
@@ -136,14 +146,16 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         )
         if self.remark:
             text += f" (computed; {self.remark})"
-        return [ClaimCondition(text, found <= budget.epsilon)]
+        claim = ClaimCondition(text, found <= budget.epsilon)
+        return [*returning_conditions(self.returning), claim]
 
 
-def leaf_squared(release: str, releases: int) -> float:
-    """Squared sensitivity of a whole release to one leaf: kappa nodes, or S_K for "toeplitz"."""
-    if release == "toeplitz":
-        return toeplitz.sensitivity_squared(releases)
-    return float(depth(releases))
+def leaf_squared(release: str, releases: int, returning: int = 1) -> float:
+    """Squared sensitivity of a whole release to one leaf: kappa nodes, or S_K for "toeplitz".
+
+    With returning > 1 the largest to that many leaves, see `fastfed.privacy.returning`.
+    """
+    return most_squared(release, releases, returning)
 
 
 def exact_std(
@@ -152,19 +164,20 @@ def exact_std(
     releases: int,
     layout: str,
     covariance_ratio: float = 1.0,
+    returning: int = 1,
 ) -> float:
     """The least noise_std that truly gives the budget: sqrt(leaf_squared) D / mu_of(budget).
 
-    release, releases, layout: as in `GaussianRelease`. D: the joint sensitivity of one
+    release, releases, layout, returning: as in `GaussianRelease`. D: the joint sensitivity of one
     record in both streams, the covariance stream's noise being covariance_ratio times the bias
-    stream's. Raises InputError for delta = 0 and for the unit "silo" (this accounts for one
-    record).
+    stream's. Raises InputError for delta = 0 and for the unit "silo" (this accounts for one user's
+    records).
     """
     ratio = number("covariance_ratio", covariance_ratio, above=0)
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
     joint = user_sensitivity(budget.relation, layout, cov_std=ratio)
-    leaf = leaf_squared(release, releases)
+    leaf = leaf_squared(release, releases, returning)
     return math.sqrt(leaf) * joint / mu_of(budget.epsilon, delta)
 
 
@@ -177,6 +190,14 @@ def layout_of(calibration: str, layout: str | None) -> str:
             f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
         )
     return layout
+
+
+def only_once(calibration: str, returning: int) -> None:
+    """InputError for returning users where the calibration knows none."""
+    if returning != 1:
+        raise InputError(
+            f'returning must be 1 when calibration is "{calibration}", got {returning}'
+        )
 
 
 def only_exact(calibration: str, covariance_ratio: float) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
-from fastfed.protocols.messages import Bits, Counts
+from fastfed.protocols.messages import Bits, Counts, dimension_of
 from fastfed.protocols.plan import Encoding, Plan
 
 #: Bits that may be held in memory at once when each is made, one byte a bit.
@@ -38,7 +38,11 @@ class BitRandomizer:
     def observe(self, x: np.ndarray, y: float) -> None:
         """Round a data point for all its nodes."""
         plan, round, size = self.plan, self.round + 1, self.plan.statistic_size
-        levels = native.touched_levels((round - 1) // plan.batch_size + 1, plan.releases)
+        leaf = (round - 1) // plan.batch_size + 1
+        if plan.protocol.flat:
+            levels = [0] if leaf <= plan.releases else []
+        else:
+            levels = native.touched_levels(leaf, plan.releases)
         words = self.noise.words(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
         native.accumulate(point, x, y)
@@ -47,13 +51,13 @@ class BitRandomizer:
 
     def _encode(self, point: np.ndarray, levels: list[int], words: np.ndarray, round: int) -> None:
         for level, drawn in zip(levels, words, strict=True):
-            g = float(self.encoding.precision[level])
-            native.round_point(point, g, self.plan.clip is not None, drawn, self._sums[level])
+            clamped = self.plan.clip is not None
+            round_statistic(point, self.encoding.steps(level), clamped, drawn, self._sums[level])
 
     def report(self) -> Counts | Bits:
         """The ones of the node released now, less their mean without data: exact in float64."""
         release = self.release + 1
-        level = native.node_level(release)
+        level = self.plan.level(release)
         trials = self.plan.points(level) * self.encoding.noise_bits[level]
         message = self.noise.binomials(self.silo, release, self.plan.statistic_size, trials)
         native.add(message, self._sums[level])
@@ -74,10 +78,7 @@ class MessageRandomizer(BitRandomizer):
         # Drawn before any bit is kept: a source that fails leaves everything as it was.
         noises = [self.noise.point_binomials(self.silo, round, j, size, b[j]) for j in levels]
         for level, drawn, noise in zip(levels, words, noises, strict=True):
-            g = self.encoding.precision[level]
-            ones = np.zeros(size)
-            native.round_point(point, float(g), True, drawn, ones)
-            count = np.rint(ones + g + noise + b[level] / 4.0).astype(np.int64)
+            count = ones_of(point, self.encoding, level, drawn, noise)
             self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
 
     def report(self) -> Bits:
@@ -90,7 +91,31 @@ class MessageRandomizer(BitRandomizer):
         return Bits(release, self.plan.dimension, bits, self.silo)
 
 
-def counted(bits: np.ndarray, points: int, precision: int, noise_bits: int) -> np.ndarray:
+def round_statistic(
+    point: np.ndarray, steps: tuple[int, int], clamped: bool, words: np.ndarray, sums: np.ndarray
+) -> None:
+    """sums <- sums + (fixed point of a data point, less its g), each stream with its own g."""
+    d = dimension_of(len(point))
+    for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
+        native.round_point(point[part], float(g), clamped, words[part], sums[part])
+
+
+def ones_of(
+    point: np.ndarray, encoding: Encoding, level: int, words: np.ndarray, noise: np.ndarray
+) -> np.ndarray:
+    """How many bits of each entry's message are one, (s,) int64; ``noise`` is centred."""
+    ones = np.zeros(len(point))
+    round_statistic(point, encoding.steps(level), True, words, ones)
+    g = encoding.each(level, dimension_of(len(point)))
+    count: np.ndarray = np.rint(ones + g + noise + encoding.noise_bits[level] / 4.0).astype(
+        np.int64
+    )
+    return count
+
+
+def counted(
+    bits: np.ndarray, points: int, precision: int | np.ndarray, noise_bits: int
+) -> np.ndarray:
     """Ones under each label, centred as reports are: (s,) from (s, points (2 g + b))."""
     ones = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
     centred: np.ndarray = ones - points * precision - points * noise_bits / 4.0

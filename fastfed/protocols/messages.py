@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,11 @@ from fastfed._validate import InputError
 def statistic_size(dimension: int) -> int:
     """Numbers in one statistic: d of the bias sum, d (d + 1) / 2 of the packed covariance."""
     return dimension + dimension * (dimension + 1) // 2
+
+
+def dimension_of(size: int) -> int:
+    """d of a statistic of so many numbers."""
+    return (math.isqrt(9 + 8 * size) - 3) // 2
 
 
 def frozen(array: np.ndarray) -> np.ndarray:

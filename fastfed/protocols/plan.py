@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -95,13 +96,26 @@ class Encoding:
 
     precision: tuple[int, ...]  # g: steps per unit
     noise_bits: tuple[int, ...]  # b: bits of noise a data point adds to each entry
+    covariance_precision: tuple[int, ...] = ()  # g of x x', where it is another than that of x y
+
+    def steps(self, level: int) -> tuple[int, int]:
+        """g of the bias entries and of the covariance entries."""
+        g = self.precision[level]
+        return g, self.covariance_precision[level] if self.covariance_precision else g
+
+    def each(self, level: int, dimension: int) -> np.ndarray:
+        """g of every entry of a statistic, (s,)."""
+        bias, covariance = self.steps(level)
+        sizes = dimension, statistic_size(dimension) - dimension
+        return np.repeat([float(bias), float(covariance)], sizes)
 
     def message_bits(self, level: int) -> int:
         """Bits of one data point and entry, 2 g + b: entries in [-1, 1] take 0..2 g ones.
 
-        The paper's text says g + b, which an entry above 0 overflows.
+        The paper's text says g + b, which an entry above 0 overflows. All entries have the length
+        of the longest.
         """
-        return 2 * self.precision[level] + self.noise_bits[level]
+        return 2 * max(self.steps(level)) + self.noise_bits[level]
 
 
 @dataclass(frozen=True)
@@ -121,10 +135,10 @@ class Plan:
     regularizer: np.ndarray  # lambda after k = 0, 1, ... releases; the last for all later ones
     radius: Radius
     clip: Clip | None
-    release: str = "tree"  # how the noise of prefixes is made: tree, honaker or toeplitz
+    release: str = "tree"  # how the noise of prefixes is made, see protocols/release.py
     encoding: Encoding | None = None  # where data points travel as bits
     silo_noise: tuple[float, ...] = ()  # by silo, in units of noise_std; empty: all alike
-    individual: bool = False  # really make and permute every bit, instead of their counts
+    individual: bool = False  # really make and permute every message of a data point, not its sum
     policy: str = "ucb"  # or "random": a uniformly random action
     trigger: Trigger | None = None  # when to synchronise, where the data decide
 
@@ -144,6 +158,8 @@ class Plan:
     @property
     def levels(self) -> int:
         """Nodes a leaf can be part of: bit_length of the releases, where there is a tree."""
+        if self.protocol.flat:
+            return int(self.protocol.bits and self.releases > 0)
         kept = self.protocol.tree or self.protocol.noise_by != "none"
         return self.releases.bit_length() if kept else 0
 
@@ -170,12 +186,31 @@ class Plan:
         counted = release * self.batch_size if self.lazy else round
         return float(self.rows_per_round * counted)
 
+    @property
+    def user_std(self) -> NoiseStd:
+        """Noise of one user's message, where ``noise_std`` is that of a batch of them."""
+        return self.noise_std.times(1.0 / math.sqrt(self.batch_size))
+
+    @property
+    def senders(self) -> int:
+        """Messages of one release: of all silos, or of all users of a batch."""
+        by_users = self.protocol.senders == "users" and self.individual
+        return self.silos * self.batch_size if by_users else self.silos
+
+    def level(self, release: int) -> int:
+        """Level of the tree node that a release completes; without a tree all are leaves."""
+        return 0 if self.protocol.flat else native.node_level(release)
+
     @cached_property
     def units(self) -> np.ndarray:
-        """What a 1 in a summed message stands for, by level: 1 / g for bits, (levels,)."""
+        """What a 1 in a summed message stands for, by level and entry: 1 / g for bits, (levels, s).
+
+        Empty where messages are statistics.
+        """
         if self.encoding is None:
-            return np.ones(self.levels)
-        return 1.0 / np.array(self.encoding.precision[: self.levels], dtype=np.float64)
+            return np.zeros((0, self.statistic_size))
+        each = [1.0 / self.encoding.each(j, self.dimension) for j in range(self.levels)]
+        return np.array(each).reshape(self.levels, self.statistic_size)
 
     def points(self, level: int) -> int:
         """Data points of one silo under a node of this level: B 2^level."""
@@ -183,9 +218,12 @@ class Plan:
 
     @cached_property
     def _bits_up_by_level(self) -> list[int]:
-        """Bits all silos send for one node, by level; plain sums count as one level."""
+        """Bits sent for one node, by level; plain sums count as one level."""
+        if self.protocol.senders == "agent":
+            return [0] * max(1, self.levels)
         if self.encoding is None:
-            return [64 * self.statistic_size * self.silos] * max(1, self.levels)
+            users = self.batch_size if self.protocol.senders == "users" else 1
+            return [64 * self.statistic_size * self.silos * users] * max(1, self.levels)
         # A bit travels with the label of its entry.
         labelled = 1 + (self.statistic_size - 1).bit_length()
         return [
@@ -198,9 +236,9 @@ class Plan:
         ]
 
     def bits_up_of(self, releases: int) -> int:
-        """Bits all silos have sent after so many releases: float64 entries, or labelled bits."""
-        if self.encoding is None:
-            return releases * self._bits_up_by_level[0]
+        """Bits sent after so many releases: float64 entries, or labelled bits."""
+        if self.encoding is None or self.protocol.flat:
+            return releases * self._bits_up_by_level[0] if releases else 0
         # Level j is released at odd multiples of 2^j.
         return sum(
             ((releases >> level) + 1) // 2 * bits
@@ -208,7 +246,12 @@ class Plan:
         )
 
     def bits_down_of(self, releases: int) -> int:
-        """Bits the server has sent to all silos after so many: the statistics as float64."""
+        """Bits the server has sent to all silos after so many: the statistics as float64.
+
+        Users are told an action, which is no part of the protocol.
+        """
+        if self.protocol.senders != "silos":
+            return 0
         return releases * 64 * self.statistic_size * self.silos
 
 

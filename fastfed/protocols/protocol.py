@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 # The same numbers stand in src/ff_play.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
+SEND_NOISY_BATCH = 6
 ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
 
 
@@ -23,13 +24,21 @@ class Protocol:
     #: Whose noise adds up in one released node: "silos", "server", "users" or "none".
     noise_by: str
     source: str
-    #: Whether the messages of all silos reach the server in random order, without senders.
+    #: Whether the messages of all senders reach the server in random order, without senders.
     shuffled: bool = False
+    #: Who sends: "silos", after each batch; "users", each their own data point in their round; or
+    #: nobody, where the "agent" sees what its users do.
+    senders: str = "silos"
+
+    @property
+    def flat(self) -> bool:
+        """Whether batches are added up one by one, without a tree."""
+        return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
         """Whether p-sums of the binary tree are kept."""
-        return self.randomizer != SEND_BATCH
+        return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
@@ -96,6 +105,77 @@ PROTOCOLS = {
             NOISY_TREE,
             "server",
             "zhou-chowdhury-2024, Table 1 (after Shariff and Sheffet 2018)",
+        ),
+    )
+}
+
+_ALONE = "chowdhury-zhou-2022, Algorithm 1"
+
+#: Those of a single agent, whose users send for themselves.
+AGENT_PROTOCOLS = {
+    p.id: p
+    for p in (
+        Protocol(
+            "agent",
+            "the agent sees everything, no privacy",
+            "none",
+            SEND_BATCH,
+            ADD,
+            "none",
+            _ALONE,
+            senders="agent",
+        ),
+        Protocol(
+            "agent-central",
+            "a trusted agent adds noise to its sums",
+            "joint: the agent is trusted, other users together are not",
+            SEND_NODE,
+            NOISY_TREE,
+            "server",
+            "chowdhury-zhou-2022, Appendix F (after Shariff and Sheffet 2018)",
+            senders="agent",
+        ),
+        Protocol(
+            "user-ldp",
+            "each user adds noise to their data point",
+            "local: nobody is trusted",
+            SEND_NOISY_BATCH,
+            ADD,
+            "users",
+            "chowdhury-zhou-2022, Proposition F.1 (after Zheng et al. 2020)",
+            senders="users",
+        ),
+        Protocol(
+            "user-ldp-vector",
+            "each user sends their data point as noisy bits",
+            "local: nobody is trusted",
+            SEND_BITS,
+            ADD,
+            "users",
+            "chowdhury-zhou-2022, Corollary C.3",
+            senders="users",
+        ),
+        Protocol(
+            "user-shuffle-amplified",
+            "each user adds noise to their data point, a shuffler mixes the users of a batch",
+            "shuffle: the shuffler is trusted, the agent and other users are not",
+            SEND_NOISY_BATCH,
+            ADD,
+            "users",
+            "chowdhury-zhou-2022, Algorithms 2-4",
+            shuffled=True,
+            senders="users",
+        ),
+        Protocol(
+            "user-shuffle-vector",
+            "each user sends their data point as noisy bits, a shuffler mixes those of a batch",
+            "shuffle: the shuffler and the counted users' noise bits are trusted, the agent is not",
+            SEND_BITS,
+            ADD,
+            "users",
+            "chowdhury-zhou-2022, Algorithms 5-7",
+            shuffled=True,
+            senders="users",
         ),
     )
 }

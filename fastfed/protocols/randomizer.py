@@ -11,7 +11,12 @@ from fastfed._random import NoiseSource
 from fastfed._validate import InputError, array
 from fastfed.protocols.messages import Bits, Report, statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
-from fastfed.protocols.protocol import SEND_BATCH, SEND_NODE, SEND_NOISY_NODE
+from fastfed.protocols.protocol import (
+    SEND_BATCH,
+    SEND_NODE,
+    SEND_NOISY_BATCH,
+    SEND_NOISY_NODE,
+)
 from fastfed.protocols.release import prefix_noise
 
 
@@ -74,6 +79,9 @@ class SumRandomizer:
         sends, d = self.plan.protocol.randomizer, self.plan.dimension
         if sends == SEND_BATCH:
             return self._batch
+        if sends == SEND_NOISY_BATCH:
+            # The sum of what the users of the batch send, each with noise of their own.
+            return noisy(self._batch, self.noise.node(self.silo, release, d), d, self._std)
         if self._prefix_noise is not None:
             normals = self._prefix_noise.next(self._draw)
             native.add(self._sums[0], self._batch)

@@ -65,18 +65,23 @@ class Server:
                     f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
                     f"({wanted.__name__}), got {kind}"
                 )
-            expected = 1 if plan.protocol.bits else plan.silos
+            expected = 1 if plan.protocol.bits else plan.senders
             if len(ordered) != expected:
                 raise InputError(
                     f"the shuffler must pass on {expected} messages, got {len(ordered)}"
                 )
         else:
-            reports = [m for m in messages if isinstance(m, Report)]
+            sent = Bits if plan.protocol.bits and plan.individual else Report
+            reports: list[Report | Bits] = [
+                m for m in messages if isinstance(m, (Report, Bits)) and isinstance(m, sent)
+            ]
             reports.sort(key=lambda r: r.silo)
-            if len(reports) < len(messages) or [r.silo for r in reports] != list(range(plan.silos)):
+            senders = list(range(plan.senders))
+            if len(reports) < len(messages) or [r.silo for r in reports] != senders:
+                who = "silos" if plan.senders == plan.silos else "users"
                 raise InputError(
-                    f"reports must hold one report of each of the {plan.silos} silos, "
-                    f"got silos {[getattr(m, 'silo', None) for m in messages]}"
+                    f"reports must hold one report of each of the {plan.senders} {who}, "
+                    f"got {who} {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
         for message in ordered:
@@ -101,9 +106,8 @@ class Server:
         return array("noise", drawn, shape=(self.plan.statistic_size,))
 
     def _check_bits(self, message: Bits) -> None:
-        level = native.node_level(message.release)
-        points = self.plan.silos * self.plan.points(level)
-        length = points * encoding_of(self.plan).message_bits(level)
+        level = self.plan.level(message.release)
+        length = self._points(level) * encoding_of(self.plan).message_bits(level)
         if message.bits.shape[1] != length:
             raise InputError(
                 f"release {message.release} must have {length} bits an entry, "
@@ -114,13 +118,20 @@ class Server:
         """The message as a statistic of its units: bits are counted (Alg. 7 line 10)."""
         if not isinstance(message, Bits):
             return message.values
-        level = native.node_level(message.release)
-        encoding = encoding_of(self.plan)
-        points = self.plan.silos * self.plan.points(level)
-        return counted(message.bits, points, encoding.precision[level], encoding.noise_bits[level])
+        level, encoding = self.plan.level(message.release), encoding_of(self.plan)
+        g = encoding.each(level, message.dimension)
+        return counted(message.bits, self._points(level), g, encoding.noise_bits[level])
+
+    def _points(self, level: int) -> int:
+        """Data points behind one message of bits: a shuffler makes one of all."""
+        everyone = self.plan.silos * self.plan.points(level)
+        return everyone if self.plan.protocol.shuffled else everyone // self.plan.senders
 
     def _combine(self, total: np.ndarray, release: int) -> None:
         makes, d = self.plan.protocol.analyzer, self.plan.dimension
+        level = self.plan.level(release)
+        if self.plan.protocol.bits:
+            total = total * self.plan.units[level]
         if makes == ADD:
             native.add(self._total, total)
             return
@@ -133,8 +144,7 @@ class Server:
             native.add(self._raw, total)
             self._total = noisy(self._raw, normals, d, self.plan.noise_std)
             return
-        level = native.node_level(release)
         if makes == NOISY_TREE:
             total = noisy(total, self._draw(release), d, self.plan.noise_std)
-        self._nodes[level] = native.scale(total, self.plan.units[level])
+        self._nodes[level] = total
         self._total = native.prefix(self._nodes, release)

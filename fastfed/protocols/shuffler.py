@@ -70,10 +70,11 @@ class Shuffler:
                 )
         # The order of arrival is the network's; permuting an order fixed first hides it.
         ordered = sorted(reports, key=lambda r: r.silo)
-        if [r.silo for r in ordered] != list(range(plan.silos)):
+        if [r.silo for r in ordered] != list(range(plan.senders)):
+            who = "silos" if plan.senders == plan.silos else "users"
             raise InputError(
-                f"reports must hold one message of each of the {plan.silos} silos, "
-                f"got silos {[r.silo for r in ordered]}"
+                f"reports must hold one message of each of the {plan.senders} {who}, "
+                f"got {who} {[r.silo for r in ordered]}"
             )
         return ordered
 
@@ -92,4 +93,11 @@ class Shuffler:
                 native.add(total, other)
             return [Shuffled(release, d, total)]
         order = self.noise.permutation(release, len(values))
-        return [Shuffled(release, d, values[i]) for i in order]
+        if self.plan.protocol.senders != "users":
+            return [Shuffled(release, d, values[i]) for i in order]
+        # Two orders, one for each stream (chowdhury-zhou-2022, Algorithm 3).
+        other = self.noise.permutation(release, len(values), 1)
+        return [
+            Shuffled(release, d, np.concatenate([values[i][:d], values[j][d:]]))
+            for i, j in zip(order, other, strict=True)
+        ]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed.privacy.two_streams import RELEASES
 from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
+from fastfed.protocols.release import RELEASES
 from fastfed.simulation.outcome import Outcome, sent
 from fastfed.simulation.peers import play_parts
 
@@ -24,8 +24,8 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
     levels, protocol = plan.levels, plan.protocol
     owners = m if protocol.analyzer == REPLACE else 1  # of noises that are kept
     node_rows = owners if levels else 0
-    sum_rows = m if protocol.tree else int(protocol.analyzer == NOISY_ADD)
-    clip = plan.clip
+    sum_rows = m if protocol.tree or protocol.bits else int(protocol.analyzer == NOISY_ADD)
+    clip, encoding = plan.clip, plan.encoding
     return {
         "batch_size": plan.batch_size,
         "lazy": plan.lazy,
@@ -52,9 +52,12 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "levels": levels,
         "shuffled": protocol.shuffled,
-        "bit_levels": np.array(plan.encoding.precision if plan.encoding else (), np.int64),
-        "noise_bits": np.array(plan.encoding.noise_bits if plan.encoding else (), np.int64),
+        "bit_levels": np.array(
+            [encoding.steps(j) for j in range(levels)] if encoding else (), np.int64
+        ),
+        "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
+        "choice": np.zeros((m, 3), np.int64),
         "order": np.arange(m, dtype=np.int64),
         "w": np.zeros((slots, d, d)),
         "theta": np.zeros((slots, d)),

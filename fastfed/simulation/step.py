@@ -7,12 +7,37 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import SeededNoise
+from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
+from fastfed.protocols.messages import Bits, Report
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
+from fastfed.protocols.user import User
 from fastfed.simulation.outcome import Outcome, sent
+
+
+class Users:
+    """The users of a single agent's batch, where they send for themselves."""
+
+    def __init__(self, plan: Plan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self.clipped_features = self.clipped_rewards = 0
+        self._sent: list[Report | Bits] = []
+
+    def send(self, round: int, x: np.ndarray, reward: float) -> None:
+        """The message of this round's user; those of an unfinished last batch send none."""
+        if round > self.plan.releases * self.plan.batch_size:
+            return
+        user = User(self.plan, round, self.noise)
+        self._sent.append(user.message(x, reward))
+        self.clipped_features += user.clipped_feature
+        self.clipped_rewards += user.clipped_reward
+
+    def messages(self) -> list[Report | Bits]:
+        """What was sent since the last call; nothing where silos send."""
+        sent, self._sent = self._sent, []
+        return sent
 
 
 def play(
@@ -40,12 +65,17 @@ def play_one(
     rewards = np.zeros((plan.silos, plan.horizon))
     synchronised = np.zeros(len(checkpoints), np.int64)
     total = np.zeros(plan.statistic_size)
+    users = Users(plan, noise)
     for round in range(1, (last or plan.horizon) + 1):
         for i, silo in enumerate(silos):
             features, means = environment.round(i, round)
             a = silo.select(features)
             y = environment.reward(i, round, means[a])
-            silo.observe(y)
+            if silo.acts_only:
+                users.send(round, features[a], y)
+                silo.served()
+            else:
+                silo.observe(y)
             actions[i, round - 1], rewards[i, round - 1] = a, y
             regret[i] += means.max() - means[a]
         curve[:, checkpoints == round] = regret[:, None]
@@ -53,7 +83,7 @@ def play_one(
             if plan.trigger is not None:
                 for silo in silos:
                     silo.ask()
-            reports = [silo.report() for silo in silos]
+            reports = users.messages() or [silo.report() for silo in silos]
             broadcast = server.combine(
                 shuffler.shuffle(reports) if plan.protocol.shuffled else reports
             )
@@ -69,8 +99,8 @@ def play_one(
     return Outcome(
         group_regret=group,
         **sent(plan, synchronised),
-        clipped_features=sum(s.clipped_features for s in silos),
-        clipped_rewards=sum(s.clipped_rewards for s in silos),
+        clipped_features=sum(s.clipped_features for s in silos) + users.clipped_features,
+        clipped_rewards=sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
         # Every silo refreshes the same V; it is one event per synchronisation.
         indefinite=silos[0].indefinite,
         total=total,

@@ -79,16 +79,46 @@ static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t roun
         ff_accumulate(batch + d, batch, p->feature, y, d);
         return;
     }
-    int64_t levels[64];
-    const int64_t nodes = ff_touched_levels((round - 1) / c->batch_size + 1,
-                                            pass->horizon / c->batch_size, levels);
+    int64_t levels[64] = {0}, leaf = (round - 1) / c->batch_size + 1;
+    const int64_t releases = pass->horizon / c->batch_size;
+    const int64_t nodes = c->analyzer == FF_ADD ? leaf <= releases
+                                                : ff_touched_levels(leaf, releases, levels);
     const ff_stream stream = stream_of(pass, FF_ROUNDING, silo, round);
     ff_words(&stream, nodes * s, p->words);
     memset(p->point, 0, (size_t)s * sizeof(double));
     ff_accumulate(p->point + d, p->point, p->feature, y, d);
-    for (int64_t i = 0; i < nodes; i++)
-        ff_round_point(p->point, s, (double)c->bit_levels[levels[i]], c->clip, p->words + i * s,
-                       c->sums + (silo * c->levels + levels[i]) * s);
+    for (int64_t i = 0; i < nodes; i++) {
+        const int64_t *g = c->bit_levels + 2 * levels[i];
+        double *sums = c->sums + (silo * c->levels + levels[i]) * s;
+        const uint32_t *words = p->words + i * s;
+        ff_round_point(p->point, d, (double)g[0], c->clip, words, sums);
+        ff_round_point(p->point + d, s - d, (double)g[1], c->clip, words + d, sums + d);
+    }
+}
+
+/* The action of a silo: by upper confidence, or remembered. */
+static int64_t choose(const ff_pass *pass, const ff_curve *c, int64_t silo, int64_t round,
+                      const ff_actions *actions, const scratch_parts *p)
+{
+    const int64_t d = pass->dimension, k = entry(c);
+    ff_choice *last = c->lazy && pass->environment->borrow ? c->choice + silo : NULL;
+    if (last && last->x == actions->x && last->released == c->released) {
+        ff_features(actions, last->action, d, p->feature);
+        return last->action;
+    }
+    const double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
+    const int64_t counted = c->lazy ? c->released * c->batch_size : round;
+    double beta;
+    if (c->radius.determinant)
+        beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                     c->lazy ? c->log_det : ff_log_det(w, d), d);
+    else
+        beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                            c->radius_count * (double)counted, d);
+    const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+    if (last)
+        *last = (ff_choice){actions->x, c->released, a};
+    return a;
 }
 
 static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
@@ -102,16 +132,7 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
         a = ff_below(&stream, actions->actions);
         ff_features(actions, a, d, p->feature);
     } else {
-        const int64_t k = entry(c);
-        const int64_t counted = c->lazy ? c->released * c->batch_size : round;
-        double beta;
-        if (c->radius.determinant)
-            beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                         c->lazy ? c->log_det : ff_log_det(w, d), d);
-        else
-            beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
-                                c->radius_count * (double)counted, d);
-        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
+        a = choose(pass, c, silo, round, actions, p);
     }
     /* What a function made is checked as it comes; the rows of a pool were when it was opened. */
     double square = 0.0;
@@ -201,6 +222,14 @@ static void release_noise(const ff_pass *pass, ff_curve *c, int64_t owner, int64
         return;
     }
     double *estimates = c->nodes + row * c->levels * s;
+    if (c->release == FF_NESTED) {
+        for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
+            ff_node_normals(pass->seed, pass->replicate, owner, key_of(pass, i), d, p->normals);
+            ff_add(estimates, p->normals, s);
+        }
+        memcpy(p->normals, estimates, (size_t)s * sizeof(double));
+        return;
+    }
     const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
     ff_node_normals(pass->seed, pass->replicate, owner, key_of(pass, number), d, p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
@@ -213,10 +242,16 @@ static void release_noise(const ff_pass *pass, ff_curve *c, int64_t owner, int64
     ff_prefix(estimates, k, s, p->normals);
 }
 
+/* The tree level of what the k-th synchronisation completes. */
+FF_INLINE int64_t level_of(const ff_curve *c, int64_t k)
+{
+    return c->analyzer == FF_ADD ? 0 : ff_node_level(k);
+}
+
 /* What the silo sends after its k-th batch, into its row of messages. */
 static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, double *scratch)
 {
-    const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
+    const int64_t d = pass->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *batch = c->batch + silo * s, *message = c->messages + silo * s;
     const double f = c->noise_scale[silo];
     const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
@@ -234,6 +269,11 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
     }
     if (c->randomizer == FF_SEND_BATCH) {
         memcpy(message, batch, (size_t)s * sizeof(double));
+    } else if (c->randomizer == FF_SEND_NOISY_BATCH) {
+        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        ff_node_normals(pass->seed, pass->replicate, name_of(pass, silo), key_of(pass, k), d,
+                        p.normals);
+        ff_add_noise(batch, p.normals, &std, d, message);
     } else if (c->randomizer == FF_SEND_NOISY_SUM) {
         const scratch_parts p = cut(scratch, pass->environment->actions, d);
         double *sum = c->sums + silo * c->levels * s;
@@ -265,7 +305,7 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
  * come: in the order of the silos, or as the shuffler has it. */
 static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch)
 {
-    const int64_t d = pass->dimension, s = ff_statistic(d), level = ff_node_level(k);
+    const int64_t d = pass->dimension, s = ff_statistic(d), level = level_of(c, k);
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(pass->seed, FF_SHUFFLE, (uint32_t)pass->replicate,
                                                 0, (uint32_t)key_of(pass, k));
@@ -274,6 +314,8 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
     double *sum = c->messages + c->order[0] * s;
     for (int64_t i = 1; i < pass->silos; i++)
         ff_add(sum, c->messages + c->order[i] * s, s);
+    if (c->randomizer == FF_SEND_BITS)
+        ff_multiply(sum, c->unit + level * s, s);
     if (c->analyzer == FF_ADD) {
         ff_add(c->total, sum, s);
     } else if (c->analyzer == FF_REPLACE) {
@@ -290,7 +332,7 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
             ff_node_normals(pass->seed, pass->replicate, pass->silos, k, d, p.normals);
             ff_add_noise(sum, p.normals, &c->noise_std, d, node);
         } else {
-            ff_scale(sum, c->unit[level], s, node);
+            memcpy(node, sum, (size_t)s * sizeof(double));
         }
         ff_prefix(c->nodes, k, s, c->total);
     }

@@ -19,12 +19,20 @@ enum {
     FF_SEND_NOISY_NODE = 2,
     FF_SEND_NOISY_PREFIX = 3,
     FF_SEND_BITS = 4,       /* counted: the centred number of ones of each entry */
-    FF_SEND_NOISY_SUM = 5   /* the prefix sum with the noise of `release` */
+    FF_SEND_NOISY_SUM = 5,  /* the prefix sum with the noise of `release` */
+    FF_SEND_NOISY_BATCH = 6 /* the batch with noise of its own */
 };
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
 
 /* How the noise of a prefix is made. */
-enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2 };
+enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2, FF_NESTED = 3 };
+
+/* What a silo chose from rows that the environment owns: until the next synchronisation it chooses
+ * the same whenever it meets the same rows. */
+typedef struct {
+    const void *x;
+    int64_t released, action;
+} ff_choice;
 
 /* One curve: a plan, and the state it has reached. Arrays belong to the caller. */
 typedef struct {
@@ -50,9 +58,9 @@ typedef struct {
     double feature_bound, reward_low, reward_high;
     int64_t levels;
     int64_t shuffled;           /* 1: messages reach the server in random order */
-    const int64_t *bit_levels;  /* (levels): g, the fixed-point levels per unit; bits only */
+    const int64_t *bit_levels;  /* (levels, 2): g of bias and covariance entries; bits only */
     const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
-    const double *unit;         /* (levels): what a 1 in a summed message stands for */
+    const double *unit;         /* (levels, s): what a 1 in a summed message stands for; bits only */
     /* state */
     int64_t released;       /* synchronisations so far */
     int64_t *synchronised;  /* (checkpoints): synchronisations by then */
@@ -61,6 +69,7 @@ typedef struct {
     double second_bonus;    /* gamma: of the direct radius, else 0 */
     double inflation;       /* of the direct radius */
     double log_det;         /* ln det V of what is synchronised */
+    ff_choice *choice;      /* (M): of lazy play, what was chosen last and from what */
     double *history;        /* (M or 1, K, s): standard normals of a Toeplitz release */
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */

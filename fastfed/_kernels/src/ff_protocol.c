@@ -20,6 +20,13 @@ void ff_add(double *restrict into, const double *restrict from, int64_t s)
 }
 
 FF_CLONES
+void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
+{
+    for (int64_t j = 0; j < s; j++)
+        into[j] *= from[j];
+}
+
+FF_CLONES
 void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
 {
     for (int64_t j = 0; j < s; j++)

@@ -22,6 +22,9 @@ void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restr
 /* into <- into + from. */
 void ff_add(double *restrict into, const double *restrict from, int64_t s);
 
+/* into <- into from, entry by entry. */
+void ff_multiply(double *restrict into, const double *restrict from, int64_t s);
+
 /* out <- factor from. */
 void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out);
 

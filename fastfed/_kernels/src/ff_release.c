@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "ff_random.h"
+
 FF_CLONES
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
@@ -17,6 +19,11 @@ int64_t ff_honaker_number(int64_t k)
     for (int64_t rest = k - 1; rest; rest &= rest - 1)
         bits++;
     return 2 * (k - 1) - bits + 1;
+}
+
+int64_t ff_nested_draws(int64_t k)
+{
+    return k ? 1 + (int64_t)ff_log((double)(k + 1)) : 0;
 }
 
 FF_CLONES

@@ -13,6 +13,9 @@ void ff_honaker(double *restrict estimate, const double *restrict node,
 /* The key of the level-0 node that Honaker's tree releases at k; level j stands j further. */
 int64_t ff_honaker_number(int64_t k);
 
+/* How many draws the published code of chowdhury-zhou-2022 adds up in prefix k; none for k = 0. */
+int64_t ff_nested_draws(int64_t k);
+
 /* Noise of prefix k under the square-root Toeplitz factor: out <- sum_j f[k - j] history[j], over
  * the rows j = 1..k of history (privacy/toeplitz.py). */
 void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,

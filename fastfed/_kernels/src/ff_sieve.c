@@ -17,7 +17,10 @@ FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
                          const float *restrict panel, int64_t stride, lanes32 (*restrict z)[VECTORS32])
 {
     lanes32 acc[ROWS][VECTORS32];
-    memset(acc, 0, sizeof acc);
+    /* One by one: a memset of so many bytes is a slow instruction, and keeps them from registers. */
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS32; v++)
+            acc[r][v] = (lanes32){0};
     for (int64_t j = 0; j < columns; j++)
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS32; v++)
@@ -80,8 +83,10 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
     const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
     lanes32 square[2][VECTORS32], norm[4][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
-    memset(square, 0, sizeof square);
-    memset(norm, 0, sizeof norm);
+    for (int v = 0; v < VECTORS32; v++) {
+        square[0][v] = square[1][v] = (lanes32){0};
+        norm[0][v] = norm[1][v] = norm[2][v] = norm[3][v] = (lanes32){0};
+    }
     for (int64_t j = 0; j < d; j++)
         for (int v = 0; v < VECTORS32; v++) {
             const lanes32 x = *(const loose32 *)(panel + j * stride + v * WIDTH32);
@@ -116,17 +121,22 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
     memcpy(q, square[0], sizeof q);
     memcpy(x, norm[0], sizeof x);
     const float beta = n->beta, gamma = n->gamma, slack = n->slack;
-    float second[SIEVE_PANEL] = {0};
+    const float theta_norm = n->theta_norm, w_norm = n->w_norm;
+    float second[SIEVE_PANEL] = {0}, score[SIEVE_PANEL], reach[SIEVE_PANEL], error[SIEVE_PANEL];
     if (n->twice)
         second_panel(n->transposed, kept, d, second);
+    /* Into arrays of its own: the compiler then sees that nothing overlaps. */
     for (int a = 0; a < SIEVE_PANEL; a++) {
         const float width = sqrtf(q[a]);
-        approx[a] = (m[a] + beta * width) + gamma * second[a];
-        length[a] = sqrtf(x[a]) + 0x1p-60f;
-        own[a] = slack * (n->theta_norm * length[a] + beta * width +
-                          gamma * (n->w_norm * width + second[a])) +
-                 (beta + gamma * (1.0f + n->w_norm)) * 0x1p-60f + 0x1p-75f;
+        score[a] = (m[a] + beta * width) + gamma * second[a];
+        reach[a] = sqrtf(x[a]) + 0x1p-60f;
+        error[a] = slack * (theta_norm * reach[a] + beta * width +
+                            gamma * (w_norm * width + second[a])) +
+                   (beta + gamma * (1.0f + w_norm)) * 0x1p-60f + 0x1p-75f;
     }
+    memcpy(approx, score, sizeof score);
+    memcpy(length, reach, sizeof reach);
+    memcpy(own, error, sizeof error);
 }
 
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)

@@ -1,0 +1,84 @@
+"""A user's own device, where users are the parties of a protocol: one message leaves it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource, SystemNoise
+from fastfed._validate import InputError, array, integer, number
+from fastfed.protocols.bits import encoding_of, ones_of
+from fastfed.protocols.messages import Bits, Report
+from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.randomizer import noisy
+
+
+class User:
+    """The randomizer R at one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
+
+    ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
+    plan allows and makes the one message that may leave the device: the noisy statistics, or their
+    bits. ``release`` and ``place`` say which batch it belongs to, and where in it. A bare
+    ``User(plan, number)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    simulate.
+
+    Guarantee: that of the system's certificate, for this user's context and rewards.
+    """
+
+    def __init__(
+        self, plan: Plan | PeerPlan, number: int, noise: NoiseSource | None = None
+    ) -> None:
+        plan = check_plan(plan)
+        if plan.protocol.senders != "users" or not plan.individual:
+            raise InputError(
+                'User needs a plan in which users send for themselves, with messages "individual", '
+                f'got protocol "{plan.protocol.id}"'
+            )
+        last = plan.releases * plan.batch_size
+        self.plan = plan
+        self.number = integer("number", number, at_least=1, at_most=max(last, 1))
+        self.noise = noise if noise is not None else SystemNoise()
+        self.clipped_feature = self.clipped_reward = False
+        self._sent = False
+
+    @property
+    def release(self) -> int:
+        """The release, from 1, that this user's message is part of."""
+        return (self.number - 1) // self.plan.batch_size + 1
+
+    @property
+    def place(self) -> int:
+        """The user's place in the batch, from 0."""
+        return (self.number - 1) % self.plan.batch_size
+
+    def message(self, x: object, reward: float) -> Report | Bits:
+        """The message about features x (d,) and reward; made once, since two would say more."""
+        if self._sent:
+            raise InputError(f"user {self.number} has made a message already")
+        features = array("x", x, shape=(self.plan.dimension,)).copy()
+        y, clip = number("reward", reward), self.plan.clip
+        outside = beyond = False
+        if clip is not None:
+            outside = native.clip_norm(features, clip.feature)
+            beyond = not clip.low <= y <= clip.high
+            y = min(max(y, clip.low), clip.high)
+        point = np.zeros(self.plan.statistic_size)
+        native.accumulate(point, features, y)
+        made = self._bits(point) if self.plan.protocol.bits else self._report(point)
+        self.clipped_feature, self.clipped_reward, self._sent = outside, beyond, True
+        return made
+
+    def _report(self, point: np.ndarray) -> Report:
+        d = self.plan.dimension
+        normals = self.noise.node(0, self.number, d)
+        values = noisy(point, normals, d, self.plan.user_std)
+        return Report(self.release, d, values, self.place)
+
+    def _bits(self, point: np.ndarray) -> Bits:
+        encoding, size = encoding_of(self.plan), len(point)
+        words = self.noise.words(0, self.number, size)
+        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
+        count = ones_of(point, encoding, 0, words, noise)
+        bits = native.encode_bits(count, encoding.message_bits(0))
+        return Bits(self.release, self.plan.dimension, bits, self.place)
