@@ -15,6 +15,7 @@ ALLOWED = {
     "_validate": set(),
     "_random": {"_kernels", "_validate"},
     "_reference": set(),
+    "_reference_agent": {"_reference"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
     "privacy": {"_kernels", "_validate", "_random"},
     "protocols": {"_kernels", "_validate", "_random", "privacy"},
@@ -22,8 +23,8 @@ ALLOWED = {
     "environments": {"_kernels", "_validate", "_random"},
     "results": {"_validate"},
     "simulation": {
-        "_kernels", "_validate", "_random", "_reference", "privacy", "protocols", "bandits",
-        "environments", "results",
+        "_kernels", "_validate", "_random", "_reference", "_reference_agent", "privacy",
+        "protocols", "bandits", "environments", "results",
     },
     "experiments": {"_validate", "simulation"},
     "report": {"_validate", "results", "privacy"},

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle import chowdhury_zhou_2022
 from oracle.zhou_chowdhury_2024 import Noise, replay
 
 from fastfed import _reference
@@ -14,6 +15,7 @@ from fastfed._reference import (
     private_fedlinucb_sphere,
     vector_fedlinucb_sphere,
 )
+from fastfed._reference_agent import BitSums, NoisySums, PlainSums, TreeSums, linucb_fixed_set
 
 
 def small_sphere(**changes: Any) -> dict[str, Any]:
@@ -343,3 +345,125 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     assert np.allclose(checked.group_regret, result["group_regret"], rtol=1e-12)
     # The check can fail: without the privacy noise other actions would have been best.
     assert replay(**follow | {"protocol": "none"}).worst_gap > 1e-4
+
+
+# The systems of a single agent.
+
+
+def fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Actions (u, 1) / sqrt 2 and expected rewards (1 + <u, v>) / 2, u and v of norm 1."""
+    rng = np.random.default_rng(seed)
+    u, v = rng.standard_normal((actions, d - 1)), rng.standard_normal(d - 1)
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    v /= np.linalg.norm(v)
+    return np.column_stack((u, np.ones(actions))) / np.sqrt(2), (1 + u @ v) / 2
+
+
+def agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generator) -> Any:
+    if system == "linucb":
+        return PlainSums(d)
+    if system == "linucb-jdp":
+        return TreeSums(d, releases.bit_length(), 1.0, 0.8, mechanism)
+    if system == "linucb-sdp-vec":
+        return BitSums(d, (5, 5), 20, mechanism)
+    return NoisySums(d, 1.0, 0.8, mechanism)
+
+
+def agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.Generator) -> Any:
+    """The same draws again, as the oracle asks for them."""
+
+    def gaussian(count: int) -> list[Noise]:
+        pairs = []
+        for _ in range(count):
+            square = mechanism.normal(0.0, 0.8, size=(d, d))
+            pairs.append((mechanism.normal(0.0, 1.0, size=d), (square + square.T) / 2))
+        return pairs
+
+    if system == "linucb":
+        return {}
+    if system == "linucb-jdp":
+        nodes = gaussian(T // B)
+        return {"node_noise": lambda n: nodes[n - 1]}
+    if system == "linucb-sdp-vec":
+        size = d + d * (d + 1) // 2
+        points = [(mechanism.random(size), mechanism.binomial(20, 0.25, size)) for _ in range(T)]
+        return {
+            "encoding": chowdhury_zhou_2022.Encoding(5, 20),
+            "uniforms": lambda t: points[t - 1][0],
+            "user_ones": lambda t: points[t - 1][1],
+        }
+    users = gaussian(T)
+    return {"user_noise": lambda t: users[t - 1]}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("system", chowdhury_zhou_2022.SYSTEMS)
+def test_oracle_agrees_with_every_action_of_an_agent(system: str, batch_size: int) -> None:
+    """Each action has a regret of its own, which tells it; the rewards are drawn again."""
+    horizon, d, ridge, width = 66, 3, 1.0 if system == "linucb" else 30.0, 2.0
+    contexts, means = fixed_set(16, d, 5)
+    sums = agent_sums(system, d, horizon // batch_size, np.random.default_rng(7))
+    result = linucb_fixed_set(
+        contexts, means, sums, horizon=horizon, batch_size=batch_size, regularizer=ridge,
+        width=width, seed=6,
+    )  # fmt: skip
+    each = np.diff(result["group_regret"], prepend=0.0)
+    actions = np.abs(each[:, None] - (means.max() - means)).argmin(axis=1)
+    assert len(set(actions)) > 3
+    follow: dict[str, Any] = {
+        "contexts": lambda t: contexts,
+        "means": lambda t: means,
+        "actions": actions,
+        "rewards": (np.random.default_rng(6).random(horizon) < means[actions]).astype(float),
+        "batch_size": batch_size,
+        "regularizer": lambda m: ridge,
+        "radius": lambda t, m: width,
+    }
+    noise = agent_noise(system, d, horizon, batch_size, np.random.default_rng(7))
+    checked = chowdhury_zhou_2022.replay(system=system, **follow, **noise)
+    assert checked.worst_gap < 1e-9
+    assert np.allclose(checked.regret, result["group_regret"], rtol=1e-12)
+    # The check can fail: with other rewards, or without the noise, others would have been best.
+    if system == "linucb":
+        follow["rewards"] = 1.0 - follow["rewards"]
+    assert chowdhury_zhou_2022.replay(system="linucb", **follow).worst_gap > 1e-3
+
+
+def test_an_agent_learns_and_huge_noise_prevents_it() -> None:
+    """Final regret over that of random play, in the mean of twelve instances."""
+    shares = []
+    for seed in range(12):
+        contexts, means = fixed_set(20, 3, seed)
+        keys: dict[str, Any] = {"horizon": 300, "regularizer": 1.0, "width": 0.3, "seed": seed}
+        loud = NoisySums(3, 1e4, 0.0, np.random.default_rng((seed, 1)))
+        shares.append(
+            [
+                linucb_fixed_set(contexts, means, sums, **keys)["group_regret"][-1]
+                / (300 * (means.max() - means.mean()))
+                for sums in (PlainSums(3), loud)
+            ]
+        )
+    quiet, noisy = np.mean(shares, axis=0)
+    assert quiet < 0.15
+    assert noisy > 0.6
+
+
+def test_noise_too_large_for_an_agents_regularizer_is_an_error() -> None:
+    contexts, means = fixed_set(20, 3, 0)
+    sums = NoisySums(3, 1.0, 50.0, np.random.default_rng(1))
+    with pytest.raises(FloatingPointError):
+        linucb_fixed_set(contexts, means, sums, horizon=50, regularizer=1.0, width=1.0, seed=1)
+
+
+@pytest.mark.parametrize("system", chowdhury_zhou_2022.SYSTEMS)
+def test_seeds_of_an_agent_repeat_and_differ(system: str) -> None:
+    contexts, means = fixed_set(20, 3, 0)
+    keys: dict[str, Any] = {"horizon": 64, "batch_size": 3, "width": 2.0}
+    keys["regularizer"] = 1.0 if system == "linucb" else 30.0
+    runs = []
+    for seed in (1, 1, 2):
+        sums = agent_sums(system, 3, 21, np.random.default_rng((seed, 1)))
+        runs.append(linucb_fixed_set(contexts, means, sums, seed=seed, **keys))
+    first, again, other = (run["group_regret"] for run in runs)
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert all(0.0 == run["data_seconds"] < run["total_seconds"] for run in runs)

@@ -65,7 +65,7 @@ def make_system(
         # Nothing is known of what a deployment will feed in, but for what clipping enforces.
         reward_range=None,
         features_bounded=False,
-        notes=("deployment: that every user is served once, at one silo, is taken on trust",),
+        notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
     entry = ALGORITHMS[algorithm]
     for key, value in entry.deployed:

@@ -12,18 +12,18 @@ the protocol has released. Deviations from the paper, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent_published import PublishedCode, published_theory
 from fastfed.bandits.assemble import assemble, plan_of
 from fastfed.bandits.certify import Beside, certify
 from fastfed.bandits.noise import Noise
 from fastfed.bandits.private_fedlinucb import DIRECT_RATIO, check_bits
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Keys, System
+from fastfed.bandits.system import Keys, System, batches_of_user, check_returning
 from fastfed.bandits.theory import REGULARIZERS, Theory
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.sensitivity import LAYOUTS
@@ -32,7 +32,6 @@ from fastfed.protocols.plan import Clip, Plan
 from fastfed.protocols.protocol import Protocol
 
 MESSAGES = ("aggregate", "individual")
-EVERY_BATCH = "every-batch"
 
 
 class AgentKeys(Keys, frozen=True, kw_only=True):
@@ -80,10 +79,7 @@ class PrivateAgentKeys(AgentKeys, frozen=True, kw_only=True):
         number("delta", self.delta, above=0.0, below=1.0)
         choice("calibration", self.calibration, CALIBRATIONS)
         choice("relation", self.relation, RELATIONS)
-        if isinstance(self.returning, str):
-            choice("returning", self.returning, (EVERY_BATCH,))
-        else:
-            integer("returning", self.returning, at_least=1)
+        check_returning(self.returning)
 
     @property
     def budget(self) -> Budget:
@@ -92,8 +88,7 @@ class PrivateAgentKeys(AgentKeys, frozen=True, kw_only=True):
 
     def returns(self, batches: int) -> int:
         """Batches that one user may take part in, out of so many."""
-        most = max(batches, 1)
-        return most if isinstance(self.returning, str) else min(self.returning, most)
+        return batches_of_user(self.returning, batches)
 
 
 class GaussianKeys(PrivateAgentKeys, frozen=True, kw_only=True):
@@ -161,7 +156,6 @@ def private(
     batch_size: int,
     published: PublishedCode,
     noise: Noise,
-    beside: Sequence[tuple[str, str, float]] = (),
     *,
     individual: bool = False,
     release: str = "tree",
@@ -172,7 +166,7 @@ def private(
         release=release,
     )  # fmt: skip
     check_bits(plan)
-    others = [Beside(*each) for each in beside]
+    others = [Beside(*each) for each in noise.beside]
     if protocol.shuffled and noise.mechanism.exact() < float("inf"):
         others.append(
             Beside(

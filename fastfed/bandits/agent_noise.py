@@ -31,7 +31,8 @@ def gaussian_noise(
         covariance_ratio=keys.ratio if keys.calibration == "exact" else keys.covariance_ratio or 1,
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
-    return Noise(mechanism, NoiseLaw(std, 1, np.arange(releases + 1.0)), std)
+    law = NoiseLaw(std, 1, np.arange(releases + 1.0))
+    return Noise(mechanism, law, std, beside=tuple(mechanism.sides()))
 
 
 def vector_noise(
@@ -59,4 +60,5 @@ def vector_noise(
     )
     law = batch_law(mechanism, releases, WINDOW * keys.failure_probability)
     g, b = mechanism.g, mechanism.b
-    return Noise(mechanism, law, encoding=Encoding((g[0],), (b,), (g[1],)))
+    encoding = Encoding((g[0],), (b,), (g[1],))
+    return Noise(mechanism, law, encoding=encoding, beside=tuple(mechanism.sides()))

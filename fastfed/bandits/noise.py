@@ -12,6 +12,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.bit_law import bit_law
 from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
+from fastfed.bandits.system import batches_of_user
 from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
@@ -57,6 +58,8 @@ class Noise:
     #: mechanism of each distinct budget with its silos.
     silo_noise: tuple[float, ...] = ()
     by_silo: tuple[tuple[tuple[int, ...], Mechanism], ...] = ()
+    #: What it is worth towards others than those the claim is about: (model, source, epsilon).
+    beside: tuple[tuple[str, str, float], ...] = ()
 
 
 def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
@@ -110,14 +113,24 @@ def _gaussian(mechanism: GaussianRelease, keys: Any, setting: Setting) -> Noise:
 
 def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
-    tree = calibrate_tree(budget, releases, keys.calibration, keys.layout, keys.ratio)
+    returning = batches_of_user(keys.returning, releases)
+    tree = calibrate_tree(
+        budget, releases, keys.calibration, keys.layout, keys.ratio, returning=returning
+    )
     return _gaussian(tree, keys, setting)
 
 
 def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
+    returning = batches_of_user(keys.returning, releases)
     made = calibrate_release(
-        keys.release, budget, releases, keys.calibration, keys.layout, keys.ratio
+        keys.release,
+        budget,
+        releases,
+        keys.calibration,
+        keys.layout,
+        keys.ratio,
+        returning=returning,
     )
     return _gaussian(made, keys, setting)
 
@@ -132,19 +145,22 @@ def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> 
         setting.horizon,
         keys.calibration,
         keys.layout,
+        returning=batches_of_user(keys.returning, releases),
     )
     return _gaussian(tree, keys, setting)
 
 
 def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+    releases = setting.horizon // batch_size
     tree = calibrate_vector_sum(
         budget,
-        setting.horizon // batch_size,
+        releases,
         setting.silos * batch_size,
         setting.dimension,
         keys.calibration,
         keys.vector_scale,
         keys.honest_fraction,
+        returning=batches_of_user(keys.returning, releases),
     )
     law = bit_law(tree, WINDOW * keys.failure_probability)
     return Noise(tree, law, encoding=Encoding(tree.g, tree.b))

@@ -25,7 +25,7 @@ from fastfed.bandits.assemble import assemble, released_only
 from fastfed.bandits.certify import certify
 from fastfed.bandits.noise import make_noise
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System
+from fastfed.bandits.system import Algorithm, Keys, System, check_returning
 from fastfed.privacy.budget import RELATIONS
 from fastfed.privacy.sensitivity import LAYOUTS
 from fastfed.privacy.two_streams import CALIBRATIONS, RELEASES
@@ -53,6 +53,8 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
     covariance_ratio: float | None = None
     #: One epsilon for each silo, in place of epsilon; silos must add the noise.
     silo_epsilon: tuple[float, ...] | None = None
+    #: In how many batches one user may take part, once in each over all silos.
+    returning: int | str = 1
     #: shuffle-vector only: bits as counts, or really made; b times this; who is counted on.
     messages: str = "aggregate"
     vector_scale: float = 1.0
@@ -86,6 +88,7 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
             choice("layout", self.layout, LAYOUTS)
         if self.covariance_ratio is not None:
             number("covariance_ratio", self.covariance_ratio, at_least=1e-3, at_most=1e3)
+        check_returning(self.returning)
         choice("messages", self.messages, MESSAGES)
         number("vector_scale", self.vector_scale, above=0.0)
         number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)

@@ -82,6 +82,24 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return Clip() if clips else None
 
 
+#: Of a user who takes part in every batch.
+EVERY_BATCH = "every-batch"
+
+
+def check_returning(returning: int | str) -> None:
+    """InputError unless it says in how many batches a user may take part."""
+    if isinstance(returning, str):
+        choice("returning", returning, (EVERY_BATCH,))
+    else:
+        integer("returning", returning, at_least=1)
+
+
+def batches_of_user(returning: int | str, batches: int) -> int:
+    """In how many of so many batches one user may take part, once in each."""
+    most = max(batches, 1)
+    return most if isinstance(returning, str) else min(returning, most)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An entry of the registry: one system of a paper."""

@@ -20,17 +20,19 @@ COLUMNS = {
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[INSTANCE]...")
 @json_option
-def bench(as_json: bool) -> None:
+def bench(names: tuple[str, ...], as_json: bool) -> None:
     """Speed of the compiled driver against the papers' style.
 
-    Microseconds per agent-round. The reference is a plain loop over silos in NumPy, timed in the
-    same run; "ratio without data" leaves out its making of the contexts.
+    Microseconds per agent-round, of the instances whose name starts with one of those given, or of
+    all. The reference is a plain loop in NumPy, timed in the same run; "ratio without data" leaves
+    out its making of the contexts.
     """
     from fastfed.simulation.bench import run_bench
 
     say("timing both drivers, one instance after the other")
-    rows = run_bench()
+    rows = run_bench(*names)
     if as_json:
         print_json(rows)
         return
@@ -39,6 +41,8 @@ def bench(as_json: bool) -> None:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     return f"{value:#.3g}".rstrip(".") if isinstance(value, float) else str(value)
 
 

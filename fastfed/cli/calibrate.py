@@ -7,18 +7,21 @@ import rich_click as click
 from fastfed.cli.options import json_option
 from fastfed.cli.output import print_json
 
+#: Mechanisms that take both --users and --dimension.
+SIZED = ("vector-sum", "vector-batches")
+
 
 @click.command()
 @click.argument("mechanism", metavar="MECHANISM")
 @click.option("--epsilon", type=float, required=True, metavar="E", help="Above 0.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Between 0 and 1.")
 @click.option("--releases", type=int, default=1, show_default=True, metavar="K",
-              help="How many releases a stream has in all.")  # fmt: skip
+              help="Releases in all; of a single agent, those of one user.")  # fmt: skip
 @click.option("--relation", default="replace", show_default=True, metavar="R",
               help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
 @click.option("--users", type=int, metavar="N",
-              help="vector-sum: users of all silos in one batch.")  # fmt: skip
-@click.option("--dimension", type=int, metavar="D", help="vector-sum: dimension of the features.")
+              help="Users of all silos in one batch.")  # fmt: skip
+@click.option("--dimension", type=int, metavar="D", help="Dimension of the features.")
 @json_option
 def calibrate(
     mechanism: str,
@@ -36,15 +39,19 @@ def calibrate(
     streams of a linear bandit through the binary tree), gaussian-tree-theorem or
     gaussian-tree-published-code (the same with the paper's or its code's constants), honaker or
     toeplitz (the same streams through releases of less noise), or vector-sum (the same through
-    shuffled bits, with --users and --dimension).
+    shuffled bits, with --users and --dimension); of a single agent's users noisy-points (each adds
+    noise), shuffled-points (the same through a shuffler, with --users) or vector-batches (shuffled
+    bits, with --users and --dimension).
     """
     import msgspec
 
     from fastfed.privacy import Budget
     from fastfed.privacy import calibrate as calibrated
 
-    if mechanism != "vector-sum" and (users is not None or dimension is not None):
-        raise click.UsageError("--users and --dimension belong to vector-sum")
+    if dimension is not None and mechanism not in SIZED:
+        raise click.UsageError(f"--dimension belongs to {' and '.join(SIZED)}")
+    if users is not None and mechanism not in (*SIZED, "shuffled-points"):
+        raise click.UsageError(f"--users belongs to {', '.join(SIZED)} and shuffled-points")
     found = calibrated(
         mechanism, Budget(epsilon, delta, relation), releases, users=users, dimension=dimension
     )

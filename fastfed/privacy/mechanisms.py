@@ -14,8 +14,10 @@ from fastfed.privacy.calibration import calibrate_tree
 from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.noisy_points import calibrate_points
 from fastfed.privacy.sensitivity import sum_sensitivity
 from fastfed.privacy.two_streams import GaussianRelease
+from fastfed.privacy.vector_batches import calibrate_vector_batches
 
 
 class Calibrated(msgspec.Struct, frozen=True):
@@ -95,6 +97,29 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("vector-sum", budget, tree.releases, std, tree.mu(), source)
 
 
+def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
+    """Every user's own Gaussian noise, for a user of so many batches; noise_std of one message."""
+
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        if shuffled and size.users is None:
+            raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
+        made = calibrate_points(
+            budget, size.users or 1, returning=max(releases, 1), shuffled=shuffled
+        )
+        return _answer(name, budget, releases, made.noise_std, made.mu(), made.source)
+
+    return calibrated
+
+
+def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """One agent's vector sums, for a user of so many batches; noise_std of one batch."""
+    if size.users is None or size.dimension is None:
+        raise InputError("vector-batches needs users (of one batch) and dimension")
+    made = calibrate_vector_batches(budget, size.users, size.dimension, returning=max(releases, 1))
+    source = f"{made.source}; g = {made.g[0]}, b = {made.b}"
+    return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
+
+
 MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
     "gaussian": _gaussian,
     "gaussian-tree": _tree("gaussian-tree", "exact"),
@@ -103,6 +128,9 @@ MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
     "honaker": _release("honaker"),
     "toeplitz": _release("toeplitz"),
     "vector-sum": _vector_sum,
+    "noisy-points": _points("noisy-points", False),
+    "shuffled-points": _points("shuffled-points", True),
+    "vector-batches": _vector_batches,
 }
 
 
@@ -116,8 +144,10 @@ def calibrate(
 ) -> Calibrated:
     """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases.
 
-    users, dimension: for "vector-sum" only, the users of one leaf and d. noise_std is that of each
-    bias entry of one node or noise vector, in the units of the sums.
+    users, dimension: for "vector-sum" and "vector-batches", the users of one leaf or batch and d;
+    users also for "shuffled-points". noise_std is that of each bias entry of one node, noise
+    vector, user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums.
+    For these last three, ``releases`` are the batches that one user may take part in.
     """
     made = MECHANISMS[choice("mechanism", mechanism, tuple(MECHANISMS))]
     return made(budget, releases, Size(users, dimension))

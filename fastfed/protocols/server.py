@@ -58,7 +58,7 @@ class Server:
         plan, release = self.plan, self.release + 1
         if plan.protocol.shuffled:
             ordered = list(messages)
-            wanted: type = ShuffledBits if plan.individual else Shuffled
+            wanted: type = ShuffledBits if plan.protocol.bits and plan.individual else Shuffled
             if not all(type(m) is wanted for m in ordered):
                 kind = next(type(m).__name__ for m in ordered if type(m) is not wanted)
                 raise InputError(

@@ -31,6 +31,7 @@ from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation.schedule_audit import SCHEDULE_AUDITS, audit_schedule
+from fastfed.simulation.step import Users
 
 Audit = Callable[[int, int], AuditResult]
 
@@ -73,19 +74,32 @@ OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
 def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the server sees of each release, one message or the sum of several: (K, s)."""
+    """What the server sees of each release, one message or the sum of several: (K, s).
+
+    Of users' own messages, whose sum is all that counts, what the server makes of them.
+    """
     silos, server = [Silo(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
-    shuffler, shown = Shuffler(plan, noise), []
+    shuffler, users, shown = Shuffler(plan, noise), Users(plan, noise), []
+    before = np.zeros(plan.statistic_size)
     for round in range(plan.horizon):
         for i, silo in enumerate(silos):
-            silo.select(first[None] if i == round == 0 else OTHER)
-            silo.observe(1.0)
-        reports = [silo.report() for silo in silos]
+            x = first[None] if i == round == 0 else OTHER
+            silo.select(x)
+            if silo.acts_only:
+                users.send(round + 1, x[0], 1.0)
+                silo.served()
+            else:
+                silo.observe(1.0)
+        reports = users.messages() or [silo.report() for silo in silos]
         passed = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
         broadcast = server.combine(passed)
         for silo in silos:
             silo.receive(broadcast)
-        shown.append(np.sum([m.values for m in passed], axis=0))  # type: ignore[union-attr]
+        if plan.protocol.flat:
+            shown.append(broadcast.values - before)
+            before = broadcast.values
+        else:
+            shown.append(np.sum([m.values for m in passed], axis=0))  # type: ignore[union-attr]
     return np.array(shown)
 
 
@@ -121,7 +135,8 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
     made = case.plan()
     plan = made.parts[0].plan if isinstance(made, PeerPlan) else made
-    nodes = [k - 1 for k in touches(1, plan.releases)]
+    # Without a tree the first record is in the first release only.
+    nodes = [0] if plan.protocol.flat else [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
     change = np.zeros(plan.statistic_size)
     for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
@@ -129,11 +144,13 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
         native.accumulate(point, x, 1.0)
         change += sign * point
     if plan.encoding is not None:
-        # A node of level j is seen in steps of 1 / g_j, with the noise of its bits.
-        g = np.array(plan.encoding.precision, dtype=np.float64)[: len(nodes)]
-        points = np.array([plan.silos * plan.points(j) for j in range(len(nodes))])
+        # A node of level j is seen in steps of 1 / g_j, or without a tree in units of the sum, with
+        # the noise of its bits.
+        levels = range(len(nodes))
+        g = np.array([plan.encoding.each(j, DIMENSION) for j in levels])
+        points = np.array([plan.silos * plan.points(j) for j in levels])
         variance = 0.1875 * points * np.array(plan.encoding.noise_bits[: len(nodes)])
-        direction = (g / variance)[:, None] * change
+        direction = g ** (2 if plan.protocol.flat else 1) / variance[:, None] * change
     else:
         std = plan.noise_std
         rows, columns = np.tril_indices(DIMENSION)
@@ -166,6 +183,12 @@ _CASES = {
     "fault-quarter-of-the-bits": Case(
         "private-fedlinucb", {"protocol": "shuffle-vector"}, "iid", silos=2, fault=4
     ),
+    "linucb-ldp": Case("linucb-ldp", {"radius": "lemma-a2"}, "goe2"),
+    "linucb-sdp-amp": Case("linucb-sdp-amp", {"radius": "lemma-a2"}, "goe2"),
+    "linucb-sdp-vec": Case("linucb-sdp-vec", {"radius": "lemma-a2"}, "iid"),
+    "fault-users-quarter-of-the-bits": Case(
+        "linucb-sdp-vec", {"radius": "lemma-a2"}, "iid", fault=4
+    ),
     "feducb": Case("feducb", {"schedule": "fixed"}, "goe2"),
     "feducb-decentralized": Case(
         "feducb-decentralized", {"schedule": "fixed", "graph": "complete"}, "goe2", silos=2
@@ -179,7 +202,11 @@ AUDITS: dict[str, Audit] = {
     **{name: partial(audit_schedule, name) for name in SCHEDULE_AUDITS},
 }
 #: What an audit is to catch: planted faults, and the schedule that raw data make.
-FAULTY = mechanisms.FAULTY | {"fault-quarter-of-the-bits", "feducb-schedule"}
+FAULTY = mechanisms.FAULTY | {
+    "fault-quarter-of-the-bits",
+    "fault-users-quarter-of-the-bits",
+    "feducb-schedule",
+}
 TRIALS: dict[str, int] = {
     **mechanisms.TRIALS,
     **dict.fromkeys(_CASES, 6000),

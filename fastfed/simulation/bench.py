@@ -8,33 +8,53 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fastfed import _reference
-from fastfed.environments import Environment, RewardLaw, Sphere
+from fastfed import _reference, _reference_agent
+from fastfed._validate import InputError, nearest
+from fastfed.environments import Environment, FixedSet, RewardLaw, Sphere
 from fastfed.environments.pool import Pool, equal_blocks
 from fastfed.environments.pool_environment import PoolEnvironment
-from fastfed.protocols.plan import check_plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 SILOS = 10
 BATCH = 25
+#: Constants of the published experiment codes.
+PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
 #: zhou-chowdhury-2024 as published: eager play, epsilon = 1, delta = 0.1, B = 25.
-CURVE = {
-    "label": "LDP",
+FEDERATED = {
     "algorithm": "private-fedlinucb",
-    "protocol": "silo-ldp",
     "epsilon": 1.0,
     "delta": 0.1,
     "lazy": False,
-    "calibration": "published-code",
-    "radius": "published-code",
+    **PUBLISHED,
 }
+#: chowdhury-zhou-2022 as in its Figure 1b.
+AGENT = {"epsilon": 1.0, "delta": 0.1, **PUBLISHED}
+#: Above the noise of one agent: the reference plays no indefinite V, and no time hangs on it.
+RIDGE = 300.0
+#: The keys of each system that is timed.
+CURVES: dict[str, dict[str, Any]] = {
+    "silo-ldp": {**FEDERATED, "protocol": "silo-ldp"},
+    "shuffle-vector": {**FEDERATED, "protocol": "shuffle-vector", "epsilon": 0.2},
+    "linucb": {"algorithm": "linucb", "radius": "published-code"},
+    # The paper's tree, which its code does not play.
+    "linucb-jdp": {
+        **AGENT, "algorithm": "linucb-jdp", "calibration": "exact", "regularizer": RIDGE,
+    },
+    "linucb-ldp": {**AGENT, "algorithm": "linucb-ldp"},
+    "linucb-sdp-amp": {**AGENT, "algorithm": "linucb-sdp-amp"},
+    "linucb-sdp-vec": {
+        **AGENT, "algorithm": "linucb-sdp-vec", "vector_scale": 10, "regularizer": RIDGE,
+    },
+}  # fmt: skip
 
 
 class SyntheticPool(PoolEnvironment):
@@ -64,28 +84,60 @@ class Case:
     """One bench: an environment, the reference over it, and how many rounds each plays."""
 
     name: str
-    limit_microseconds: float  # what the arithmetic alone costs, see the speed page
+    #: What the arithmetic alone costs, see the speed page; None where that is not what costs.
+    limit_microseconds: float | None
     environment: Callable[[], Environment]
     rounds: int
     reference_rounds: int
-    protocol: str = "silo-ldp"
+    protocol: str = "silo-ldp"  # of CURVES: a federation's protocol, or the system of an agent
+    silos: int = SILOS
+    batch_size: int = BATCH
+    #: Silos and batch size of the reference, where they are others.
+    reference_sizes: tuple[int, int] | None = None
+
+
+def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
+    """A case of a single agent.
+
+    At d = 5 a round is a chain of dependent steps (a 5 x 5 factor, one reward), not flops: there is
+    no honest limit from arithmetic.
+    """
+    environment = partial(FixedSet, basis_actions=True)
+    return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
 
 
 CASES = (
     Case("sphere-k100-d10-ldp", 2.2, Sphere, 1000, 50),
-    Case("sphere-k100-d10-vector", 2.7, Sphere, 10_000, 400, "shuffle-vector"),
+    # A data point is encoded for 4.76 nodes on average when T / B = 400. B = 1 gives the
+    # reference the same tree in few rounds, and few silos: its cost is by data point.
+    Case(
+        "sphere-k100-d10-vector", 2.7, Sphere, 10_000, 400, "shuffle-vector",
+        reference_sizes=(2, 1),
+    ),
     Case("pool-k120-d57", 6.3, lambda: SyntheticPool(120, 57), 300, 25),
     Case("pool-k120-d135", 35.0, lambda: SyntheticPool(120, 135), 75, 25),
     Case("pool-k908-d135", 227.0, lambda: SyntheticPool(908, 135), 25, 25),
-)
+    agent_case("fixed-k100-d5", "linucb"),
+    agent_case("fixed-k100-d5-jdp", "linucb-jdp"),
+    agent_case("fixed-k100-d5-ldp", "linucb-ldp"),
+    agent_case("fixed-k100-d5-amp", "linucb-sdp-amp", 20),
+    agent_case("fixed-k100-d5-vec", "linucb-sdp-vec", 20),
+)  # fmt: skip
+
+
+def cases_of(names: Sequence[str]) -> list[Case]:
+    """The cases whose name starts with one of these, all without any; InputError for no match."""
+    known = [case.name for case in CASES]
+    for name in names:
+        if not any(each.startswith(name) for each in known):
+            raise InputError(f'no bench starts with "{name}"{nearest(name, known)}')
+    return [case for case in CASES if not names or case.name.startswith(tuple(names))]
 
 
 def bench_experiment(
     environment: Environment, rounds: int, protocol: str, silos: int, batch_size: int
 ) -> Experiment:
-    curve = {**CURVE, "protocol": protocol, "batch_size": batch_size}
-    if protocol == "shuffle-vector":
-        curve["epsilon"] = 0.2
+    curve = {"label": protocol, **CURVES[protocol], "batch_size": batch_size}
     return make_experiment(
         name="bench", environment=environment, curves=[curve], horizon=rounds, silos=silos
     )
@@ -93,13 +145,12 @@ def bench_experiment(
 
 def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
     """What ours plays, and what the reference plays."""
-    environment = case.environment()
-    ours = bench_experiment(environment, case.rounds, case.protocol, SILOS, BATCH)
-    if case.protocol == "shuffle-vector":
-        # A data point is encoded for 4.76 nodes on average when T / B = 400. B = 1 gives the
-        # reference the same tree in few rounds, and few silos: its cost is by data point.
-        return ours, bench_experiment(environment, case.reference_rounds, case.protocol, 2, 1)
-    return ours, bench_experiment(environment, case.reference_rounds, case.protocol, SILOS, BATCH)
+    environment, sizes = case.environment(), (case.silos, case.batch_size)
+    other = case.reference_sizes or sizes
+    return (
+        bench_experiment(environment, case.rounds, case.protocol, *sizes),
+        bench_experiment(environment, case.reference_rounds, case.protocol, *other),
+    )
 
 
 def ours_microseconds(experiment: Experiment) -> float:
@@ -113,20 +164,28 @@ def ours_microseconds(experiment: Experiment) -> float:
 
 def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
     """(microseconds per agent-round, the part spent on contexts) of the reference."""
+    agent = isinstance(experiment.environment, FixedSet)
+    result = agent_reference(experiment) if agent else federated_reference(experiment)
+    each = 1e6 / experiment.agent_rounds([0])
+    return each * result["total_seconds"], each * result["data_seconds"]
+
+
+def federated_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
+    """The reference's run of a federation."""
     system = experiment.curves[0].system
     plan = check_plan(system.plan)
     keys: dict[str, Any] = {
         "horizon": experiment.horizon,
         "batch_size": plan.batch_size,
         "regularizer": float(system.theory.regularizer[-1]),
-        "seed": 0,
+        "seed": seed,
     }
     environment = experiment.environment
     noise_std = plan.noise_std.bias
     if plan.protocol.bits:
-        result = _reference.vector_fedlinucb_sphere(silos=experiment.silos, **keys)
-    elif isinstance(environment, SyntheticPool):
-        result = _reference.private_fedlinucb_pool(
+        return _reference.vector_fedlinucb_sphere(silos=experiment.silos, **keys)
+    if isinstance(environment, SyntheticPool):
+        return _reference.private_fedlinucb_pool(
             rows=environment.rows,
             starts=environment.starts,
             silo_starts=environment.silo_starts,
@@ -134,12 +193,39 @@ def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
             noise_std=noise_std,
             **keys,
         )
-    else:
-        result = _reference.private_fedlinucb_sphere(
-            silos=experiment.silos, noise_std=noise_std, **keys
-        )
-    each = 1e6 / experiment.agent_rounds([0])
-    return each * result["total_seconds"], each * result["data_seconds"]
+    return _reference.private_fedlinucb_sphere(silos=experiment.silos, noise_std=noise_std, **keys)
+
+
+def agent_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
+    """The reference's run of a single agent: the set, ridge, width and noise of the experiment."""
+    contexts, means = experiment.environment.open(experiment.seed, seed, 1).round(0, 0)
+    plan = check_plan(experiment.curves[0].system.plan)
+    return _reference_agent.linucb_fixed_set(
+        contexts.astype(np.float64),
+        means,
+        agent_sums(plan, np.random.default_rng((seed, 1))),
+        horizon=experiment.horizon,
+        batch_size=plan.batch_size or 1,  # 0: every round, without noise
+        regularizer=float(plan.regularizer[-1]),
+        width=plan.radius.at(-1, 0.0, plan.dimension),
+        seed=seed,
+    )
+
+
+def agent_sums(plan: Plan, mechanism: np.random.Generator) -> _reference_agent.Sums:
+    """The reference's protocol for the noise of a plan."""
+    d = plan.dimension
+    if plan.encoding is not None:
+        noise_bits = plan.encoding.noise_bits[0]
+        return _reference_agent.BitSums(d, plan.encoding.steps(0), noise_bits, mechanism)
+    if plan.protocol.noise_by == "none":
+        return _reference_agent.PlainSums(d)
+    # Published or exact, the covariance noise is (A + A') / 2: the diagonal has the std of A.
+    if plan.protocol.senders == "agent":
+        std = plan.noise_std
+        return _reference_agent.TreeSums(d, plan.levels, std.bias, std.diagonal, mechanism)
+    std = plan.user_std
+    return _reference_agent.NoisySums(d, std.bias, std.diagonal, mechanism)
 
 
 def measure(case: Case, repeats: int = 5) -> dict[str, Any]:
@@ -165,11 +251,12 @@ def measure(case: Case, repeats: int = 5) -> dict[str, Any]:
     }
 
 
-def run_bench(names: list[str] | None = None) -> list[dict[str, Any]]:
-    """All cases (or those named), each measured in one fresh process with BLAS on one thread."""
+def run_bench(*names: str) -> list[dict[str, Any]]:
+    """The cases that `cases_of` finds, measured in one fresh process with BLAS on one thread."""
+    chosen = [case.name for case in cases_of(names)]
     pinned = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "fastfed.simulation.bench", *(names or [])],
+        [sys.executable, "-P", "-m", "fastfed.simulation.bench", *chosen],
         env={**os.environ, **pinned},
         stdout=subprocess.PIPE,
         check=True,
@@ -179,5 +266,4 @@ def run_bench(names: list[str] | None = None) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    chosen = [case for case in CASES if not sys.argv[1:] or case.name in sys.argv[1:]]
-    json.dump([measure(case) for case in chosen], sys.stdout)
+    json.dump([measure(case) for case in CASES if case.name in sys.argv[1:]], sys.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -94,21 +95,32 @@ def play_pass(
     )
 
 
+#: A prediction times every kind of pass for at least so long, unless it is over before.
+TIMED_SECONDS = 0.02
+
+
 def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
-    """Seconds the passes will take, from playing a few rounds of the first one."""
+    """Seconds the passes will take, from playing a few rounds of each kind."""
     if not passes:
         return 0.0
-    work = passes[0]
-    world = experiment.curves[work.positions[0]].world
-    environment = world.open(experiment.seed, work.replicate)
-    plans = [experiment.curves[i].system.plan for i in work.positions]
-    rounds = min(experiment.horizon, 25)
-    start = time.perf_counter()
-    drive.play(environment, plans, experiment.checkpoints, last=rounds)
-    played = experiment.agent_rounds(work.positions) * rounds / experiment.horizon
-    each = (time.perf_counter() - start) / played
-    left = sum(experiment.agent_rounds(p.positions) for p in passes)
-    return each * left / min(threads, max(len(passes), world.silos))
+    kinds = Counter(work.positions for work in passes)
+    alone = sum(_seconds_of(experiment, kind) * times for kind, times in kinds.items())
+    silos = experiment.curves[passes[0].positions[0]].world.silos
+    return alone / min(threads, max(len(passes), silos))
+
+
+def _seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
+    """Seconds that one pass over these curves takes on one thread."""
+    environment = experiment.curves[positions[0]].world.open(experiment.seed, 0)
+    plans = [experiment.curves[i].system.plan for i in positions]
+    rounds, horizon = min(experiment.horizon, 25), experiment.horizon
+    while True:
+        start = time.perf_counter()
+        drive.play(environment, plans, experiment.checkpoints, last=rounds)
+        seconds = time.perf_counter() - start
+        if seconds >= TIMED_SECONDS or rounds == horizon:
+            return seconds * horizon / rounds
+        rounds = min(8 * rounds, horizon)
 
 
 def play_all(

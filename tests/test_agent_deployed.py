@@ -1,0 +1,530 @@
+"""A single agent at work: users who send for themselves, a shuffler, an agent and its server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_shuffle import until_it_works
+
+import fastfed
+from fastfed import InputError
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.bandits.system import System
+from fastfed.environments import FixedSet, RewardLaw, Sphere
+from fastfed.privacy.certificate import SIMULATION
+from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
+from fastfed.protocols.plan import Plan
+from fastfed.simulation import compiled, step
+
+ACTIONS = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])
+USERS: list[tuple[str, dict[str, Any]]] = [
+    ("linucb-ldp", {}),
+    ("linucb-ldp", {"batch_size": 5}),
+    ("linucb-ldp", {"batch_size": 5, "mechanism": "vector-sum"}),
+    ("linucb-sdp-amp", {"batch_size": 5}),
+    ("linucb-sdp-vec", {"batch_size": 5}),
+]
+ALONE: list[tuple[str, dict[str, Any]]] = [
+    ("linucb", {"batch_size": 5}),
+    ("linucb-jdp", {}),
+    ("linucb-jdp", {"batch_size": 5}),
+    ("linucb-jdp", {"batch_size": 5, "release": "toeplitz"}),
+    ("linucb-jdp", {"batch_size": 5, "release": "honaker"}),
+    ("linucb-jdp", {"calibration": "published-code", "radius": "published-code"}),
+]
+
+
+def deployed(algorithm: str, **keys: Any) -> System:
+    budget = {} if algorithm == "linucb" else {"epsilon": 20.0, "delta": 0.01}
+    return fastfed.make_system(
+        algorithm, **{"horizon": 23, "dimension": 2, "radius_multiplier": 0.1, **budget, **keys}
+    )
+
+
+def plan_of(algorithm: str, **keys: Any) -> Plan:
+    plan = deployed(algorithm, **keys).plan
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def sent_by(plan: Plan, users: Any, noise: Any = None) -> list[Report | Bits]:
+    """Messages of these users about one made-up data point each."""
+    made = []
+    for number in users:
+        x = np.array([np.cos(number), np.sin(number)])
+        made.append(fastfed.User(plan, number, noise).message(x, number % 3 / 2))
+    return made
+
+
+# -- A deployment by hand --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), USERS)
+@pytest.mark.parametrize("made", [Sphere, FixedSet])
+def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
+    opened = made(dimension=3, actions=6, reward=RewardLaw("gaussian", 0.3)).open(3, 0, 1)
+    system = deployed(algorithm, dimension=3, **keys)
+    plan = system.plan
+    played = step.play_one(opened, plan, np.arange(1, 24))
+    noise = SeededNoise(3)
+    agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
+    shuffler, messages, clipped = fastfed.Shuffler(plan, noise), [], 0
+    assert agent.acts_only
+    for t in range(1, 24):
+        features, means = opened.round(0, t)
+        a = agent.select(features)
+        assert a == played.actions[0, t - 1]
+        if t <= plan.releases * plan.batch_size:
+            user = fastfed.User(plan, t, noise)
+            assert (user.release - 1, user.place) == divmod(t - 1, plan.batch_size)
+            message = user.message(features[a], opened.reward(0, t, means[a]))
+            assert (message.release, message.silo) == (user.release, user.place)
+            messages.append(message)
+            clipped += user.clipped_reward
+        agent.served()
+        if agent.due:
+            # The order of arrival is the network's.
+            arrived = messages[::-1]
+            broadcast = server.combine(
+                shuffler.shuffle(arrived) if plan.protocol.shuffled else arrived
+            )
+            agent.receive(broadcast)
+            messages = []
+        assert server.release == agent.release == played.synchronisations[t - 1]
+    np.testing.assert_array_equal(broadcast.values, played.total)
+    assert clipped == played.clipped_rewards > 0
+    assert agent.indefinite == played.indefinite
+    assert len(messages) == 0
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), ALONE)
+def test_a_trusted_agent_with_seeded_noise_is_both_drivers(algorithm, keys):
+    opened = Sphere(dimension=3, actions=6).open(3, 0, 1)
+    plan = plan_of(algorithm, dimension=3, **keys)
+    played = step.play_one(opened, plan, np.arange(1, 24))
+    (fast,) = compiled.play(opened, [plan], np.arange(1, 24), record=True)
+    np.testing.assert_array_equal(played.total, fast.total)
+    noise = SeededNoise(3)
+    agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
+    for t in range(1, 24):
+        features, means = opened.round(0, t)
+        a = agent.select(features)
+        assert a == played.actions[0, t - 1] == fast.actions[0, t - 1]
+        agent.observe(opened.reward(0, t, means[a]))
+        if agent.due:
+            broadcast = server.combine([agent.report()])
+            agent.receive(broadcast)
+    np.testing.assert_array_equal(broadcast.values, played.total)
+
+
+def test_every_round_without_noise_there_is_nothing_to_send():
+    agent = fastfed.Silo(plan_of("linucb"))
+    for _ in range(23):
+        a = agent.select(ACTIONS)
+        agent.observe(float(a == 1))
+        assert not agent.due
+    assert a == 1 and agent.theta[1] > agent.theta[0]
+
+
+def spread(plan: Plan) -> np.ndarray:
+    """A bound on the standard deviation of every entry of the noise in the last release."""
+    if plan.encoding is None:
+        bias, off, diagonal = plan.noise_std.parts
+        one = np.array([bias, bias, diagonal, off, diagonal])
+    else:
+        ones, users = plan.batch_size * plan.encoding.noise_bits[0], plan.batch_size
+        one = np.sqrt(0.1875 * ones + users / 4) / plan.encoding.each(0, 2)
+    # No release adds up more than one of these for each batch, or the nested draws one more.
+    return one * np.sqrt(plan.releases + 1)
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), USERS + ALONE)
+def test_noise_of_the_operating_system(algorithm, keys):
+    """From end to end: the last release is what was sent and noise of the plan's size.
+
+    Within eight standard deviations: wrong once in 10^13.
+    """
+    noises = []
+    for _ in range(2):
+        system = deployed(algorithm, horizon=42, **keys)
+        plan = system.plan
+        agent, server = fastfed.Silo(plan), fastfed.Server(plan)
+        shuffler, messages, plain = fastfed.Shuffler(plan), [], np.zeros(5)
+        for t in range(1, 43):
+            x = ACTIONS[agent.select(ACTIONS)]
+            y = float(x[1] > 0.9)
+            if t <= plan.releases * plan.batch_size:
+                plain += [*(x * y), x[0] * x[0], x[0] * x[1], x[1] * x[1]]
+                if agent.acts_only:
+                    messages.append(fastfed.User(plan, t).message(x, y))
+            if agent.acts_only:
+                agent.served()
+            else:
+                agent.observe(y)
+            if agent.due:
+                sent = messages or [agent.report()]
+                broadcast = server.combine(
+                    shuffler.shuffle(sent) if plan.protocol.shuffled else sent
+                )
+                agent.receive(broadcast)
+                messages = []
+        assert broadcast.release == agent.release == plan.releases
+        noises.append(broadcast.values - plain)
+        assert (np.abs(noises[-1]) <= 8.0 * spread(plan) + 1e-12).all()
+    if algorithm != "linucb":
+        assert (np.abs(noises) > 1e-9).any(axis=1).all()
+        assert (noises[0] != noises[1]).any()
+    assert SIMULATION not in system.deployed_certificate.caveats
+    assert (SIMULATION in system.certificate.caveats) == (algorithm != "linucb")
+    assert system.deployed_certificate.status == system.certificate.status
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), USERS)
+def test_noise_of_users_has_the_plans_variance(algorithm, keys):
+    """Messages about nothing: 1 500 entries of noise within 5 standard deviations of a variance.
+
+    Draws by seed, so that it fails always or never; of seeds once in 10^4.
+    """
+    plan = plan_of(algorithm, horizon=300, **keys)
+    rounds = range(1, plan.releases * plan.batch_size + 1)
+    messages = [fastfed.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds]
+    if isinstance(messages[0], Bits):
+        ones = np.array([m.bits.sum(axis=1) for m in messages])
+        g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
+        # Nothing is g ones of 2 g, rounded up by no word, and Bin(b, 1/4) more.
+        drawn, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
+    else:
+        drawn = np.array([m.values for m in messages]).T
+        bias, off, diagonal = plan.user_std.parts
+        variance = np.square([bias, bias, diagonal, off, diagonal])
+    scaled = np.square(drawn) / variance[:, None]
+    assert abs(scaled.mean() - 1.0) < 5 * np.sqrt(2.0 / scaled.size)
+    assert (np.abs(scaled.mean(axis=1) - 1.0) < 5 * np.sqrt(2.0 / len(messages))).all()
+
+
+class Failing(SeededNoise):
+    """A source that gives every draw at the second time of asking."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.asked: set[tuple[Any, ...]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("node", "words", "point_binomials", "permutation", "shuffle_bits"):
+            return found
+
+        def draw(*key: Any) -> Any:
+            known = (name, *(part for part in key if isinstance(part, int)))
+            if known not in self.asked:
+                self.asked.add(known)
+                raise OSError("no entropy")
+            return found(*key)
+
+        return draw
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), USERS)
+def test_a_source_that_fails_once_changes_nothing(algorithm, keys):
+    """A user tries again with the same message, and so do shuffler and server."""
+    plan, totals = plan_of(algorithm, **keys), []
+    for noise in (SeededNoise(4), Failing(4)):
+        agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
+        shuffler, messages = fastfed.Shuffler(plan, noise), []
+        for t in range(1, 11):
+            x = ACTIONS[agent.select(ACTIONS)]
+            messages.append(until_it_works(fastfed.User(plan, t, noise).message, x, 2.0))
+            agent.served()
+            if agent.due:
+                if plan.protocol.shuffled:
+                    messages = until_it_works(shuffler.shuffle, messages)
+                broadcast = until_it_works(server.combine, messages)
+                agent.receive(broadcast)
+                messages = []
+        assert broadcast.release == 10 // plan.batch_size
+        totals.append(broadcast.values)
+    np.testing.assert_array_equal(*totals)
+
+
+# -- What leaves whom ------------------------------------------------------------------------------
+
+
+def test_a_users_message_is_their_point_and_noise_and_no_more():
+    plan = plan_of("linucb-sdp-amp", batch_size=5)
+    user = fastfed.User(plan, 7, SeededNoise(1))
+    message = user.message([3.0, 4.0], -2.0)
+    assert isinstance(message, Report)
+    assert user.clipped_feature and user.clipped_reward
+    z = SeededNoise(1).node(0, 7, 2)
+    bias, off, diagonal = plan.user_std.parts
+    noise = z * [bias, bias, diagonal, off, diagonal]
+    # x = (0.6, 0.8) and y = 0.
+    np.testing.assert_allclose(
+        message.values, noise + np.array([0.0, 0.0, 0.36, 0.48, 0.64]), rtol=1e-12
+    )
+    assert plan.user_std.times(np.sqrt(5)).parts == pytest.approx(plan.noise_std.parts)
+    # Another user, other noise.
+    assert not np.array_equal(
+        fastfed.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values, message.values
+    )
+
+
+def test_two_streams_are_shuffled_in_two_orders():
+    """A shuffled statistic has x y of one user and x x' of another (Algorithm 3)."""
+    plan = plan_of("linucb-sdp-amp", batch_size=5)
+    sent = sent_by(plan, range(1, 6), SeededNoise(2))
+    passed = fastfed.Shuffler(plan, SeededNoise(2)).shuffle(sent[::-1])
+    assert [type(m) for m in passed] == [Shuffled] * 5
+    order, other = ([m.values[part].tobytes() for m in passed] for part in (np.s_[:2], np.s_[2:]))
+    first = [m.values[:2].tobytes() for m in sent]
+    second = [m.values[2:].tobytes() for m in sent]
+    places = [first.index(b) for b in order], [second.index(b) for b in other]
+    assert [sorted(p) for p in places] == [list(range(5))] * 2
+    assert places[0] != places[1] and list(range(5)) not in places
+    # Whatever the orders, the sum is the same but for its last digits.
+    total = fastfed.Server(plan).combine(passed).values
+    np.testing.assert_allclose(total, np.sum([m.values for m in sent], axis=0), rtol=1e-12)
+
+
+def test_orders_of_the_operating_system_differ_from_batch_to_batch():
+    plan = plan_of("linucb-sdp-amp", horizon=400, batch_size=8)
+    shuffler, orders = fastfed.Shuffler(plan), set()
+    for release in range(1, 51):
+        sent = [
+            Report(release, 2, np.concatenate([np.full(2, i), np.full(3, 10.0 + i)]), i)
+            for i in range(8)
+        ]
+        passed = shuffler.shuffle(sent)
+        orders |= {tuple(m.values[0] for m in passed), tuple(m.values[2] - 10.0 for m in passed)}
+    # 100 of 40 320 orders: two coincide about once in eight runs, four with chance 10^-6.
+    assert len(orders) > 96
+
+
+@pytest.mark.parametrize("keys", [{}, {"mechanism": "vector-sum"}])
+def test_without_a_shuffler_the_server_takes_the_users_messages(keys):
+    plan = plan_of("linucb-ldp", batch_size=3, **keys)
+    sent = sent_by(plan, range(1, 4), SeededNoise(5))
+    totals = [fastfed.Server(plan).combine(s).values for s in (sent, sent[::-1])]
+    np.testing.assert_array_equal(*totals)
+    if not keys:
+        np.testing.assert_allclose(totals[0], np.sum([m.values for m in sent], axis=0), rtol=1e-12)
+
+
+def test_bits_of_a_batch_are_mixed_under_each_label():
+    plan = plan_of("linucb-sdp-vec", batch_size=3)
+    sent = sent_by(plan, range(1, 4), SeededNoise(5))
+    (mixed,) = fastfed.Shuffler(plan, SeededNoise(5)).shuffle(sent)
+    assert type(mixed) is ShuffledBits
+    straight = np.concatenate([m.bits for m in sent], axis=1)
+    np.testing.assert_array_equal(
+        mixed.bits.sum(axis=1, dtype=int), straight.sum(axis=1, dtype=int)
+    )
+    assert not np.array_equal(mixed.bits, straight)
+    assert plan.bits_up_of(1) == straight.size * (1 + 3)  # five labels: 3 bits
+
+
+# -- Misuse is one clear sentence ------------------------------------------------------------------
+
+
+def test_an_agent_whose_users_send_neither_observes_nor_reports():
+    plan = plan_of("linucb-ldp", batch_size=2, horizon=6)
+    agent, server = fastfed.Silo(plan), fastfed.Server(plan)
+    with pytest.raises(InputError, match="served needs a select before it"):
+        agent.served()
+    agent.select(ACTIONS)
+    with pytest.raises(InputError, match="observe would show the agent what only its user may see"):
+        agent.observe(1.0)
+    agent.served()
+    with pytest.raises(InputError, match="the agent has nothing to report"):
+        agent.report()
+    with pytest.raises(InputError, match="served needs a select before it"):
+        agent.served()
+    assert not agent.due
+    agent.select(ACTIONS)
+    agent.served()
+    assert agent.due
+    with pytest.raises(InputError, match="release 1 before round 3"):
+        agent.select(ACTIONS)
+    with pytest.raises(InputError, match="the agent has nothing to report"):
+        agent.report()
+    broadcast = server.combine(sent_by(plan, (1, 2)))
+    agent.receive(broadcast)
+    assert not agent.due and agent.release == 1
+    with pytest.raises(InputError, match="release 1"):
+        agent.receive(broadcast)
+    agent.select(ACTIONS)
+    agent.served()
+    # The second batch has not ended: its sum would come too early.
+    early = server.combine(sent_by(plan, (3, 4)))
+    with pytest.raises(InputError, match="waits for release 1, got release 2"):
+        agent.receive(early)
+    agent.select(ACTIONS)
+    agent.served()
+    agent.receive(early)
+    assert agent.release == 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [("linucb", {}), ("linucb", {"batch_size": 2}), ("linucb-jdp", {"batch_size": 2})],
+)
+def test_served_is_for_agents_whose_users_send(algorithm, keys):
+    agent = fastfed.Silo(plan_of(algorithm, **keys))
+    assert not agent.acts_only
+    agent.select(ACTIONS)
+    with pytest.raises(InputError, match="served is for plans whose users send for themselves"):
+        agent.served()
+    agent.observe(1.0)
+    assert agent.round == 1
+
+
+def test_misuse_of_a_user():
+    plan = plan_of("linucb-ldp", batch_size=5)
+    user = fastfed.User(plan, 3)
+    for x, y, message in (
+        ([1.0, 0.0, 0.0], 1.0, r"x must have shape \(2,?\), got \(3,\)"),
+        ([1.0, np.nan], 1.0, "x must be finite, got nan"),
+        ([1.0, 0.0], np.inf, "reward must be finite, got inf"),
+        ([1.0, 0.0], "good", "reward must be a number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            user.message(x, y)
+    # What was refused was not sent.
+    assert user.message([1.0, 0.0], 1.0).release == 1
+    with pytest.raises(InputError, match="user 3 has made a message already"):
+        user.message([1.0, 0.0], 1.0)
+    for number in (0, -1, 24, 2.5):
+        with pytest.raises(InputError, match=f"number must be .*got {number}"):
+            fastfed.User(plan, number)
+
+
+@pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
+def test_users_of_an_unfinished_last_batch_send_nothing(algorithm):
+    """23 rounds in batches of 5: there is no release for users 21, 22 and 23."""
+    plan = plan_of(algorithm, batch_size=5)
+    assert fastfed.User(plan, 20).release == plan.releases == 4
+    for number in (21, 23):
+        with pytest.raises(InputError, match=f"number must be .*<= 20, got {number}"):
+            fastfed.User(plan, number)
+
+
+def test_one_source_of_noise_gives_one_user_one_message():
+    noise, plan = SystemNoise(), plan_of("linucb-ldp", batch_size=5)
+    fastfed.User(plan, 3, noise).message([1.0, 0.0], 1.0)
+    with pytest.raises(InputError, match="drawn already"):
+        fastfed.User(plan, 3, noise).message([0.0, 1.0], 0.0)
+
+
+@pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
+def test_the_shuffler_passes_on_whole_batches_only(algorithm):
+    """With a message missing or sent twice there would be less noise than the certificate says."""
+    plan = plan_of(algorithm, batch_size=3)
+    shuffler = fastfed.Shuffler(plan)
+    sent, later = sent_by(plan, range(1, 4)), sent_by(plan, range(4, 7))
+    for wrong, message in (
+        (sent[:2], r"one message of each of the 3 users, got users \[0, 1\]"),
+        ([*sent, sent[1]], r"of each of the 3 users, got users \[0, 1, 1, 2\]"),
+        ([sent[0], sent[0], sent[2]], r"of each of the 3 users, got users \[0, 0, 2\]"),
+        (later, "must be of release 1, got release 2"),
+        ([*sent[:2], later[2]], "must be of release 1, got release 2"),
+        ([], "one message of each of the 3 users"),
+        ([*sent[:2], None], "messages, got NoneType"),
+    ):
+        with pytest.raises(InputError, match=message):
+            shuffler.shuffle(wrong)
+    assert shuffler.release == 0
+    shuffler.shuffle(sent)
+    with pytest.raises(InputError, match="must be of release 2, got release 1"):
+        shuffler.shuffle(sent)
+    other = plan_of(algorithm, batch_size=3, dimension=3)
+    x = np.zeros(3)
+    foreign = [fastfed.User(other, t).message(x, 0.0) for t in range(4, 7)]
+    with pytest.raises(InputError, match="must have dimension 2, got 3"):
+        shuffler.shuffle(foreign)
+    assert shuffler.release == 1
+
+
+@pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
+def test_the_server_takes_nothing_unshuffled(algorithm):
+    plan = plan_of(algorithm, batch_size=3)
+    server, sent = fastfed.Server(plan), sent_by(plan, range(1, 4))
+    with pytest.raises(InputError, match="needs messages from a Shuffler"):
+        server.combine(sent)
+    passed = fastfed.Shuffler(plan).shuffle(sent)
+    with pytest.raises(InputError, match="the shuffler must pass on"):
+        server.combine([*passed, passed[0]])
+    assert server.release == 0
+    assert server.combine(passed).release == 1
+    with pytest.raises(InputError, match="must be of release 2, got release 1"):
+        server.combine(passed)
+
+
+@pytest.mark.parametrize("keys", [{}, {"mechanism": "vector-sum"}])
+def test_the_server_takes_whole_batches_only(keys):
+    plan = plan_of("linucb-ldp", batch_size=3, **keys)
+    server, sent = fastfed.Server(plan), sent_by(plan, range(1, 4))
+    for wrong, message in (
+        (sent[:2], r"one report of each of the 3 users, got users \[0, 1\]"),
+        ([*sent, sent[1]], "one report of each of the 3 users"),
+        (sent_by(plan, range(4, 7)), "must be of release 1, got release 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            server.combine(wrong)
+    assert server.release == 0
+    assert server.combine(sent).release == 1
+
+
+def test_messages_of_another_kind_are_refused():
+    bits, sums = (
+        plan_of("linucb-ldp", batch_size=1, mechanism=m) for m in ("vector-sum", "gaussian")
+    )
+    (counted,), (added,) = sent_by(bits, [1]), sent_by(sums, [1])
+    with pytest.raises(InputError, match="one report of each"):
+        fastfed.Server(bits).combine([added])
+    with pytest.raises(InputError, match="one report of each"):
+        fastfed.Server(sums).combine([counted])
+    mixing = plan_of("linucb-sdp-vec", batch_size=1)
+    with pytest.raises(InputError, match="takes Bits messages, got Report"):
+        fastfed.Shuffler(mixing).shuffle([added])
+    assert fastfed.Server(bits).combine([counted]).release == 1
+
+
+@pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
+def test_the_shortcut_of_the_simulation_is_no_deployment(algorithm):
+    message = f'messages must be "individual" in a deployment of {algorithm}, got .aggregate.'
+    with pytest.raises(InputError, match=message):
+        deployed(algorithm, batch_size=5, messages="aggregate")
+    assert plan_of(algorithm, batch_size=5).individual
+    assert plan_of(algorithm, batch_size=5, messages="individual").individual
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("linucb-jdp", {"batch_size": 5}),
+        ("linucb", {}),
+        ("private-fedlinucb", {"silos": 2, "batch_size": 5}),
+        ("fedlinucb", {"silos": 1, "batch_size": 5}),
+    ],
+)
+def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
+    budget = {"epsilon": 1.0, "delta": 0.01} if "linucb-" in algorithm or "-f" in algorithm else {}
+    if algorithm == "fedlinucb":
+        budget = {}
+    system = fastfed.make_system(algorithm, horizon=23, dimension=2, **keys, **budget)
+    protocol = system.plan.protocol.id
+    with pytest.raises(InputError, match=f'users send for themselves.*got protocol "{protocol}"'):
+        fastfed.User(system.plan, 1)
+
+
+def test_what_is_no_plan_is_refused():
+    system = deployed("linucb-ldp")
+    with pytest.raises(InputError, match=r"plan must be a Plan, such as system\.plan, got System"):
+        fastfed.User(system, 1)  # type: ignore[arg-type]
+    peers = fastfed.make_system(
+        "feducb-decentralized", silos=2, horizon=9, dimension=2, graph="complete", private=False
+    )
+    with pytest.raises(InputError, match="plan has no server"):
+        fastfed.User(peers.plan, 1)
