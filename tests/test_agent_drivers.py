@@ -132,6 +132,16 @@ def test_they_agree_on_rewards_and_features_that_are_clipped():
         same(fast, readable)
 
 
+@pytest.mark.parametrize("protocol", problems.AGENTS)
+def test_they_agree_where_nothing_is_clipped(protocol):
+    """Bits then count beyond 0..2 g."""
+    sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
+    environment = Sphere(dimension=3, actions=4, reward=RewardLaw("gaussian", 2.0))
+    (fast,), (readable,) = both(experiment(environment, sizes, clip=False))
+    assert np.abs(fast.rewards).max() > 2.0 and fast.clipped_rewards == 0
+    same(fast, readable)
+
+
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("rounds_per_call", [1, 7, None])
 def test_threads_and_calls_change_nothing(threads, rounds_per_call):

@@ -244,6 +244,8 @@ def follow(e, outcome, sizes, change=lambda direct: direct, rule=None):
 
     def points(t):
         x, y = contexts(t)[actions[t - 1]], rewards[t - 1]
+        if clip is None:
+            return x, y
         return x / max(1.0, np.linalg.norm(x)), min(max(y, clip.low), clip.high)
 
     system, given = randomness(sizes["protocol"], plan, draws, points)
@@ -341,6 +343,15 @@ def test_rewards_outside_the_unit_interval_are_clipped_by_the_users_too():
     sizes = AGENTS["short last batch, linucb-sdp-amp"] | {"messages": "individual"}
     e, outcome, _ = check(sphere(sizes, reward=RewardLaw("gaussian", 0.5)), sizes)
     assert outcome.clipped_rewards > 0 and e.curves[0].system.plan.individual
+
+
+@pytest.mark.parametrize("ratio", [None, 1.0])
+@pytest.mark.parametrize("protocol", ["linucb-ldp", "linucb-sdp-vec"])
+def test_what_is_not_clipped_is_not_cut_off(protocol, ratio):
+    sizes = AGENTS[f"short last batch, {protocol}"]
+    environment = sphere(sizes, reward=RewardLaw("gaussian", 2.0))
+    _, outcome, _ = check(environment, sizes, clip=False, covariance_ratio=ratio)
+    assert np.abs(outcome.rewards).max() > 2.0
 
 
 # -- The comparison can fail -----------------------------------------------------------------------

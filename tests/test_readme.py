@@ -32,6 +32,12 @@ def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
     assert capsys.readouterr().out.split() == ["proven", "proven"]
 
 
+def test_the_block_of_the_agent_page_runs(capsys):
+    (block,) = blocks("python", (ROOT / "docs" / "agent.md").read_text(encoding="utf-8"))
+    exec(compile(block, "agent.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.startswith("proven")
+
+
 def test_there_are_blocks_to_run():
     assert len(blocks("python")) >= 3
     assert len(blocks("toml")) == 1

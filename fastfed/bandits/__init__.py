@@ -5,7 +5,7 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 
 from __future__ import annotations
 
-from fastfed._validate import InputError, integer, nearest, show
+from fastfed._validate import InputError, integer, nearest
 from fastfed.bandits import (
     agent_amp,
     agent_jdp,
@@ -71,7 +71,7 @@ def make_system(
     for key, value in entry.deployed:
         if keys.setdefault(key, value) != value:
             raise InputError(
-                f'{key} must be "{value}" in a deployment of {algorithm}, got {show(keys[key])}: '
+                f'{key} must be "{value}" in a deployment of {algorithm}, got "{keys[key]}": '
                 "the shortcut of the simulation sees what only users may"
             )
     return entry.make(keys, setting)

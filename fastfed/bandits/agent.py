@@ -34,6 +34,15 @@ from fastfed.protocols.protocol import Protocol
 MESSAGES = ("aggregate", "individual")
 
 
+#: The rules for lambda that go with each radius.
+FITTING = {
+    "direct": ("from-noise",),
+    "lemma-a2": ("from-noise", "lemma-a4"),
+    "lemma-a4": ("lemma-a4", "from-noise"),
+    "published-code": ("published-code",),
+}
+
+
 class AgentKeys(Keys, frozen=True, kw_only=True):
     """Keys of any curve with a single agent."""
 
@@ -46,7 +55,14 @@ class AgentKeys(Keys, frozen=True, kw_only=True):
         super().__post_init__()
         if not self.lazy:
             raise InputError(
-                "lazy must be true for a single agent: within a batch its policy does not change"
+                "lazy must be true for a single agent, whose policy does not change within a "
+                "batch, got false"
+            )
+        if isinstance(self.regularizer, str) and self.regularizer not in FITTING[self.radius]:
+            known = " or ".join(f'"{rule}"' for rule in FITTING[self.radius])
+            raise InputError(
+                f'regularizer must be {known} or a number with radius "{self.radius}", '
+                f'got "{self.regularizer}"'
             )
 
     @property
@@ -111,6 +127,11 @@ class GaussianKeys(PrivateAgentKeys, frozen=True, kw_only=True):
             return self.covariance_ratio
         free = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
+
+
+def free_ratio(keys: PrivateAgentKeys) -> float:
+    """Noise of the covariance stream over that of the bias stream, where bits let us choose."""
+    return DIRECT_RATIO if keys.radius == "direct" and keys.calibration == "exact" else 1.0
 
 
 def check_agent(algorithm: str, setting: Setting) -> None:

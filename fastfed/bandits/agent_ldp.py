@@ -9,7 +9,7 @@ makes and adds up the users' own messages.
 from __future__ import annotations
 
 from fastfed._validate import InputError, choice
-from fastfed.bandits.agent import MESSAGES, GaussianKeys, check_agent, private
+from fastfed.bandits.agent import MESSAGES, GaussianKeys, check_agent, free_ratio, private
 from fastfed.bandits.agent_noise import gaussian_noise, vector_noise
 from fastfed.bandits.agent_published import PublishedCode, of_users
 from fastfed.bandits.linucb_bounds import batch_size_c_3, batch_size_f_2
@@ -39,6 +39,12 @@ class LocalKeys(GaussianKeys, frozen=True, kw_only=True):
                 'layout must be "iid" for mechanism "vector-sum": each entry i <= j has bits of '
                 f'its own, got "{self.layout}"'
             )
+
+    @property
+    def ratio(self) -> float:
+        if not self.bits or self.covariance_ratio is not None:
+            return super().ratio
+        return free_ratio(self)
 
     @property
     def bits(self) -> bool:

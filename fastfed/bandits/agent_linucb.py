@@ -1,7 +1,8 @@
 """LinUCB of a single agent without privacy: the curve its private kin aim at.
 
 chowdhury-zhou-2022, Algorithm 1 with exact sums, in batches or every round. Deviations: those of
-fastfed/bandits/agent.py; every round, the estimate changes by rank-one steps alone.
+fastfed/bandits/agent.py; every round, the estimate changes by rank-one steps alone, and the radius
+counts the running round, too (t for t - 1).
 """
 
 from __future__ import annotations

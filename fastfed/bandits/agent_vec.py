@@ -12,11 +12,10 @@ Deviations: those of fastfed/bandits/agent.py, and
 from __future__ import annotations
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.agent import MESSAGES, PrivateAgentKeys, check_agent, private
+from fastfed.bandits.agent import MESSAGES, PrivateAgentKeys, check_agent, free_ratio, private
 from fastfed.bandits.agent_noise import vector_noise
 from fastfed.bandits.agent_published import PublishedCode, of_vector
 from fastfed.bandits.linucb_bounds import batch_size_c_2, batch_size_e_6
-from fastfed.bandits.private_fedlinucb import DIRECT_RATIO
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
 from fastfed.protocols.protocol import AGENT_PROTOCOLS
@@ -50,7 +49,7 @@ class VectorKeys(PrivateAgentKeys, frozen=True, kw_only=True):
         """Noise of the covariance stream over that of the bias stream."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
-        return DIRECT_RATIO if self.radius == "direct" and self.calibration == "exact" else 1.0
+        return free_ratio(self)
 
 
 def build(keys: VectorKeys, setting: Setting) -> System:

@@ -62,7 +62,7 @@ class Silo:
     @property
     def acts_only(self) -> bool:
         """Whether users send for themselves, so that the silo sees no reward."""
-        return self.plan.protocol.senders == "users" and self.plan.individual
+        return self.plan.by_users
 
     @property
     def _reports(self) -> int:

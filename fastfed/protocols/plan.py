@@ -189,13 +189,22 @@ class Plan:
     @property
     def user_std(self) -> NoiseStd:
         """Noise of one user's message, where ``noise_std`` is that of a batch of them."""
-        return self.noise_std.times(1.0 / math.sqrt(self.batch_size))
+        return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
+
+    @property
+    def by_users(self) -> bool:
+        """Whether users send their own messages, one by one."""
+        return self.protocol.senders == "users" and self.individual
+
+    @property
+    def sender(self) -> str:
+        """Who sends a message, in a word."""
+        return "user" if self.by_users else "silo"
 
     @property
     def senders(self) -> int:
         """Messages of one release: of all silos, or of all users of a batch."""
-        by_users = self.protocol.senders == "users" and self.individual
-        return self.silos * self.batch_size if by_users else self.silos
+        return self.silos * self.batch_size if self.by_users else self.silos
 
     def level(self, release: int) -> int:
         """Level of the tree node that a release completes; without a tree all are leaves."""

@@ -185,7 +185,8 @@ def released_as(protocol: Protocol, release: str) -> Protocol:
     """The protocol under another release: prefix sums, their noise made of shared parts."""
     if release == "tree":
         return protocol
-    source = "zhou-chowdhury-2024, Algorithm 1 with another continual release"
+    paper, _, _ = protocol.source.partition(",")
+    source = f"{paper}, Algorithm 1 with another continual release"
     if protocol.noise_by == "server":
         return replace(protocol, randomizer=SEND_BATCH, analyzer=NOISY_ADD, source=source)
     return replace(protocol, randomizer=SEND_NOISY_SUM, analyzer=REPLACE, source=source)

@@ -78,14 +78,15 @@ class Server:
             reports.sort(key=lambda r: r.silo)
             senders = list(range(plan.senders))
             if len(reports) < len(messages) or [r.silo for r in reports] != senders:
-                who = "silos" if plan.senders == plan.silos else "users"
                 raise InputError(
-                    f"reports must hold one report of each of the {plan.senders} {who}, "
-                    f"got {who} {[getattr(m, 'silo', None) for m in messages]}"
+                    f"reports must hold one report of each of the {plan.senders} {plan.sender}s, "
+                    f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
         for message in ordered:
-            who = f"report of silo {message.silo}" if isinstance(message, Report) else "message"
+            who = "message"
+            if isinstance(message, Report):
+                who = f"report of {plan.sender} {message.silo}"
             if message.release != release:
                 raise InputError(
                     f"{who} must be of release {release}, got release {message.release}"

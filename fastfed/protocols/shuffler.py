@@ -60,21 +60,20 @@ class Shuffler:
                 )
             if report.dimension != plan.dimension:
                 raise InputError(
-                    f"message of silo {report.silo} must have dimension {plan.dimension}, "
+                    f"message of {plan.sender} {report.silo} must have dimension {plan.dimension}, "
                     f"got {report.dimension}"
                 )
             if report.release != self.release + 1:
                 raise InputError(
-                    f"message of silo {report.silo} must be of release {self.release + 1}, "
-                    f"got release {report.release}"
+                    f"message of {plan.sender} {report.silo} must be of release "
+                    f"{self.release + 1}, got release {report.release}"
                 )
         # The order of arrival is the network's; permuting an order fixed first hides it.
         ordered = sorted(reports, key=lambda r: r.silo)
         if [r.silo for r in ordered] != list(range(plan.senders)):
-            who = "silos" if plan.senders == plan.silos else "users"
             raise InputError(
-                f"reports must hold one message of each of the {plan.senders} {who}, "
-                f"got {who} {[r.silo for r in ordered]}"
+                f"reports must hold one message of each of the {plan.senders} {plan.sender}s, "
+                f"got {plan.sender}s {[r.silo for r in ordered]}"
             )
         return ordered
 

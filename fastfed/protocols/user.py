@@ -30,7 +30,7 @@ class User:
         self, plan: Plan | PeerPlan, number: int, noise: NoiseSource | None = None
     ) -> None:
         plan = check_plan(plan)
-        if plan.protocol.senders != "users" or not plan.individual:
+        if not plan.by_users:
             raise InputError(
                 'User needs a plan in which users send for themselves, with messages "individual", '
                 f'got protocol "{plan.protocol.id}"'

@@ -107,7 +107,7 @@ def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
     features, rewards = state["clipped"].sum(axis=0)
     return Outcome(
         group_regret=group,
-        **sent(plan, state["synchronised"]),
+        **sent(plan, state["synchronised"].cumsum()),
         clipped_features=int(features),
         clipped_rewards=int(rewards),
         indefinite=int(state["indefinite"][0]),

@@ -127,7 +127,7 @@ def play_parts(
         at = np.searchsorted(own, uses, side="right")
         for row in state["curve"]:
             group += np.concatenate([[0.0], row])[at]
-        counts += np.concatenate([[0], state["synchronised"]])[at]
+        counts += np.concatenate([[0], state["synchronised"].cumsum()])[at]
         sent += _sent(plan, part, state, checkpoints)
         clipped += state["clipped"].sum(axis=0)
         indefinite += int(state["indefinite"][0])

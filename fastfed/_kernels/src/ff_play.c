@@ -2,12 +2,30 @@
 
 #include <math.h>
 
+/* Runs `body` for every silo i, the threads taking them as `how` says. A team of one costs more to
+ * gather than a short round takes, so one thread does without. */
 #ifdef _OPENMP
 #include <omp.h>
 #define THREAD omp_get_thread_num()
+#define PRAGMA(text) _Pragma(#text)
+#define EACH_SILO(pass, how, body)                                                               \
+    if ((pass)->threads > 1) {                                                                   \
+        PRAGMA(omp parallel for num_threads((int)(pass)->threads) schedule(how))                 \
+        for (int64_t i = 0; i < (pass)->silos; i++)                                              \
+            body;                                                                                \
+    } else {                                                                                     \
+        for (int64_t i = 0; i < (pass)->silos; i++)                                              \
+            body;                                                                                \
+    }
 #else
 #define THREAD 0
+#define EACH_SILO(pass, how, body)                                                               \
+    for (int64_t i = 0; i < (pass)->silos; i++)                                                  \
+        body;
 #endif
+
+/* Where this thread works. */
+#define SCRATCH(pass) ((pass)->scratch + THREAD * (pass)->scratch_size)
 
 /* One thread's scratch, cut into its parts. */
 typedef struct {
@@ -368,16 +386,20 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
 /* All silos have played `round`: they report, the server answers. */
 static int64_t synchronise(ff_pass *pass, ff_curve *c, int64_t round)
 {
-    const int64_t silos = pass->silos, k = c->released + 1;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1) schedule(static)
-#endif
-    for (int64_t i = 0; i < silos; i++)
-        report(pass, c, i, k, pass->scratch + THREAD * pass->scratch_size);
+    const int64_t k = c->released + 1;
+    EACH_SILO(pass, static, report(pass, c, i, k, SCRATCH(pass)))
     combine(pass, c, k, pass->scratch);
     c->released = k;
-    for (int64_t j = pass->checkpoint_count; j-- && pass->checkpoints[j] >= round;)
-        c->synchronised[j]++;
+    int64_t low = 0, high = pass->checkpoint_count; /* the first checkpoint from `round` on */
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (pass->checkpoints[middle] < round)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low < pass->checkpoint_count)
+        c->synchronised[low]++;
     if (c->met)
         c->met[round - 1] = 1;
     c->clock.last = round;
@@ -398,15 +420,8 @@ int64_t ff_begin(ff_pass *pass)
 /* Rounds first..last of all silos, which do not talk in between. */
 static int64_t play_span(ff_pass *pass, int64_t first, int64_t last, int64_t watch)
 {
-    const int64_t silos = pass->silos;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
-    schedule(dynamic, 1)
-#endif
-    for (int64_t i = 0; i < silos; i++)
-        pass->status[i] = play_silo(pass, i, first, last, watch,
-                                    pass->scratch + THREAD * pass->scratch_size);
-    for (int64_t i = 0; i < silos; i++)
+    EACH_SILO(pass, dynamic, pass->status[i] = play_silo(pass, i, first, last, watch, SCRATCH(pass)))
+    for (int64_t i = 0; i < pass->silos; i++)
         if (pass->status[i] != FF_OK)
             return pass->status[i];
     return FF_OK;
@@ -437,6 +452,16 @@ static void keep(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t back)
     }
 }
 
+/* Rounds first..last of a silo that went past the last of them, from where it was before. */
+static void replay(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t first, int64_t last,
+                   double *scratch)
+{
+    if (c->clock.fired[silo] == last)
+        return;
+    keep(pass, c, silo, 1);
+    pass->status[silo] = play_silo(pass, silo, first, last, 0, scratch);
+}
+
 /* Rounds first..last at most, up to the first in which a rule fires: played by every silo on its
  * own, and again, from where it was, by every silo that went past that round. Returns the last
  * round played, or a status. */
@@ -461,16 +486,8 @@ static int64_t play_chunk(ff_pass *pass, ff_curve *c, int64_t first, int64_t las
         return pass->status[failed];
     if (!earliest)
         return last;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)pass->threads) if (pass->threads > 1)                  \
-    schedule(dynamic, 1)
-#endif
-    for (int64_t i = 0; i < silos; i++) {
-        if (fired[i] == earliest || earliest == last)
-            continue;
-        keep(pass, c, i, 1);
-        pass->status[i] = play_silo(pass, i, first, earliest, 0,
-                                    pass->scratch + THREAD * pass->scratch_size);
+    if (earliest < last) {
+        EACH_SILO(pass, dynamic, replay(pass, c, i, first, earliest, SCRATCH(pass)))
     }
     for (int64_t i = 0; i < silos; i++) {
         if (pass->status[i] != FF_OK)

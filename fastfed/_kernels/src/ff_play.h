@@ -63,7 +63,7 @@ typedef struct {
     const double *unit;         /* (levels, s): what a 1 in a summed message stands for; bits only */
     /* state */
     int64_t released;       /* synchronisations so far */
-    int64_t *synchronised;  /* (checkpoints): synchronisations by then */
+    int64_t *synchronised;  /* (checkpoints): synchronisations since the one before */
     uint8_t *asked;         /* (T, M): whose trigger fired in which round; or NULL */
     uint8_t *met;           /* (T): rounds at whose end all synchronised; or NULL */
     double second_bonus;    /* gamma: of the direct radius, else 0 */

@@ -54,12 +54,12 @@ FF_INLINE void second_panel(const float *restrict transposed, const float *restr
 /* What a sieve knows of V and the bonuses, in float32. */
 typedef struct {
     const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
-    float beta, gamma, slack, theta_norm, w_norm;
+    float beta, gamma, slack, slope, theta_norm, w_norm;
     int twice; /* gamma is not 0, though as a float it may be */
 } narrowed;
 
-/* A panel of approximate scores, and for each what bounds its distance from the exact score:
- * slope length + own.
+/* Of each action of a panel an upper bound on its exact score, and `lower`, lane by lane the
+ * largest of all lower bounds so far. The approximate score is off by slope length + own at most.
  *
  * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
  * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
@@ -77,8 +77,8 @@ typedef struct {
  * from 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86
  * at most: the constants added to length and own are above all that, and far below what matters. */
 FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const narrowed *n,
-                           int64_t d, float *restrict kept, float *restrict approx,
-                           float *restrict length, float *restrict own)
+                           int64_t d, int64_t held, float *restrict kept,
+                           float *restrict upper, float *restrict lower)
 {
     const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
@@ -121,22 +121,25 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
     memcpy(q, square[0], sizeof q);
     memcpy(x, norm[0], sizeof x);
     const float beta = n->beta, gamma = n->gamma, slack = n->slack;
-    const float theta_norm = n->theta_norm, w_norm = n->w_norm;
-    float second[SIEVE_PANEL] = {0}, score[SIEVE_PANEL], reach[SIEVE_PANEL], error[SIEVE_PANEL];
+    const float theta_norm = n->theta_norm, w_norm = n->w_norm, slope = n->slope;
+    float second[SIEVE_PANEL] = {0}, up[SIEVE_PANEL], low[SIEVE_PANEL];
     if (n->twice)
         second_panel(n->transposed, kept, d, second);
     /* Into arrays of its own: the compiler then sees that nothing overlaps. */
     for (int a = 0; a < SIEVE_PANEL; a++) {
-        const float width = sqrtf(q[a]);
-        score[a] = (m[a] + beta * width) + gamma * second[a];
-        reach[a] = sqrtf(x[a]) + 0x1p-60f;
-        error[a] = slack * (theta_norm * reach[a] + beta * width +
-                            gamma * (w_norm * width + second[a])) +
-                   (beta + gamma * (1.0f + w_norm)) * 0x1p-60f + 0x1p-75f;
+        const float width = sqrtf(q[a]), length = sqrtf(x[a]) + 0x1p-60f;
+        const float score = (m[a] + beta * width) + gamma * second[a];
+        const float own = slack * (theta_norm * length + beta * width +
+                                   gamma * (w_norm * width + second[a])) +
+                          (beta + gamma * (1.0f + w_norm)) * 0x1p-60f + 0x1p-75f;
+        const float error = slope * length + own;
+        up[a] = score + error;
+        low[a] = score - error;
     }
-    memcpy(approx, score, sizeof score);
-    memcpy(length, reach, sizeof reach);
-    memcpy(own, error, sizeof error);
+    memcpy(upper, up, sizeof up);
+    /* What a short panel is filled up with is no action, and proves nothing. */
+    for (int a = 0; a < SIEVE_PANEL; a++)
+        lower[a] = (a < held) & (low[a] > lower[a]) ? low[a] : lower[a];
 }
 
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
@@ -217,31 +220,19 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
     return split < frobenius ? split : frobenius;
 }
 
-/* The actions that the bounds leave, with an error slope of `slope` a length; all of them when
- * the bounds are not finite. */
-FF_INLINE int64_t keep(const float *restrict approx, const float *restrict length,
-                       const float *restrict own, float slope, int64_t count,
+/* The actions that the bounds leave; all of them when the bounds are not finite. */
+FF_INLINE int64_t keep(const float *restrict upper, const float *restrict lower, int64_t count,
                        int64_t *restrict candidates)
 {
-    float low[SIEVE_PANEL], floor = -INFINITY;
+    float floor = -INFINITY;
     for (int a = 0; a < SIEVE_PANEL; a++)
-        low[a] = -INFINITY;
-    for (int64_t first = 0; first < count; first += SIEVE_PANEL)
-        for (int a = 0; a < SIEVE_PANEL; a++) {
-            const int64_t i = first + a;
-            const float l = approx[i] - (slope * length[i] + own[i]);
-            low[a] = l > low[a] ? l : low[a];
-        }
-    for (int a = 0; a < SIEVE_PANEL; a++)
-        floor = low[a] > floor ? low[a] : floor;
+        floor = lower[a] > floor ? lower[a] : floor;
     const int sound = floor > -INFINITY && floor < INFINITY;
     int64_t kept = 0;
     for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
         int may[SIEVE_PANEL], any = 0;
-        for (int a = 0; a < SIEVE_PANEL; a++) {
-            const int64_t i = first + a;
-            may[a] = !sound | !(approx[i] + (slope * length[i] + own[i]) < floor);
-        }
+        for (int a = 0; a < SIEVE_PANEL; a++)
+            may[a] = !sound | !(upper[first + a] < floor);
         for (int a = 0; a < SIEVE_PANEL; a++)
             any |= may[a];
         for (int64_t a = 0; any && a < SIEVE_PANEL && first + a < count; a++)
@@ -254,8 +245,8 @@ FF_INLINE int64_t keep(const float *restrict approx, const float *restrict lengt
 int64_t ff_sieve_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    /* In floats: panel and W of it, [W; theta], W', score, length and own bound of every action. */
-    return SIEVE_PANEL * d + padded_rows(d) * d + 1 + 3 * padded / 2 + 16;
+    /* In floats: upper bounds, panel and W of it, [W; theta], W'. */
+    return padded / 2 + SIEVE_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
 /* W' in whole groups of rows, zeros before a group's own diagonal and past the last row. */
@@ -274,9 +265,11 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    float *panel = (float *)aligned(scratch), *kept = panel + SIEVE_PANEL * d;
-    float *w32 = kept + SIEVE_PANEL * d, *transposed = w32 + rows * d;
-    float *approx = transposed + rows * d, *length = approx + padded, *own = length + padded;
+    float *upper = (float *)aligned(scratch), *panel = upper + padded;
+    float *kept = panel + SIEVE_PANEL * d, *w32 = kept + SIEVE_PANEL * d;
+    float *transposed = w32 + rows * d, lower[SIEVE_PANEL];
+    for (int a = 0; a < SIEVE_PANEL; a++)
+        lower[a] = -INFINITY;
     const double n = (double)(d + 8);
     const double slack = 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24);
     const double w_norm = narrow_factor(w, d, w32);
@@ -285,10 +278,10 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
     memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
     if (gamma != 0.0)
         transpose(w32, d, transposed);
-    const narrowed made = {w32,          transposed,   (float)beta,
-                           (float)gamma, (float)slack, (float)sqrt(sum_of(lane)),
-                           (float)w_norm, gamma != 0.0};
     const float slope = (float)(slack * w_norm * (beta + gamma * w_norm));
+    const narrowed made = {w32,          transposed, (float)beta,
+                           (float)gamma, (float)slack, slope,
+                           (float)sqrt(sum_of(lane)), (float)w_norm, gamma != 0.0};
     const int ready = lies_ready(actions);
     for (int64_t from = 0; from < count; from += SIEVE_PANEL) {
         /* The last panel of ready actions overlaps the one before instead of running over. */
@@ -298,10 +291,10 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
             pack32(actions, first, d, panel);
             x = panel;
         }
-        sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, &made, d, kept,
-                    approx + first, length + first, own + first);
+        sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, &made, d, count - first, kept,
+                    upper + first, lower);
     }
     for (int64_t a = count; a < padded; a++)
-        approx[a] = -INFINITY;
-    return keep(approx, length, own, slope, count, candidates);
+        upper[a] = -INFINITY;
+    return keep(upper, lower, count, candidates);
 }
