@@ -8,8 +8,10 @@ import pytest
 from test_drivers import both, experiment, same
 
 import fastfed
+from fastfed._kernels import native
 from fastfed.environments import FixedSet, Replay, RewardLaw, Sphere
 from fastfed.simulation import compiled, step
+from fastfed.simulation.experiment import make_experiment
 
 AGENTS = dict(problems.agents())
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
@@ -308,3 +310,48 @@ def test_what_travels():
         (fast,), _ = both(e)
         assert fast.bits_up[-1] == 3 * 6 * each(plan), protocol
         assert fast.bits_down[-1] == 0
+
+
+@pytest.mark.parametrize("reward", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("linucb", {}),
+        ("linucb", {"regularizer": 1e-3}),
+        ("linucb", {"radius": "published-code"}),
+        ("linucb", {"radius": "lemma-a2", "radius_multiplier": 0.05}),
+        ("local-linucb", {"radius": "lemma-c2"}),
+        ("fedlinucb", {"batch_size": 300, "lazy": False}),
+        ("feducb", {"private": False, "lazy": False}),
+    ],
+)
+def test_contenders_are_the_best_over_many_rounds(algorithm, keys, reward):
+    """Eager play over rows that come again scores a few actions only, until it must look at all."""
+    alone = algorithm == "linucb"
+    e = make_experiment(
+        name="contenders",
+        environment=FixedSet(4, 60, RewardLaw(reward, 0.5 if reward == "gaussian" else 0.0)),
+        curves=[{"label": "a", "algorithm": algorithm, **keys}],
+        horizon=2500,
+        silos=1 if alone else 2,
+        seed=4,
+        checkpoints=7,
+    )
+    (fast,), (readable,) = both(e)
+    same(fast, readable)
+    assert len(np.unique(fast.actions)) > 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 31, 33, 70])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_short_panel_of_bad_actions_is_not_beaten_by_its_padding(count, dtype):
+    """All scores are far below 0, that of a zero vector: padding must not raise the bar."""
+    rng = np.random.default_rng(count)
+    actions = rng.normal(size=(count, 3)).astype(dtype)
+    actions[:, 0] = -np.abs(actions[:, 0]) - 1
+    theta = np.array([5.0, 0.1, -0.2])
+    w = 0.01 * np.eye(3)
+    scores = native.scores(actions, w, theta, 1.0, 0.5)
+    assert scores.max() < -1
+    for layout in (actions, np.asfortranarray(actions)):
+        assert native.select(layout, w, theta, 1.0, 0.5)[0] == scores.argmax()

@@ -54,7 +54,7 @@ SIGNATURES = {
     "ff_clip_norm": "pid:j",
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
-    "ff_select": "pppddipp:i",
+    "ff_select": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
     "ff_gap_fill": "piiiipp:i",
     "ff_prefix": "piip:",
@@ -215,7 +215,7 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
             space, scores, best = np.empty(leaves.score_scratch(D, K)), np.empty(K), np.empty(D)
             for gamma in (0.0, 0.2):
                 leaves.scores(view, w, theta, 0.4, gamma, D, space, scores)
-                chosen = leaves.select(view, w, theta, 0.4, gamma, D, space, best)
+                chosen = leaves.select(view, w, theta, 0.4, gamma, D, space, best, None)
                 assert chosen == np.argmax(scores)
                 keep(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
 

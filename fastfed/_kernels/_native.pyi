@@ -178,6 +178,8 @@ class Called(Environment):
         reward: tuple[int, float],
     ) -> None: ...
 
+CONTENDERS_SIZE: int
+
 def saved_size(d: int) -> int: ...
 
 class Pass:

@@ -48,8 +48,11 @@ cdef extern from "ff_scores.h" nogil:
     int64_t ff_score_scratch(int64_t d, int64_t actions)
     void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
                    double gamma, int64_t d, double *scratch, double *scores)
+    ctypedef struct ff_reach:
+        const float *upper
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
-                      double beta, double gamma, int64_t d, double *scratch, double *x)
+                      double beta, double gamma, int64_t d, double *scratch, double *x,
+                      ff_reach *reach)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
 
 cdef extern from "ff_environment.h" nogil:
@@ -172,6 +175,8 @@ cdef extern from "ff_clock.h" nogil:
         double *saved
 
 cdef extern from "ff_play.h" nogil:
+    ctypedef struct ff_contenders:
+        const void *x
     ctypedef struct ff_choice:
         const void *x
         int64_t released
@@ -211,6 +216,7 @@ cdef extern from "ff_play.h" nogil:
         double second_bonus
         double inflation
         ff_choice *choice
+        ff_contenders *contend
         double *history
         double *w
         double *theta
@@ -414,7 +420,7 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
-    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0])
+    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
     return a, np.asarray(x)
 
 
@@ -754,6 +760,10 @@ cdef double *pointer(array) except? NULL:
     return <double *>address
 
 
+#: Bytes of what a silo remembers of its best actions.
+CONTENDERS_SIZE = sizeof(ff_contenders)
+
+
 def saved_size(int64_t d):
     """Doubles of one silo that a curve with a clock keeps."""
     return ff_play_saved(d)
@@ -830,6 +840,7 @@ cdef class Pass:
         c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
         c.unit = pointer(curve["unit"])
         c.choice = <ff_choice *>pointer(curve["choice"])
+        c.contend = <ff_contenders *>pointer(curve["contend"])
         c.order = <int64_t *>pointer(curve["order"])
         c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
         c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])

@@ -58,6 +58,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
         "choice": np.zeros((m, 3), np.int64),
+        "contend": np.zeros((m, native.CONTENDERS_SIZE), np.uint8),
         "order": np.arange(m, dtype=np.int64),
         "w": np.zeros((slots, d, d)),
         "theta": np.zeros((slots, d)),

@@ -114,36 +114,75 @@ static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t roun
     }
 }
 
+/* beta of the silo's next choice. */
+static double radius_of(const ff_curve *c, const double *w, int64_t round, int64_t d)
+{
+    const int64_t k = entry(c);
+    const int64_t counted = c->lazy ? c->released * c->batch_size : round;
+    if (c->radius.determinant)
+        return ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                     c->lazy ? c->log_det : ff_log_det(w, d), d);
+    return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                        c->radius_count * (double)counted, d);
+}
+
 /* The action of a silo: by upper confidence, or remembered. */
 static int64_t choose(const ff_pass *pass, const ff_curve *c, int64_t silo, int64_t round,
                       const ff_actions *actions, const scratch_parts *p)
 {
-    const int64_t d = pass->dimension, k = entry(c);
+    const int64_t d = pass->dimension;
     ff_choice *last = c->lazy && pass->environment->borrow ? c->choice + silo : NULL;
     if (last && last->x == actions->x && last->released == c->released) {
         ff_features(actions, last->action, d, p->feature);
         return last->action;
     }
     const double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
-    const int64_t counted = c->lazy ? c->released * c->batch_size : round;
-    double beta;
-    if (c->radius.determinant)
-        beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                     c->lazy ? c->log_det : ff_log_det(w, d), d);
-    else
-        beta = ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
-                            c->radius_count * (double)counted, d);
-    const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature);
-    if (last)
-        *last = (ff_choice){actions->x, c->released, a};
+    const double beta = radius_of(c, w, round, d);
+    if (c->lazy || !pass->environment->borrow) {
+        const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score,
+                                    p->feature, NULL);
+        if (last)
+            *last = (ff_choice){actions->x, c->released, a};
+        return a;
+    }
+    ff_contenders *k = c->contend + silo;
+    const int again = k->x == actions->x;
+    int64_t a = -1;
+    if (again && k->count && k->released == c->released)
+        a = ff_contend_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
+                              p->feature);
+    if (a < 0) {
+        ff_reach reach;
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature, &reach);
+        k->count = 0;
+        /* Rows that do not come again are not worth the making. */
+        if (again)
+            ff_contend_make(k, &reach, actions->actions, w, beta, c->released, d);
+        k->x = actions->x;
+    }
     return a;
+}
+
+/* A data point enters the silo's own V. */
+static void learn(const ff_pass *pass, ff_curve *c, int64_t silo, double y,
+                  const scratch_parts *p)
+{
+    const int64_t d = pass->dimension;
+    double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
+    ff_contenders *k = c->contend + silo;
+    double prediction = 0.0, square = 0.0;
+    for (int64_t j = 0; k->count && j < d; j++) {
+        prediction += theta[j] * p->feature[j];
+        square += theta[j] * theta[j];
+    }
+    const double s = ff_observe(w, theta, p->feature, y, d, p->observe);
+    ff_contend_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
 }
 
 static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
                           const ff_actions *actions, const scratch_parts *p)
 {
     const int64_t d = pass->dimension;
-    double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
     int64_t a;
     if (c->random) {
         const ff_stream stream = stream_of(pass, FF_POLICY, silo, round);
@@ -176,8 +215,22 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
     }
     take_in(pass, c, silo, round, y, p);
     if (!c->lazy)
-        ff_observe(w, theta, p->feature, y, d, p->observe);
+        learn(pass, c, silo, y, p);
     return FF_OK;
+}
+
+/* Index of the first checkpoint that is not before a round. */
+static int64_t checkpoint_from(const ff_pass *pass, int64_t round)
+{
+    int64_t low = 0, high = pass->checkpoint_count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (pass->checkpoints[middle] < round)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 /* Whether the silo asks for a synchronisation after this round. */
@@ -197,9 +250,7 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
 {
     const ff_environment *env = pass->environment;
     const scratch_parts p = cut(scratch, env->actions, pass->dimension);
-    int64_t next = 0;
-    while (next < pass->checkpoint_count && pass->checkpoints[next] < first)
-        next++;
+    int64_t next = checkpoint_from(pass, first);
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
         int64_t status = ff_actions_of(env, pass->seed, pass->replicate, name_of(pass, silo),
@@ -390,16 +441,9 @@ static int64_t synchronise(ff_pass *pass, ff_curve *c, int64_t round)
     EACH_SILO(pass, static, report(pass, c, i, k, SCRATCH(pass)))
     combine(pass, c, k, pass->scratch);
     c->released = k;
-    int64_t low = 0, high = pass->checkpoint_count; /* the first checkpoint from `round` on */
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (pass->checkpoints[middle] < round)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low < pass->checkpoint_count)
-        c->synchronised[low]++;
+    const int64_t next = checkpoint_from(pass, round);
+    if (next < pass->checkpoint_count)
+        c->synchronised[next]++;
     if (c->met)
         c->met[round - 1] = 1;
     c->clock.last = round;
@@ -459,6 +503,7 @@ static void replay(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t first
     if (c->clock.fired[silo] == last)
         return;
     keep(pass, c, silo, 1);
+    c->contend[silo].x = NULL;
     pass->status[silo] = play_silo(pass, silo, first, last, 0, scratch);
 }
 

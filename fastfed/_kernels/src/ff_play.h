@@ -6,6 +6,7 @@
 
 #include "ff_bits.h"
 #include "ff_clock.h"
+#include "ff_contend.h"
 #include "ff_environment.h"
 #include "ff_linalg.h"
 #include "ff_protocol.h"
@@ -70,6 +71,7 @@ typedef struct {
     double inflation;       /* of the direct radius */
     double log_det;         /* ln det V of what is synchronised */
     ff_choice *choice;      /* (M): of lazy play, what was chosen last and from what */
+    ff_contenders *contend; /* (M): of eager play, over rows that come again */
     double *history;        /* (M or 1, K, s): standard normals of a Toeplitz release */
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */

@@ -115,28 +115,40 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
 }
 
 FF_CLONES
-int64_t ff_select(const ff_actions *actions, const double *restrict w,
-                  const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x)
+int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+                   const double *restrict w, const double *restrict theta, double beta,
+                   double gamma, int64_t d, double *restrict scratch, double *restrict score)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
-    int64_t *candidates = (int64_t *)(z + PANEL * d);
-    const int64_t kept = ff_sieve(actions, w, theta, beta, gamma, d,
-                                  (double *)(candidates + actions->actions), candidates);
-
     double best = -INFINITY, block[PANEL];
-    int64_t chosen = candidates[0];
-    for (int64_t first = 0; kept > 1 && first < kept; first += PANEL) {
-        const int64_t n = kept - first < PANEL ? kept - first : PANEL;
-        gather(actions, candidates + first, n, d, panel);
+    int64_t chosen = which[0];
+    for (int64_t first = 0; first < n; first += PANEL) {
+        const int64_t held = n - first < PANEL ? n - first : PANEL;
+        gather(actions, which + first, held, d, panel);
         score_panel(panel, w, theta, beta, gamma, d, z, block);
-        for (int64_t a = 0; a < n; a++) {
+        for (int64_t a = 0; a < held; a++) {
             if (block[a] > best) {
                 best = block[a];
-                chosen = candidates[first + a];
+                chosen = which[first + a];
             }
         }
     }
+    *score = best;
+    return chosen;
+}
+
+int64_t ff_select(const ff_actions *actions, const double *restrict w,
+                  const double *restrict theta, double beta, double gamma, int64_t d,
+                  double *restrict scratch, double *restrict x, ff_reach *reach)
+{
+    /* Panel and W x of it come first, see ff_best_of. */
+    int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    const int64_t kept = ff_sieve(actions, w, theta, beta, gamma, d,
+                                  (double *)(candidates + actions->actions), candidates, reach);
+    double score;
+    const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
+                                                 d, scratch, &score)
+                                    : candidates[0];
     ff_features(actions, chosen, d, x);
     return chosen;
 }

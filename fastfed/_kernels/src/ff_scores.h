@@ -24,10 +24,23 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
                double beta, double gamma, int64_t d, double *restrict scratch,
                double *restrict scores);
 
-/* The action of the largest score, ties to the lowest index; its features into x (d). */
+/* What the sieve has seen of all actions: an upper bound on each score (K, in the scratch), and
+ * bounds on every ||W x|| and ||x||; not finite where it cannot tell. */
+typedef struct {
+    const float *upper;
+    double width, length;
+} ff_reach;
+
+/* The action of the largest score, ties to the lowest index; its features into x (d). reach: NULL,
+ * or what the sieve has seen. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x);
+                  double *restrict scratch, double *restrict x, ff_reach *reach);
+
+/* The action of the largest score among n >= 1 of them, named in ascending order, and its score. */
+int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+                   const double *restrict w, const double *restrict theta, double beta,
+                   double gamma, int64_t d, double *restrict scratch, double *restrict score);
 
 /* Row a of the actions, as float64. */
 void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restrict x);

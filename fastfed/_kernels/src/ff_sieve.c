@@ -58,8 +58,14 @@ typedef struct {
     int twice; /* gamma is not 0, though as a float it may be */
 } narrowed;
 
-/* Of each action of a panel an upper bound on its exact score, and `lower`, lane by lane the
- * largest of all lower bounds so far. The approximate score is off by slope length + own at most.
+/* Lane by lane over the panels so far: the largest lower bound of a score, the largest bounds of a
+ * width and of a length. */
+typedef struct {
+    float lower[SIEVE_PANEL], width[SIEVE_PANEL], length[SIEVE_PANEL];
+} extremes;
+
+/* Of each action of a panel an upper bound on its exact score, and the extremes with this panel. The
+ * approximate score is off by slope length + own at most.
  *
  * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
  * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
@@ -78,7 +84,7 @@ typedef struct {
  * at most: the constants added to length and own are above all that, and far below what matters. */
 FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const narrowed *n,
                            int64_t d, int64_t held, float *restrict kept,
-                           float *restrict upper, float *restrict lower)
+                           float *restrict upper, extremes *restrict seen)
 {
     const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
@@ -123,6 +129,7 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
     const float beta = n->beta, gamma = n->gamma, slack = n->slack;
     const float theta_norm = n->theta_norm, w_norm = n->w_norm, slope = n->slope;
     float second[SIEVE_PANEL] = {0}, up[SIEVE_PANEL], low[SIEVE_PANEL];
+    float wide[SIEVE_PANEL], far[SIEVE_PANEL];
     if (n->twice)
         second_panel(n->transposed, kept, d, second);
     /* Into arrays of its own: the compiler then sees that nothing overlaps. */
@@ -135,11 +142,17 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
         const float error = slope * length + own;
         up[a] = score + error;
         low[a] = score - error;
+        wide[a] = width + slack * (w_norm * length + width);
+        far[a] = length + slack * length;
     }
     memcpy(upper, up, sizeof up);
-    /* What a short panel is filled up with is no action, and proves nothing. */
-    for (int a = 0; a < SIEVE_PANEL; a++)
-        lower[a] = (a < held) & (low[a] > lower[a]) ? low[a] : lower[a];
+    /* What a short panel is filled up with is no action, and proves nothing; it is not long, either.
+     * Not a number stays one. */
+    for (int a = 0; a < SIEVE_PANEL; a++) {
+        seen->lower[a] = (a < held) & (low[a] > seen->lower[a]) ? low[a] : seen->lower[a];
+        seen->width[a] = wide[a] <= seen->width[a] ? seen->width[a] : wide[a];
+        seen->length[a] = far[a] <= seen->length[a] ? seen->length[a] : far[a];
+    }
 }
 
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
@@ -261,15 +274,18 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
 FF_CLONES
 int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
                  const double *restrict theta, double beta, double gamma, int64_t d,
-                 double *restrict scratch, int64_t *restrict candidates)
+                 double *restrict scratch, int64_t *restrict candidates, ff_reach *reach)
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
     float *upper = (float *)aligned(scratch), *panel = upper + padded;
     float *kept = panel + SIEVE_PANEL * d, *w32 = kept + SIEVE_PANEL * d;
-    float *transposed = w32 + rows * d, lower[SIEVE_PANEL];
-    for (int a = 0; a < SIEVE_PANEL; a++)
-        lower[a] = -INFINITY;
+    float *transposed = w32 + rows * d;
+    extremes seen;
+    for (int a = 0; a < SIEVE_PANEL; a++) {
+        seen.lower[a] = -INFINITY;
+        seen.width[a] = seen.length[a] = 0.0f;
+    }
     const double n = (double)(d + 8);
     const double slack = 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24);
     const double w_norm = narrow_factor(w, d, w32);
@@ -292,9 +308,17 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
             x = panel;
         }
         sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, &made, d, count - first, kept,
-                    upper + first, lower);
+                    upper + first, &seen);
     }
     for (int64_t a = count; a < padded; a++)
         upper[a] = -INFINITY;
-    return keep(upper, lower, count, candidates);
+    if (reach) {
+        *reach = (ff_reach){upper, 0.0, 0.0};
+        for (int a = 0; a < SIEVE_PANEL; a++) {
+            const double width = seen.width[a], length = seen.length[a];
+            reach->width = width <= reach->width ? reach->width : width;
+            reach->length = length <= reach->length ? reach->length : length;
+        }
+    }
+    return keep(upper, seen.lower, count, candidates);
 }

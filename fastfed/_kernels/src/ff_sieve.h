@@ -13,9 +13,9 @@ int64_t ff_sieve_scratch(int64_t d, int64_t actions);
 
 /* Every action whose score <x, theta> + beta ||W x|| + gamma ||W'W x|| may be the largest,
  * ascending, into candidates (K); returns how many, at least 1. All of them when float32 cannot
- * tell. */
+ * tell. reach: NULL, or what was seen of all actions. */
 int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
                  const double *restrict theta, double beta, double gamma, int64_t d,
-                 double *restrict scratch, int64_t *restrict candidates);
+                 double *restrict scratch, int64_t *restrict candidates, ff_reach *reach);
 
 #endif
