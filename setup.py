@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 KERNELS = Path("fastfed") / "_kernels"
 SOURCES = [
     *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
-    *("clock", "contend", "play"),
+    *("clock", "contend", "mean", "play"),
 ]
 #: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
 FUSED = KERNELS / "src" / "ff_sieve.c"

@@ -55,6 +55,10 @@ cdef extern from "ff_scores.h" nogil:
                       ff_reach *reach)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
 
+cdef extern from "ff_mean.h" nogil:
+    int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
+    void ff_hadamard(double *values, int64_t n)
+
 cdef extern from "ff_environment.h" nogil:
     ctypedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                 int64_t round, void *x, double *mean) noexcept nogil
@@ -350,6 +354,26 @@ def solve(const double[:, ::1] w, const double[::1] u):
     cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
     ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
     return np.asarray(theta)
+
+
+def least_squares(const double[:, ::1] statistics, int64_t d):
+    """V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
+    cdef double[:, ::1] theta = np.zeros((statistics.shape[0], d))
+    cdef double[::1] scratch = np.empty(2 * d * d + d)
+    cdef int64_t i
+    for i in range(statistics.shape[0]):
+        ff_least_squares(&statistics[i, 0], d, &scratch[0], &theta[i, 0])
+    return np.asarray(theta)
+
+
+def hadamard(values):
+    """H v of every row v of a (M, 2^k) array."""
+    made = np.array(values, dtype=np.float64, order="C", ndmin=2)
+    cdef double[:, ::1] rows = made
+    cdef int64_t i
+    for i in range(rows.shape[0]):
+        ff_hadamard(&rows[i, 0], rows.shape[1])
+    return made
 
 
 def log_det(const double[:, ::1] w):

@@ -95,6 +95,29 @@ def clip_norm(x: Array, bound: float) -> bool:
     return largest > 1.0 or square > bound * bound * (1.0 + 1e-6)
 
 
+def least_squares(statistics: Array, d: int) -> Array:
+    """V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
+    theta = np.zeros((len(statistics), d))
+    for row, statistic in zip(theta, statistics, strict=True):
+        if np.isfinite(statistic).all():
+            v = np.zeros((d, d))
+            v[np.tril_indices(d)] = statistic[d:]
+            v += np.tril(v, -1).T
+            row[:] = np.linalg.pinv(v, rcond=d * 2.0**-50, hermitian=True) @ statistic[:d]
+    return theta
+
+
+def hadamard(values: Array) -> Array:
+    """H v of every row v of a (M, 2^k) array, H in Sylvester's order."""
+    made = np.array(values, dtype=np.float64, ndmin=2)
+    n, h = made.shape[1], 1
+    while h < n:
+        pairs = made.reshape(len(made), n // (2 * h), 2, h)
+        made = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+        made, h = made.reshape(-1, n), 2 * h
+    return made
+
+
 def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> Array:
     """<x, theta> + beta ||x||_{V^-1} + gamma ||V^{-1} x|| of each action, (K,)."""
     x = actions.astype(np.float64)

@@ -1,0 +1,96 @@
+#include "ff_mean.h"
+
+#include <math.h>
+
+#include "ff_protocol.h"
+
+#define SWEEPS 40
+
+/* Turns rows and columns p < q of A, and rows p, q of Q, so that A_pq becomes 0. */
+static void turn(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
+{
+    const double off = a[p * d + q];
+    if (off == 0.0)
+        return;
+    const double tau = (a[q * d + q] - a[p * d + p]) / (2.0 * off);
+    const double t = (tau >= 0.0 ? 1.0 : -1.0) / (fabs(tau) + sqrt(1.0 + tau * tau));
+    const double c = 1.0 / sqrt(1.0 + t * t), s = t * c;
+    for (int64_t k = 0; k < d; k++) {
+        const double x = a[k * d + p], y = a[k * d + q];
+        a[k * d + p] = c * x - s * y;
+        a[k * d + q] = s * x + c * y;
+    }
+    for (int64_t k = 0; k < d; k++) {
+        const double x = a[p * d + k], y = a[q * d + k];
+        a[p * d + k] = c * x - s * y;
+        a[q * d + k] = s * x + c * y;
+    }
+    a[p * d + q] = a[q * d + p] = 0.0;
+    for (int64_t k = 0; k < d; k++) {
+        const double x = rows[p * d + k], y = rows[q * d + k];
+        rows[p * d + k] = c * x - s * y;
+        rows[q * d + k] = s * x + c * y;
+    }
+}
+
+int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
+                     double *restrict theta)
+{
+    double *a = scratch, *rows = scratch + d * d, largest = 0.0;
+    memset(theta, 0, (size_t)d * sizeof(double));
+    for (int64_t j = 0; j < ff_statistic(d); j++)
+        if (!isfinite(statistic[j]))
+            return 0;
+    memset(rows, 0, (size_t)(d * d) * sizeof(double));
+    for (int64_t i = 0, e = d; i < d; i++) {
+        rows[i * d + i] = 1.0;
+        for (int64_t j = 0; j <= i; j++, e++)
+            a[i * d + j] = a[j * d + i] = statistic[e];
+    }
+    for (int sweep = 0; sweep < SWEEPS; sweep++) {
+        double off = 0.0, on = 0.0;
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j < d; j++) {
+                const double square = a[i * d + j] * a[i * d + j];
+                if (i == j)
+                    on += square;
+                else
+                    off += square;
+            }
+        /* Written so that what overflows goes on to the last sweep, and to the check below. */
+        if (off <= 0x1p-104 * on)
+            break;
+        for (int64_t p = 0; p < d; p++)
+            for (int64_t q = p + 1; q < d; q++)
+                turn(a, rows, p, q, d);
+    }
+    for (int64_t i = 0; i < d; i++)
+        largest = a[i * d + i] > largest ? a[i * d + i] : largest;
+    for (int64_t i = 0; i < d; i++) {
+        const double value = a[i * d + i];
+        if (!(value > (double)d * 0x1p-50 * largest))
+            continue;
+        double along = 0.0;
+        for (int64_t k = 0; k < d; k++)
+            along += rows[i * d + k] * statistic[k];
+        for (int64_t k = 0; k < d; k++)
+            theta[k] += along / value * rows[i * d + k];
+    }
+    for (int64_t k = 0; k < d; k++)
+        if (!isfinite(theta[k])) {
+            memset(theta, 0, (size_t)d * sizeof(double));
+            return 0;
+        }
+    return 1;
+}
+
+void ff_hadamard(double *restrict values, int64_t n)
+{
+    for (int64_t h = 1; h < n; h *= 2)
+        for (int64_t i = 0; i < n; i += 2 * h)
+            for (int64_t j = i; j < i + h; j++) {
+                const double x = values[j], y = values[j + h];
+                values[j] = x + y;
+                values[j + h] = x - y;
+            }
+}
