@@ -20,6 +20,9 @@ from fastfed._validate import InputError, integer
 #: Purposes of streams; the same numbers stand in src/ff_random.h.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
+ROTATION, RANGE, LAPLACE = range(12, 15)
+#: The largest number below 1.
+BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
 POINT_NOISE = 64
 
@@ -68,6 +71,10 @@ class NoiseSource(Protocol):
         """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
         ...
 
+    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
+        ...
+
 
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
@@ -104,6 +111,11 @@ class SeededNoise:
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
         return native.normals_f64(*key, dimension * (dimension + 1) // 2)
+
+    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        key = self.seed, purpose, self.replicate
+        drawn = np.array([native.uniform(*key, label, release) for label in range(count)])
+        return np.minimum(drawn, BELOW_ONE)
 
 
 @dataclass(frozen=True)
@@ -151,6 +163,9 @@ class InterleavedNoise:
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         return self.source.trigger(self.names[silo], self._time(round), dimension)
+
+    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        return self.source.uniforms(purpose, self._key(release), count)
 
 
 class SystemNoise:
@@ -211,6 +226,17 @@ class SystemNoise:
         drawn = system_normals(dimension * (dimension + 1) // 2)
         self._rounds.add((silo, round))
         return drawn
+
+    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        # No silo has a negative index: the purpose stands in its place.
+        self._once(-purpose, release)
+        return system_uniforms(count)
+
+
+def system_uniforms(count: int) -> np.ndarray:
+    """Uniform numbers in (0, 1) of 53 bits (count,) from os.urandom."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, BELOW_ONE)
 
 
 def system_words(count: int) -> np.ndarray:

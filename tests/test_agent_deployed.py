@@ -14,7 +14,7 @@ from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.system import System
 from fastfed.environments import FixedSet, RewardLaw, Sphere
 from fastfed.privacy.certificate import SIMULATION
-from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
+from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan
 from fastfed.simulation import compiled, step
 
@@ -195,6 +195,9 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
         # Nothing is g ones of 2 g, rounded up by no word, and Bin(b, 1/4) more.
         drawn, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
+    elif isinstance(messages[0], Counts):
+        b = plan.encoding.noise_bits[0]
+        drawn, variance = np.array([m.values for m in messages]).T, np.full(5, 0.1875 * b)
     else:
         drawn = np.array([m.values for m in messages]).T
         bias, off, diagonal = plan.user_std.parts

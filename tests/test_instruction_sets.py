@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fastfed._kernels import native
-from fastfed.environments import Gap
+from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
 EXACT, FUSED = ("random", "linalg", "scores", "environment", "protocol"), ("sieve",)
@@ -57,6 +57,7 @@ SIGNATURES = {
     "ff_select": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
     "ff_gap_fill": "piiiipp:i",
+    "ff_hard_fill": "piiiipp:i",
     "ff_prefix": "piip:",
     "ff_add_noise": "pppip:",
     "ff_refresh": "pdippp:d",
@@ -97,6 +98,12 @@ class GapState(ctypes.Structure):
         ("best", ctypes.c_double),
         ("width", ctypes.c_double),
     ]
+
+
+class HardState(ctypes.Structure):
+    """ff_hard of ff_environment.h."""
+
+    _fields_ = [("theta", ctypes.c_void_p), ("dimension", ctypes.c_int64)]
 
 
 def processor_features() -> set[str]:
@@ -199,6 +206,14 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
         assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
         keep(f"gap_fill {d}", made[: actions * d], means)
 
+    for d in (2, 8, 5000):
+        direction = HardInstance(d).theta(4, 1)
+        state = ctypes.byref(HardState(direction.ctypes.data, d))
+        made, means = np.empty((300, leaves.fill_capacity(2, d)), np.float32), np.empty((300, 2))
+        for t in range(300):
+            assert leaves.hard_fill(state, 4, 1, 2, t + 1, made[t], means[t]) == 2
+        keep(f"hard_fill {d}", made[:, : 2 * d], means)
+
     x, u, y = given["x"], given["u"], 0.7
     w, theta, scratch = np.empty((D, D)), np.empty(D), np.empty(S + 3 * D)
     assert leaves.factor(given["packed"], D, w) == 0
@@ -272,6 +287,12 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
     for d, actions in ((10, 100), (5000, 100)):
         made, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
         assert made.T.tobytes() + means.tobytes() == baseline[f"gap_fill {d}"]
+    for d in (2, 8, 5000):
+        opened = HardInstance(d).open(4, 1, 3)
+        rounds = [opened.round(2, t) for t in range(1, 301)]
+        made, means = (np.array(part) for part in zip(*rounds, strict=True))
+        found = made.transpose(0, 2, 1).tobytes() + means.tobytes()
+        assert found == baseline[f"hard_fill {d}"]
     theta = native.solve(w, given["u"])
     scores = native.scores(given["actions"], w, theta, 0.4, 0.0)
     chosen, best = native.select(given["actions"], w, theta, 0.4, 0.0)

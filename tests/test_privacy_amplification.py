@@ -130,7 +130,8 @@ def test_the_lemma_wins_with_very_many_silos() -> None:
     assert tree.ldp() > 5 * budget.epsilon
     assert tree.exact() <= budget.epsilon
     assert tree.exact() == pytest.approx(budget.epsilon, rel=1e-3)
-    (condition,) = tree.conditions()
+    trust, condition = tree.conditions()
+    assert "none tells the server" in trust.text
     assert condition.holds
     assert "by Lemma F.2" in condition.text
     less = msgspec.structs.replace(tree, noise_std=0.9 * tree.noise_std)

@@ -47,7 +47,7 @@ def louder(points: NoisyPoints, factor: float) -> NoisyPoints:
 
 
 def claim(points: NoisyPoints) -> Condition:
-    first = points.conditions()[0]
+    first = points.conditions()[-1]
     assert type(first) is ClaimCondition
     return first
 
@@ -240,11 +240,15 @@ def test_returning_users_cost_a_root() -> None:
         assert points.noise_std == pytest.approx(math.sqrt(count) * once.noise_std, rel=1e-12)
         assert points.noise_std == pytest.approx(tight_noise_std(0.5, 1e-6, count), rel=1e-5)
         assert points.mu() == pytest.approx(once.mu(), rel=1e-12)
-        trust = points.conditions()[1]
+        trust = points.conditions()[-2]
         assert type(trust) is Condition
         assert trust.holds
         assert f"takes part in at most {count} batches, once in each" in trust.text
     assert len(once.conditions()) == 1
+    # Where the lemma decides, the others' messages are counted on; local privacy needs nobody.
+    hidden = calibrate_points(Budget(0.02, 1e-3), 10_000, shuffled=True)
+    assert hidden.exact() < hidden.ldp()
+    assert "none tells the server" in hidden.conditions()[0].text
     # Nobody takes part in more batches than there are.
     assert calibrate_points(budget, 20, returning=1000, batches=9).returning == 9
     assert calibrate_points(budget, 20, returning=1000, batches=0) == once
@@ -368,12 +372,14 @@ def test_noise_of_the_exact_figures() -> None:
 def test_sides() -> None:
     budget = Budget(0.02, 1e-3)
     both = calibrate_points(budget, 10_000, shuffled=True)
-    ((model, source, epsilon),) = both.sides()
+    ((model, source, epsilon, conditions),) = both.sides()
+    assert conditions == ()
     assert model == "local: nobody but the user is trusted"
     assert "Remark 3.4" in source
     assert epsilon == both.ldp() > 2.5 * both.exact()
     local = calibrate_points(budget, 10_000)
-    ((model, source, epsilon),) = local.sides()
+    ((model, source, epsilon, conditions),) = local.sides()
+    assert ["noisy message" in c.text for c in conditions] == [True]
     assert model == "shuffle: with a trusted shuffler of each batch in between"
     assert "Corollary B.3" in source
     assert epsilon == local.amplified() < 0.5 * local.ldp()

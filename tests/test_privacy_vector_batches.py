@@ -286,7 +286,8 @@ def test_local_claims_do_not_know_the_batch() -> None:
     # The released noise grows with the batch, and so does the privacy behind a shuffler.
     assert made[1].noise_std[0] == pytest.approx(math.sqrt(20) * made[0].noise_std[0])
     assert made[0].sides()[0][2] == made[0].exact()
-    ((model, source, epsilon),) = made[1].sides()
+    ((model, source, epsilon, conditions),) = made[1].sides()
+    assert ["noise bits" in c.text for c in conditions] == [True]
     assert model == "shuffle: with a trusted shuffler of each batch in between"
     assert source == "chowdhury-zhou-2022, Corollary C.3"
     assert epsilon == pytest.approx(epsilon_of(made[1].mu() / math.sqrt(20), 1e-4), rel=0.02)
@@ -297,7 +298,8 @@ def test_local_claims_do_not_know_the_batch() -> None:
 
 def test_sides_of_a_shuffled_batch() -> None:
     made = calibrate_vector_batches(Budget(0.5, 1e-4), 20, 5)
-    ((model, source, epsilon),) = made.sides()
+    ((model, source, epsilon, conditions),) = made.sides()
+    assert conditions == ()
     assert (model, source) == (
         "local: nobody but the user is trusted",
         "chowdhury-zhou-2022, Remark 3.7",

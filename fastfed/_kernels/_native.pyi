@@ -138,6 +138,11 @@ class Gap(Environment):
         reward: tuple[int, float],
     ) -> None: ...
 
+class HardInstance(Environment):
+    def __init__(
+        self, seed: int, replicate: int, theta: np.ndarray, reward: tuple[int, float]
+    ) -> None: ...
+
 class Pool(Environment):
     def __init__(
         self,

@@ -103,6 +103,11 @@ cdef extern from "ff_environment.h" nogil:
         double width
     int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                         int64_t round, void *x, double *mean) noexcept
+    ctypedef struct ff_hard:
+        const double *theta
+        int64_t dimension
+    int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                         int64_t round, void *x, double *mean) noexcept
     ctypedef struct ff_pool:
         const void *values
         int64_t is_double
@@ -677,6 +682,16 @@ cdef class Gap(Environment):
         self.state.inferior, self.state.best, self.state.width = inferior, best, width
         self.describe(theta.shape[0], actions, 0, 1, reward)
         self.c.fill, self.c.state = ff_gap_fill, &self.state
+
+
+cdef class HardInstance(Environment):
+    cdef ff_hard state
+
+    def __init__(self, seed, replicate, const double[::1] theta, reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta, self.state.dimension = &theta[0], theta.shape[0]
+        self.describe(theta.shape[0], 2, 0, 1, reward)
+        self.c.fill, self.c.state = ff_hard_fill, &self.state
 
 
 cdef class Pool(Environment):

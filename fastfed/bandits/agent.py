@@ -12,6 +12,7 @@ the protocol has released. Deviations from the paper, and why:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -19,19 +20,24 @@ from typing import ClassVar
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent_published import PublishedCode, published_theory
 from fastfed.bandits.assemble import assemble, plan_of
-from fastfed.bandits.certify import Beside, certify
+from fastfed.bandits.certify import certify
 from fastfed.bandits.noise import Noise
 from fastfed.bandits.private_fedlinucb import DIRECT_RATIO, check_bits
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Keys, System, batches_of_user, check_returning
 from fastfed.bandits.theory import REGULARIZERS, Theory
 from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.certificate import Condition, Side
 from fastfed.privacy.sensitivity import LAYOUTS
 from fastfed.privacy.two_streams import CALIBRATIONS
 from fastfed.protocols.plan import Clip, Plan
 from fastfed.protocols.protocol import Protocol
 
 MESSAGES = ("aggregate", "individual")
+#: An agent that chooses for its users has seen what was offered to them.
+PUBLIC_OFFER = Condition(
+    "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
+)
 
 
 #: The rules for lambda that go with each radius.
@@ -187,13 +193,17 @@ def private(
         release=release,
     )  # fmt: skip
     check_bits(plan)
-    others = [Beside(*each) for each in noise.beside]
-    if protocol.shuffled and noise.mechanism.exact() < float("inf"):
+    others = list(noise.beside)
+    exact = noise.mechanism.exact()
+    if protocol.shuffled and math.isfinite(exact):
+        trusted = [c for c in noise.mechanism.conditions() if type(c) is Condition]
         others.append(
-            Beside(
-                "joint: other users together are not trusted, who see actions only",
+            Side(
+                "joint: other users see actions only, and keep what they know of their own "
+                "noise to themselves",
                 "chowdhury-zhou-2022, Section 2: a shuffle model's guarantee is one of these too",
-                noise.mechanism.exact(),
+                exact,
+                tuple(trusted),
             )
         )
     certificate = certify(
@@ -205,5 +215,6 @@ def private(
         True,
         f"{protocol.source}; {noise.mechanism.source}",
         beside=others,
+        trust=(PUBLIC_OFFER,) if protocol.senders == "users" else (),
     )
     return System(algorithm, plan, theory, certificate)

@@ -16,6 +16,7 @@ from fastfed.privacy.certificate import (
     Certificate,
     Condition,
     Guarantee,
+    Side,
     SideCertificate,
 )
 from fastfed.protocols.plan import Clip
@@ -32,15 +33,6 @@ RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
     "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
 )
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What noise is worth towards others than those the claim is about, at the claim's delta."""
-
-    model: str
-    source: str
-    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,8 @@ def certify(
     source: str,
     by_silo: Sequence[tuple[tuple[int, ...], Mechanism]] = (),
     schedule: Condition = FIXED,
-    beside: Sequence[Beside] | None = None,
+    beside: Sequence[Side] | None = None,
+    trust: Sequence[Condition] = (),
 ) -> Certificate:
     """The certificate of one private linear system, its noise taken from seeded streams.
 
@@ -102,7 +95,7 @@ def certify(
     what would hold under an assumption that this run breaks, named in its caveats. Where silos
     have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
     ``beside`` is what the same noise is worth towards others; by default, what users of one silo
-    see of each other.
+    see of each other. ``trust`` is what the protocol itself takes on trust.
     """
     budget = mechanism.budget
     claimed = Guarantee(budget.epsilon, budget.delta)
@@ -110,7 +103,7 @@ def certify(
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
     assumed = Assumptions.of(setting, clip, released_only, schedule)
-    met = tuple(mechanism.conditions())
+    met = (*trust, *mechanism.conditions())
     proven = known and all(c.holds for c in assumed.all)
 
     given = "; under the assumptions in the caveats" if assumed.aloud else ""
@@ -155,7 +148,7 @@ def certify(
                 exact=Guarantee(other.epsilon, budget.delta),
                 status="proven",
                 noise_std=mechanism.noise_stds,
-                conditions=tuple(c for c in met if type(c) is Condition),
+                conditions=(*trust, *other.conditions),
                 caveats=assumed.aloud,
                 source=other.source,
             )

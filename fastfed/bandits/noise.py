@@ -17,7 +17,7 @@ from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import calibrate_tree
-from fastfed.privacy.certificate import Condition
+from fastfed.privacy.certificate import Condition, Side
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.protocols.plan import Encoding, NoiseStd
@@ -58,8 +58,8 @@ class Noise:
     #: mechanism of each distinct budget with its silos.
     silo_noise: tuple[float, ...] = ()
     by_silo: tuple[tuple[tuple[int, ...], Mechanism], ...] = ()
-    #: What it is worth towards others than those the claim is about: (model, source, epsilon).
-    beside: tuple[tuple[str, str, float], ...] = ()
+    #: What it is worth towards others than those the claim is about.
+    beside: tuple[Side, ...] = ()
 
 
 def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
@@ -81,6 +81,11 @@ def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
 def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
     """Every silo's own budget (zhou-chowdhury-2024, Definition 2.1): noise of its own strength."""
     budgets = keys.silo_epsilon
+    if keys.returning != 1:
+        raise InputError(
+            "returning must be 1 with silo_epsilon: a user of several silos has no budget of "
+            f"their own, got {keys.returning}"
+        )
     if len(budgets) != setting.silos:
         raise InputError(
             f"silo_epsilon must hold one number for each of {setting.silos} silos, "

@@ -164,7 +164,8 @@ def check_bits(plan: Plan) -> None:
             f"epsilon or delta is too small for {plan.protocol.id}: a node would hold "
             f"{points * plan.encoding.message_bits(top):.3g} bits an entry, more than 2^62"
         )
-    if not plan.individual:
+    # Without a shuffler nobody needs more than their number.
+    if not plan.individual or not plan.protocol.shuffled:
         return
     if plan.clip is None:
         raise InputError(
@@ -176,9 +177,12 @@ def check_bits(plan: Plan) -> None:
         for j in range(plan.levels)
     )
     if held > MOST_BITS:
+        remedy = '"aggregate" plays their counts, which have the same law'
+        if plan.by_users:
+            remedy = f"a batch_size below {plan.batch_size} sends fewer"
         raise InputError(
             f'messages = "individual" would hold {held:.3g} bits at once, at most {MOST_BITS:.3g} '
-            'can be; "aggregate" plays their counts, which have the same law'
+            f"can be; {remedy}"
         )
 
 

@@ -15,6 +15,7 @@ from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
 from fastfed.privacy.certificate import SIMULATION, Certificate
 from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, Plan
 
 
@@ -23,7 +24,7 @@ class System:
     """One curve of an experiment: what it plays, why it may, what it promises."""
 
     algorithm: str
-    plan: Plan | PeerPlan
+    plan: Plan | PeerPlan | PhasePlan
     theory: Theory
     certificate: Certificate
     bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
@@ -89,7 +90,10 @@ EVERY_BATCH = "every-batch"
 def check_returning(returning: int | str) -> None:
     """InputError unless it says in how many batches a user may take part."""
     if isinstance(returning, str):
-        choice("returning", returning, (EVERY_BATCH,))
+        if returning != EVERY_BATCH:
+            raise InputError(
+                f'returning must be an integer >= 1 or "{EVERY_BATCH}", got "{returning}"'
+            )
     else:
         integer("returning", returning, at_least=1)
 

@@ -13,7 +13,9 @@ from fastfed.environments.base import Environment, Facts, RewardLaw
 from fastfed.environments.classification import Classification
 from fastfed.environments.fixed_set import FixedSet
 from fastfed.environments.gap import Gap
+from fastfed.environments.hard_instance import HardInstance
 from fastfed.environments.letor import Letor
+from fastfed.environments.no_diversity import NoDiversity
 from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
 from fastfed.environments.sphere import Sphere
@@ -22,6 +24,8 @@ ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
     "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
     "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
+    "hard-instance": (HardInstance, "blocks of two coordinates, one a round: for lower bounds"),
+    "no-diversity": (NoDiversity, "two fixed actions, a coordinate that only the first silo sees"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
@@ -53,7 +57,12 @@ def environment_from_spec(spec: Any) -> Environment:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     if "reward" in keys:
         factory: Any = fields["reward"].default_factory
-        keys["reward"] = RewardLaw.from_spec(keys["reward"], factory().kind)
+        usual, given = factory(), keys["reward"]
+        # An environment whose own law is Gaussian has its own std too.
+        mine = isinstance(given, dict) and given.get("kind", usual.kind) == usual.kind
+        if mine and usual.kind == "gaussian":
+            given = {"std": usual.std, **given}
+        keys["reward"] = RewardLaw.from_spec(given, usual.kind)
     environment: Environment = cls(**keys)
     return environment
 
@@ -65,7 +74,9 @@ __all__ = [
     "FixedSet",
     "Gap",
     "Facts",
+    "HardInstance",
     "Letor",
+    "NoDiversity",
     "Python",
     "Replay",
     "RewardLaw",

@@ -222,6 +222,14 @@ def _checked(
     )
 
 
+#: What Lemma F.2 takes on trust, beside the shuffler.
+HIDING = Condition(
+    "all silos send the noisy sums of the plan, and none tells the server which are its own "
+    "(taken on trust)",
+    True,
+)
+
+
 class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     """The p-sum tree with Gaussian noise by every silo, and a shuffler between silos and server.
 
@@ -287,7 +295,9 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
             f"{budget.relation}, is at most {budget.epsilon:g}"
         )
         claim = ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)
-        return [*returning_conditions(self.returning), claim]
+        # Silo-level LDP needs nobody else; the lemma hides a silo's message among the others'.
+        others = [HIDING] if found < self.ldp() else []
+        return [*others, *returning_conditions(self.returning), claim]
 
     def _remark(self, found: float) -> str:
         if self.calibration == "published-code":

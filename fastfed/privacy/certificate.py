@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,15 @@ class Guarantee(msgspec.Struct, frozen=True):
         delta = number("delta", self.delta, at_least=0, below=1)
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
         msgspec.structs.force_setattr(self, "delta", delta)
+
+
+class Side(NamedTuple):
+    """What a mechanism's noise proves under other trust than its claim's, at the claim's delta."""
+
+    model: str
+    source: str
+    epsilon: float
+    conditions: tuple[Condition, ...] = ()
 
 
 class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,13 @@ import msgspec
 
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.certificate import ClaimCondition, Condition, Guarantee, rounded_up
+from fastfed.privacy.certificate import (
+    ClaimCondition,
+    Condition,
+    Guarantee,
+    Side,
+    rounded_up,
+)
 from fastfed.privacy.composition import advanced
 from fastfed.privacy.gaussian import delta_of, epsilon_of, mu_of
 from fastfed.privacy.returning import one_batch, returning_conditions
@@ -239,6 +245,14 @@ def _share(epsilon: float, delta: float, slack: float, count: int) -> float:
     return each * _TOTAL
 
 
+#: What Lemma B.4 takes on trust, beside the shuffler.
+HIDING = Condition(
+    "all users of every batch send the noisy message of the plan, and none tells the server which "
+    "is theirs (taken on trust)",
+    True,
+)
+
+
 class NoisyPoints(msgspec.Struct, frozen=True, kw_only=True):
     """Both streams of every user's data point, x y and x x^T, with Gaussian noise of the user.
 
@@ -347,30 +361,28 @@ class NoisyPoints(msgspec.Struct, frozen=True, kw_only=True):
         if remark:
             text += f" ({remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
-        return [*returning_conditions(self.returning), claim]
+        # Local privacy needs nobody else; the lemma hides a message among the others.
+        others = [HIDING] if found < self.ldp() else []
+        return [*others, *returning_conditions(self.returning), claim]
 
-    def sides(self) -> list[tuple[str, str, float]]:
-        """What holds beside the claim: (model, source, epsilon at the budget's delta).
+    def sides(self) -> list[Side]:
+        """What holds beside the claim, at the budget's delta.
 
         Shuffled batches: the guarantee that is left without the shuffler. Otherwise the one that a
         shuffler would add, where the lemma proves any.
         """
-        local = self.ldp()
+        local, trust = self.ldp(), tuple(returning_conditions(self.returning))
         if self.shuffled:
-            return [
-                (
-                    "local: nobody but the user is trusted",
-                    f"{_PAPER}, Remark 3.4; {_LOCAL}",
-                    local,
-                )
-            ]
+            model = "local: nobody but the user is trusted"
+            return [Side(model, f"{_PAPER}, Remark 3.4; {_LOCAL}", local, trust)]
         if self.batch_size == 1 or local == 0.0:
             return []
         best = min(local, self.amplified())
         if best == local:
             return []
         model = "shuffle: with a trusted shuffler of each batch in between"
-        return [(model, f"{_PAPER}, Corollary B.3, by Lemma B.4", best)]
+        source = f"{_PAPER}, Corollary B.3, by Lemma B.4"
+        return [Side(model, source, best, (HIDING, *trust))]
 
     def _remark(self, found: float) -> str:
         """Which argument holds, and what is known of the rule that chose the noise."""

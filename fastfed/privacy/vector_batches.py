@@ -16,7 +16,7 @@ from fastfed.privacy.binomial import _honest, _smallest, _usual_g
 from fastfed.privacy.binomial_account import TAIL_SHARES, Node, VectorSumAccount
 from fastfed.privacy.binomial_noise import ONES
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.gaussian import mu_of
 from fastfed.privacy.least_delta import least_delta
 from fastfed.privacy.returning import one_batch, returning_conditions
@@ -28,6 +28,10 @@ __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 #: The logarithms in the noise bits of the published code: its own, and that of the later paper's.
 PUBLISHED_LOGS = ("ln(d/delta)", "ln(d^2/delta)")
 
+_EVERYBODY = (
+    "all users of every batch add their noise bits, and none tells the server which (taken on "
+    "trust)"
+)
 _VARIANCE = ONES * (1.0 - ONES)
 # "exact" raises g until the noise has at least this many levels of standard deviation: with it the
 # skewness of the binomial costs below two per cent of noise at every usual budget.
@@ -50,7 +54,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     together are (exact(), budget.delta)-private towards everyone who sees shuffled messages, or,
     when local, the user's own messages; proven in `fastfed.privacy.binomial_account`. A message
     has 2 g + b bits a coordinate, and only the number of ones among them counts: nobody may learn
-    which are noise, so a message that is not shuffled with others' is sent in random order.
+    which are noise, so a message that is not shuffled with others' says that number alone.
     """
 
     batch_size: int
@@ -209,10 +213,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def _trust(self) -> list[Condition]:
         trusted = []
         if not self.local and self.honest_fraction == 1.0:
-            trusted.append(
-                "all users of every batch add their noise bits, and none tells the server which "
-                "(taken on trust; honest_fraction < 1 counts on fewer)"
-            )
+            trusted.append(f"{_EVERYBODY}; honest_fraction < 1 counts on fewer")
         elif not self.local:
             trusted.append(
                 f"at least the fraction {self.honest_fraction:g} of the users of every batch add "
@@ -220,19 +221,22 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
             )
         return [*(Condition(text, True) for text in trusted), *returning_conditions(self.returning)]
 
-    def sides(self) -> list[tuple[str, str, float]]:
-        """What the same noise proves under other trust: (model, source, epsilon at budget.delta).
+    def sides(self) -> list[Side]:
+        """What the same noise proves under other trust, at the budget's delta.
 
         Entries without a finite epsilon are left out.
         """
+        returning = tuple(returning_conditions(self.returning))
         if self.local:
             epsilon = self._account(self.trials).epsilon(self.budget.delta)
             model = "shuffle: with a trusted shuffler of each batch in between"
-            found = (model, "chowdhury-zhou-2022, Corollary C.3", epsilon)
+            trust = (Condition(_EVERYBODY, True), *returning)
+            found = Side(model, "chowdhury-zhou-2022, Corollary C.3", epsilon, trust)
         else:
-            model = "local: nobody but the user is trusted"
-            found = (model, "chowdhury-zhou-2022, Remark 3.7", self.local_epsilon())
-        return [found] if math.isfinite(found[2]) else []
+            model, source = "local: nobody but the user is trusted", "Remark 3.7"
+            epsilon = self.local_epsilon()
+            found = Side(model, f"chowdhury-zhou-2022, {source}", epsilon, returning)
+        return [found] if math.isfinite(found.epsilon) else []
 
 
 def calibrate_vector_batches(

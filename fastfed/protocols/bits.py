@@ -84,7 +84,7 @@ class MessageRandomizer(BitRandomizer):
     def report(self) -> Bits:
         """All bits of the node released now."""
         release = self.release + 1
-        level = native.node_level(release)
+        level = self.plan.level(release)
         bits = np.concatenate(self._bits[level], axis=1)
         self._bits[level] = []
         self.release = release

@@ -79,7 +79,7 @@ PROTOCOLS = {
         Protocol(
             "shuffle-amplified",
             "silos add noise to their p-sums, a shuffler mixes the messages of all silos",
-            "shuffle: the shuffler is trusted, the server and other silos are not",
+            "shuffle: the shuffler is trusted, the server is not",
             SEND_NOISY_NODE,
             TREE,
             "silos",
@@ -158,7 +158,7 @@ AGENT_PROTOCOLS = {
         Protocol(
             "user-shuffle-amplified",
             "each user adds noise to their data point, a shuffler mixes the users of a batch",
-            "shuffle: the shuffler is trusted, the agent and other users are not",
+            "shuffle: the shuffler is trusted, the agent is not",
             SEND_NOISY_BATCH,
             ADD,
             "users",

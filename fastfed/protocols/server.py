@@ -10,7 +10,7 @@ from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array
 from fastfed.protocols.bits import counted, encoding_of
-from fastfed.protocols.messages import Bits, Broadcast, Report, Shuffled, ShuffledBits
+from fastfed.protocols.messages import Bits, Broadcast, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
@@ -71,10 +71,8 @@ class Server:
                     f"the shuffler must pass on {expected} messages, got {len(ordered)}"
                 )
         else:
-            sent = Bits if plan.protocol.bits and plan.individual else Report
-            reports: list[Report | Bits] = [
-                m for m in messages if isinstance(m, (Report, Bits)) and isinstance(m, sent)
-            ]
+            kind = Counts if plan.protocol.bits else Report
+            reports = [m for m in messages if isinstance(m, Report) and type(m) is kind]
             reports.sort(key=lambda r: r.silo)
             senders = list(range(plan.senders))
             if len(reports) < len(messages) or [r.silo for r in reports] != senders:
@@ -125,8 +123,7 @@ class Server:
 
     def _points(self, level: int) -> int:
         """Data points behind one message of bits: a shuffler makes one of all."""
-        everyone = self.plan.silos * self.plan.points(level)
-        return everyone if self.plan.protocol.shuffled else everyone // self.plan.senders
+        return self.plan.silos * self.plan.points(level)
 
     def _combine(self, total: np.ndarray, release: int) -> None:
         makes, d = self.plan.protocol.analyzer, self.plan.dimension

@@ -8,7 +8,7 @@ from fastfed._kernels import native
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
 from fastfed.protocols.bits import encoding_of, ones_of
-from fastfed.protocols.messages import Bits, Report
+from fastfed.protocols.messages import Bits, Counts, Report
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.randomizer import noisy
@@ -36,8 +36,10 @@ class User:
                 f'got protocol "{plan.protocol.id}"'
             )
         last = plan.releases * plan.batch_size
+        if not last:
+            raise InputError("the plan has no batch that ends: its users send nothing")
         self.plan = plan
-        self.number = integer("number", number, at_least=1, at_most=max(last, 1))
+        self.number = integer("number", number, at_least=1, at_most=last)
         self.noise = noise if noise is not None else SystemNoise()
         self.clipped_feature = self.clipped_reward = False
         self._sent = False
@@ -75,10 +77,14 @@ class User:
         values = noisy(point, normals, d, self.plan.user_std)
         return Report(self.release, d, values, self.place)
 
-    def _bits(self, point: np.ndarray) -> Bits:
-        encoding, size = encoding_of(self.plan), len(point)
+    def _bits(self, point: np.ndarray) -> Bits | Counts:
+        """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
+        encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
         words = self.noise.words(0, self.number, size)
         noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
         count = ones_of(point, encoding, 0, words, noise)
-        bits = native.encode_bits(count, encoding.message_bits(0))
-        return Bits(self.release, self.plan.dimension, bits, self.place)
+        if self.plan.protocol.shuffled:
+            bits = native.encode_bits(count, encoding.message_bits(0))
+            return Bits(self.release, d, bits, self.place)
+        centred = count - encoding.each(0, d) - encoding.noise_bits[0] / 4.0
+        return Counts(self.release, d, centred, self.place)

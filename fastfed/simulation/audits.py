@@ -26,6 +26,7 @@ from fastfed.privacy.audits import WORST_PAIR
 from fastfed.privacy.tree import touches
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import PeerPlan, Sums
+from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
@@ -64,6 +65,7 @@ class Case:
             **self.keys,
         )
         plan = system.plan
+        assert not isinstance(plan, PhasePlan)
         if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)

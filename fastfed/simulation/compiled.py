@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import native
 from fastfed.protocols.peers import Part, PeerPlan
+from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
+from fastfed.simulation import phases
 from fastfed.simulation.outcome import Outcome, sent
 from fastfed.simulation.peers import play_parts
 
@@ -142,19 +145,20 @@ def play(
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
     run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
-    through(run, horizon if last is None else last, rounds_per_call, progress)
+    run.begin()
+    through(run, 1, horizon if last is None else last, rounds_per_call, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
 
 
 def through(
     run: native.Pass,
+    first: int,
     last: int,
     rounds_per_call: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Play a pass from its first round to its last, call by call."""
-    run.begin()
-    first, step = 1, rounds_per_call or 16
+    """Play rounds first..last of a pass, call by call."""
+    step = rounds_per_call or 16
     while first <= last:
         until = min(first + step - 1, last)
         start = time.perf_counter()
@@ -206,7 +210,36 @@ def play_peers(
                 # In whole rounds of all silos.
                 progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
 
-        through(run, plan.uses(part.estimator, until), rounds_per_call, tell)
+        run.begin()
+        through(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
         return made
 
     return play_parts(plan, checkpoints, play_part, record=record)
+
+
+def play_phases(
+    environment: native.Environment,
+    plan: PhasePlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """The same for a plan in phases, phase after phase."""
+    made = state(plan.local, len(checkpoints), record)
+
+    def open_pass(made: dict[str, Any]) -> native.Pass:
+        return native.Pass(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+
+    def play_rounds(run: native.Pass, first: int, last: int) -> None:
+        through(run, first, last, rounds_per_call, progress)
+
+    until = plan.horizon if last is None else last
+    released, model = phases.play(
+        environment, plan, checkpoints, made, open_pass, play_rounds, until
+    )
+    changed: dict[str, Any] = {**phases.sent(plan, released), "total": model}
+    return replace(outcome(plan.local, made), **changed)

@@ -9,17 +9,20 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
-from fastfed.simulation import compiled, peers, step
+from fastfed.simulation import compiled, peers, phases, step
 from fastfed.simulation.outcome import Outcome
 
 Progress = Callable[[int], None]
+AnyPlan = Plan | PeerPlan | PhasePlan
 
 
-def shared(plan: Plan | PeerPlan) -> bool:
+def shared(plan: AnyPlan) -> bool:
     """Whether curves of such plans are played together, over contexts made once.
 
-    A plan with a trigger goes back and plays rounds again, and peers take turns: they play alone.
+    A plan with a trigger goes back and plays rounds again, peers take turns, and what comes in
+    phases changes its state between them: they play alone.
     Bits that are really made lie outside of what the compiled driver executes.
     """
     return isinstance(plan, Plan) and plan.trigger is None and not plan.individual
@@ -27,7 +30,7 @@ def shared(plan: Plan | PeerPlan) -> bool:
 
 def play(
     environment: native.Environment,
-    plans: Sequence[Plan | PeerPlan],
+    plans: Sequence[AnyPlan],
     checkpoints: np.ndarray,
     *,
     threads: int = 1,
@@ -64,7 +67,7 @@ def play(
 
 def _fastest(
     environment: native.Environment,
-    plans: list[Plan | PeerPlan],
+    plans: list[AnyPlan],
     checkpoints: np.ndarray,
     threads: int,
     record: bool,
@@ -74,6 +77,8 @@ def _fastest(
     (first, *_), both = plans, {"threads": threads, "record": record, **keys}
     if isinstance(first, PeerPlan):
         return [compiled.play_peers(environment, first, checkpoints, **both)]
+    if isinstance(first, PhasePlan):
+        return [compiled.play_phases(environment, first, checkpoints, **both)]
     if first.individual:
         return [step.play_one(environment, first, checkpoints, **keys)]
     return compiled.play(
@@ -81,10 +86,10 @@ def _fastest(
     )
 
 
-def play_steps(
-    environment: native.Environment, plan: Plan | PeerPlan, checkpoints: np.ndarray
-) -> Outcome:
+def play_steps(environment: native.Environment, plan: AnyPlan, checkpoints: np.ndarray) -> Outcome:
     """Play a plan by the step driver, message by message."""
     if isinstance(plan, PeerPlan):
         return peers.play_steps(environment, plan, checkpoints)
+    if isinstance(plan, PhasePlan):
+        return phases.play_steps(environment, plan, checkpoints)
     return step.play_one(environment, plan, checkpoints)

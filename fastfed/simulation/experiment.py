@@ -21,7 +21,7 @@ from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.environments import Environment, Facts, environment_from_spec
-from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.plan import Plan
 from fastfed.simulation.outcome import checkpoint_rounds
 
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
@@ -295,7 +295,7 @@ def check_history(curves: Iterable[Curve]) -> None:
     needed = 0
     for curve in curves:
         plan = curve.system.plan
-        if isinstance(plan, PeerPlan):
+        if not isinstance(plan, Plan):
             continue
         owners = plan.silos if plan.protocol.noise_by == "silos" else 1
         if plan.release == "toeplitz":

@@ -19,6 +19,8 @@ void ff_contend_make(ff_contenders *k, const ff_reach *reach, int64_t actions,
     /* The largest upper bounds, in falling order; whatever falls out bounds the others. */
     for (int64_t a = 0; a < actions; a++) {
         const float u = reach->upper[a];
+        if (!(u < INFINITY))
+            return;
         if (n == CONTENDERS && !(u > top[n - 1])) {
             outside = u > outside ? u : outside;
             continue;
@@ -63,7 +65,8 @@ int64_t ff_contend_choose(const ff_contenders *k, const ff_actions *actions,
     const double wider = beta * k->widened + (beta > k->beta ? (beta - k->beta) * k->width : 0.0);
     /* A hundredth for the rounding of the bound itself; a comparison with NaN decides nothing. */
     const double bound = k->outside + 1.01 * (k->grown + wider);
-    if (!(bound + 1e-12 * (fabs(bound) + fabs(score)) < score))
+    const int alone = k->count == actions->actions && score > -INFINITY;
+    if (!alone && !(bound + 1e-12 * (fabs(bound) + fabs(score)) < score))
         return -1;
     ff_features(actions, a, d, x);
     return a;

@@ -207,6 +207,41 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     return k;
 }
 
+/* ---- hard instance ---------------------------------------------------------------------------- */
+
+/* ceil(2^53 exp(-1/2)): Box-Muller's radius is at most 1 for the 53-bit integers from here on. */
+#define HARD_FIRST 5463142506141194LL
+
+/* Action 0 has z ~ N(0, I_2) truncated to the unit disc in one of d/2 blocks, action 1 is zero.
+ * Box-Muller makes z; its first uniform is restricted to [exp(-1/2), 1], which is the truncation.
+ * Feature-major. */
+int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
+                     void *restrict buffer, double *restrict mean)
+{
+    const ff_hard *hard = (const ff_hard *)state;
+    float *restrict x = (float *)buffer;
+    const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
+                                       (uint32_t)round);
+    const ff_stream position = ff_stream_open(seed, FF_PERMUTATION, (uint32_t)replicate,
+                                              (uint32_t)silo, (uint32_t)round);
+    const int64_t first = 2 * ff_below(&position, hard->dimension / 2);
+    uint32_t w[4];
+    ff_philox(&s, 0, w);
+    const double span = (double)((1LL << 53) - HARD_FIRST);
+    const uint64_t radius = HARD_FIRST + (uint64_t)(int64_t)(span * ff_unit(w[0], w[1]));
+    const uint64_t angle = (((uint64_t)w[2] << 32) | w[3]) >> 11;
+    double z[2];
+    ff_normals_from_bits(&radius, &angle, 1, z);
+    memset(x, 0, sizeof(float) * 2 * (size_t)hard->dimension);
+    mean[0] = mean[1] = 0.0;
+    for (int64_t j = 0; j < 2; j++) {
+        /* Rounding to float32 lengthens by 2^-24 at most: shorter by 2^-23, no norm reaches 1. */
+        x[2 * (first + j)] = (float)(z[j] * (1.0 - 1.1920928955078125e-07));
+        mean[0] += hard->theta[first + j] * (double)x[2 * (first + j)];
+    }
+    return 2;
+}
+
 /* ---- pools ------------------------------------------------------------------------------------ */
 
 int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,

@@ -74,6 +74,14 @@ typedef struct {
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *x, double *mean);
 
+/* ---- a context in one block of two coordinates (huang-2023, Appendix E.1) ---- */
+typedef struct {
+    const double *theta; /* (d), d even */
+    int64_t dimension;
+} ff_hard;
+int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
+                     void *x, double *mean);
+
 /* ---- pools: finite queries, each a block of rows ---- */
 enum { FF_WITH_REPLACEMENT = 0, FF_WITHOUT_REPLACEMENT = 1, FF_IN_ORDER = 2 };
 typedef struct {

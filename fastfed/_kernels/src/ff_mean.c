@@ -5,6 +5,7 @@
 #include "ff_protocol.h"
 
 #define SWEEPS 40
+#define RANK 1e-10
 
 /* Turns rows and columns p < q of A, and rows p, q of Q, so that A_pq becomes 0. */
 static void turn(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
@@ -68,7 +69,7 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
         largest = a[i * d + i] > largest ? a[i * d + i] : largest;
     for (int64_t i = 0; i < d; i++) {
         const double value = a[i * d + i];
-        if (!(value > (double)d * 0x1p-50 * largest))
+        if (!(value > RANK * largest))
             continue;
         double along = 0.0;
         for (int64_t k = 0; k < d; k++)

@@ -6,8 +6,9 @@
 #include "ff_base.h"
 
 /* theta <- V^+ u for a statistic (u, packed V), V positive semidefinite: the pseudo-inverse by
- * cyclic Jacobi rotations, eigenvalues up to d 2^-50 of the largest counting as 0. Returns 1 if all
- * went well, 0 (and theta = 0) where the statistic is not finite. scratch: 2 d^2 + d. */
+ * cyclic Jacobi rotations. Eigenvalues up to 1e-10 of the largest count as 0: rounding of sums of
+ * rows, no data. Returns 1, or 0 (and theta = 0) where the statistic is not finite. scratch:
+ * 2 d^2 + d. */
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta);
 

@@ -23,7 +23,11 @@ enum {
     FF_BIT_NOISE = 8,
     FF_SHUFFLE = 9,
     FF_POLICY = 10,
-    FF_TRIGGER_NOISE = 11
+    FF_TRIGGER_NOISE = 11,
+    /* drawn by the server of a federation in phases, in Python */
+    FF_ROTATION = 12,
+    FF_RANGE = 13,
+    FF_LAPLACE = 14
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,

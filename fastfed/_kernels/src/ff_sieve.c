@@ -144,14 +144,16 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
         low[a] = score - error;
         wide[a] = width + slack * (w_norm * length + width);
         far[a] = length + slack * length;
+        wide[a] = wide[a] < INFINITY ? wide[a] : INFINITY;
+        far[a] = far[a] < INFINITY ? far[a] : INFINITY;
     }
     memcpy(upper, up, sizeof up);
     /* What a short panel is filled up with is no action, and proves nothing; it is not long, either.
-     * Not a number stays one. */
+     * What is not a number counts as infinite. */
     for (int a = 0; a < SIEVE_PANEL; a++) {
         seen->lower[a] = (a < held) & (low[a] > seen->lower[a]) ? low[a] : seen->lower[a];
-        seen->width[a] = wide[a] <= seen->width[a] ? seen->width[a] : wide[a];
-        seen->length[a] = far[a] <= seen->length[a] ? seen->length[a] : far[a];
+        seen->width[a] = wide[a] > seen->width[a] ? wide[a] : seen->width[a];
+        seen->length[a] = far[a] > seen->length[a] ? far[a] : seen->length[a];
     }
 }
 
@@ -316,8 +318,8 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
         *reach = (ff_reach){upper, 0.0, 0.0};
         for (int a = 0; a < SIEVE_PANEL; a++) {
             const double width = seen.width[a], length = seen.length[a];
-            reach->width = width <= reach->width ? reach->width : width;
-            reach->length = length <= reach->length ? reach->length : length;
+            reach->width = width > reach->width ? width : reach->width;
+            reach->length = length > reach->length ? length : reach->length;
         }
     }
     return keep(upper, seen.lower, count, candidates);

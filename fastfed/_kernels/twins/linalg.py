@@ -103,7 +103,7 @@ def least_squares(statistics: Array, d: int) -> Array:
             v = np.zeros((d, d))
             v[np.tril_indices(d)] = statistic[d:]
             v += np.tril(v, -1).T
-            row[:] = np.linalg.pinv(v, rcond=d * 2.0**-50, hermitian=True) @ statistic[:d]
+            row[:] = np.linalg.pinv(v, rcond=1e-10, hermitian=True) @ statistic[:d]
     return theta
 
 

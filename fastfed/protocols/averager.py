@@ -1,0 +1,73 @@
+"""The server of a federation in phases: one model from all local estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise
+from fastfed._validate import InputError
+from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan
+
+
+class Averager:
+    """Combines the estimates of all silos at the end of each phase (huang-2023, Algorithm 1 R_0).
+
+    A bare ``Averager(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    simulate. Estimates that are not finite count as 0 and raise nothing: an exception that depends
+    on data would tell something about them.
+
+    Guarantee: that of the system's certificate, for everything one silo holds.
+    """
+
+    def __init__(self, plan: PhasePlan, noise: NoiseSource | None = None) -> None:
+        self.plan = check_phase_plan(plan)
+        self.noise = noise if noise is not None else SystemNoise()
+        self.releases = 0
+
+    def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
+        """The model after the next phase that releases one; InputError unless every silo has sent
+        its estimate of that phase, and then nothing has changed."""
+        plan = self.plan
+        if self.releases == len(plan.releasing):
+            raise InputError(f"the plan has {self.releases} releases, got estimates for one more")
+        phase = plan.releasing[self.releases]
+        ordered = sorted(estimates, key=lambda e: e.silo)
+        if [e.silo for e in ordered] != list(range(plan.silos)):
+            raise InputError(
+                f"estimates must hold one of each of the {plan.silos} silos, "
+                f"got silos {[e.silo for e in ordered]}"
+            )
+        for estimate in ordered:
+            if estimate.phase != phase:
+                raise InputError(
+                    f"estimate of silo {estimate.silo} must be of phase {phase}, "
+                    f"got phase {estimate.phase}"
+                )
+            if estimate.values.shape != (plan.dimension,):
+                raise InputError(
+                    f"estimate of silo {estimate.silo} must have shape ({plan.dimension},), "
+                    f"got {estimate.values.shape}"
+                )
+        model = Model(phase + 1, self._mean(np.array([e.values for e in ordered])))
+        self.releases += 1
+        return model
+
+    def _mean(self, estimates: np.ndarray) -> np.ndarray:
+        """Of estimates (M, d)."""
+        finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
+        if self.plan.means:
+            mean, release = self.plan.means[self.releases], self.releases + 1
+            draws = [
+                self.noise.uniforms(purpose, release, mean.padded)
+                for purpose in (ROTATION, RANGE, LAPLACE)
+            ]
+            signs = np.where(draws[0] < 0.5, -1.0, 1.0)
+            made: np.ndarray = mean.apply(finite, signs, draws[1], draws[2])
+            return made
+        total = np.zeros(self.plan.dimension)
+        for row in finite:
+            native.add(total, row)
+        return total / len(finite)

@@ -1,0 +1,134 @@
+"""Federations in phases of doubling length: every silo alone at first, then all with one model.
+
+huang-2023, Algorithm 1: phase p = 1, 2, ... has 2^p rounds. In the first U of them each client
+(here: silo) learns for itself; from the end of phase U on it sends a local estimate at the end of
+each phase and plays the next one greedily on the server's private mean of all estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfed._validate import InputError
+from fastfed.protocols.messages import frozen
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
+
+if TYPE_CHECKING:
+    from fastfed.privacy.winsorized import WinsorizedMean
+
+#: The server's part, with a private mean and with a plain one.
+PRIVATE_MEAN = Protocol(
+    "private-mean",
+    "a trusted server adds noise to the mean of local estimates",
+    "central: the server is trusted, other clients are not",
+    SEND_BATCH,
+    ADD,
+    "server",
+    "huang-2023, Algorithms 1-4",
+)
+PLAIN_MEAN = Protocol(
+    "plain-mean",
+    "the mean of local estimates, no privacy",
+    "none",
+    SEND_BATCH,
+    ADD,
+    "none",
+    "huang-2023, Algorithm 1 with a plain mean",
+)
+
+
+@dataclass(frozen=True)
+class LocalEstimate:
+    """What one silo sends at the end of a phase: its least-squares estimate, (d,)."""
+
+    phase: int
+    values: np.ndarray
+    silo: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", frozen(self.values))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on a wire: float64."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the server sends to all silos at the end of a phase, to play the next one with, (d,)."""
+
+    phase: int
+    values: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", frozen(self.values))
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One curve in phases, as plain data."""
+
+    local: Plan  # how a silo plays the initial phases
+    initial: int  # U
+    protocol: Protocol  # PRIVATE_MEAN or PLAIN_MEAN
+    means: tuple[WinsorizedMean, ...] = ()  # private ones, of phases U, U + 1, ... that end
+
+    @property
+    def silos(self) -> int:
+        return self.local.silos
+
+    @property
+    def horizon(self) -> int:
+        return self.local.horizon
+
+    @property
+    def dimension(self) -> int:
+        return self.local.dimension
+
+    @property
+    def phases(self) -> int:
+        """P: phases that T rounds begin; the last one may be cut short."""
+        return phases_of(self.horizon)
+
+    @property
+    def initial_rounds(self) -> int:
+        """Rounds that every silo plays alone."""
+        return min(last_round(self.initial), self.horizon)
+
+    @cached_property
+    def releasing(self) -> tuple[int, ...]:
+        """Phases at whose end a model is made: those from U on that another one follows."""
+        return tuple(range(self.initial, self.phases))
+
+    def phase_of(self, round: int) -> int:
+        """The phase that a round from 1 on belongs to."""
+        return (round + 1).bit_length() - 1
+
+    def bits(self, releases: int) -> int:
+        """Bits that all silos have sent, or were sent, after so many releases."""
+        return 64 * self.dimension * self.silos * releases
+
+
+def last_round(phase: int) -> int:
+    """The last round of a phase: 2 + 4 + ... + 2^p."""
+    return (2 << phase) - 2
+
+
+def phases_of(horizon: int) -> int:
+    """Phases that so many rounds begin."""
+    return (horizon + 1).bit_length() - 1
+
+
+def check_phase_plan(plan: object) -> PhasePlan:
+    """The plan if it is one of phases."""
+    if not isinstance(plan, PhasePlan):
+        raise InputError(
+            f"plan must be a PhasePlan, such as system.plan of robin, got {type(plan).__name__}"
+        )
+    return plan

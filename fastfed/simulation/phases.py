@@ -1,0 +1,124 @@
+"""Curves in phases in both drivers: message by message, and phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import SeededNoise
+from fastfed.bandits.client import Client, rounds_between
+from fastfed.protocols.averager import Averager
+from fastfed.protocols.phases import LocalEstimate, PhasePlan
+from fastfed.simulation.outcome import Outcome
+
+#: Plays rounds first..last of a pass.
+Through = Callable[[native.Pass, int, int], None]
+
+
+def play_steps(
+    environment: native.Environment,
+    plan: PhasePlan,
+    checkpoints: np.ndarray,
+    *,
+    last: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Play rounds 1..last (all by default), one client and round at a time."""
+    clients = [Client(plan, i) for i in range(plan.silos)]
+    server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
+    regret = np.zeros(plan.silos)
+    curve = np.zeros((plan.silos, len(checkpoints)))
+    actions = np.zeros((plan.silos, plan.horizon), np.int32)
+    rewards = np.zeros((plan.silos, plan.horizon))
+    released = np.zeros(len(checkpoints), np.int64)
+    model = np.zeros(plan.dimension)
+    for round in range(1, (last or plan.horizon) + 1):
+        for i, client in enumerate(clients):
+            features, means = environment.round(i, round)
+            a = client.select(features)
+            y = environment.reward(i, round, means[a])
+            client.observe(y)
+            actions[i, round - 1], rewards[i, round - 1] = a, y
+            regret[i] += means.max() - means[a]
+        curve[:, checkpoints == round] = regret[:, None]
+        if clients[0].due:
+            made = server.combine([client.estimate() for client in clients])
+            for client in clients:
+                client.adopt(made)
+            model = made.values
+        released[checkpoints == round] = server.releases
+        if progress is not None:
+            progress(1)
+    group = np.zeros(len(checkpoints))
+    for row in curve:
+        group += row
+    return Outcome(
+        group_regret=group,
+        **sent(plan, released),
+        clipped_features=sum(c.clipped_features for c in clients),
+        clipped_rewards=sum(c.clipped_rewards for c in clients),
+        indefinite=0,
+        total=model,
+        actions=actions,
+        rewards=rewards,
+    )
+
+
+def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
+    """What had been released and sent by each checkpoint, as an Outcome keeps it."""
+    bits = np.array([plan.bits(int(k)) for k in released], np.float64)
+    return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
+
+
+def play(
+    environment: native.Environment,
+    plan: PhasePlan,
+    checkpoints: np.ndarray,
+    made: dict[str, Any],
+    open_pass: Callable[[dict[str, Any]], native.Pass],
+    through: Through,
+    until: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds 1..until, every phase a call of its own: (releases by checkpoint, last model).
+
+    ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
+    """
+    run = open_pass(made)
+    run.begin()
+    through(run, 1, min(plan.initial_rounds, until))
+    server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
+    model = np.zeros(plan.dimension)
+    greedy = {**made, **greedy_state(plan)}
+    run = open_pass(greedy)
+    released = np.zeros(len(checkpoints), np.int64)
+    for phase, first, last in rounds_between(plan):
+        if first - 1 > until:
+            break
+        found = native.least_squares(made["batch"], plan.dimension)
+        model = server.combine(
+            [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
+        ).values
+        released += checkpoints >= first - 1
+        made["batch"][:] = 0.0
+        greedy["theta"][0] = model
+        # What was chosen with the model before is forgotten.
+        greedy["choice"][:] = 0
+        through(run, first, min(last, until))
+    return released, model
+
+
+def greedy_state(plan: PhasePlan) -> dict[str, Any]:
+    """What a curve's state changes to once all play one model: no bonus, no V of their own."""
+    d, radius = plan.dimension, plan.local.radius
+    return {
+        "lazy": True,
+        "radius": (0.0, radius.scale, radius.base),
+        "determinant": False,
+        "direct": False,
+        "radius_lambda": np.full(len(radius.log_lambda), np.inf),
+        "w": np.zeros((1, d, d)),
+        "theta": np.zeros((1, d)),
+    }

@@ -1,0 +1,193 @@
+"""lambda_0 and C_0 of environments: the estimates against closed forms.
+
+Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-values it looks at.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+import fastfed
+from fastfed.environments import FixedSet, Gap, HardInstance, NoDiversity, Replay, Sphere
+from fastfed.environments.diversity import BATCHES, diversity, margin
+
+RARE = 1e-6
+
+
+def eigenvalue_p(found, expected):
+    """Of an estimate whose error comes from 20 batches; for a simple eigenvalue."""
+    return 2 * stats.t.sf(abs(found.lambda_0 - expected) / found.lambda_0_error, BATCHES - 1)
+
+
+def bernstein(dimension, largest, rounds):
+    """No eigenvalue of a mean of x x' deviates more, but with probability 1e-6 (||x|| <= 1)."""
+    logarithm = math.log(2 * dimension / RARE)
+    return math.sqrt(2 * largest * logarithm / rounds) + 2 * logarithm / (3 * rounds)
+
+
+def hard_constants(dimension, radius):
+    """(lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
+
+    C_0 is the density at 0 of |<z, theta*_block>|, which falls from there on.
+    """
+    inside = -math.expm1(-0.5)
+    square = integrate.quad(lambda r: r**3 * math.exp(-(r**2) / 2), 0, 1)[0] / inside / 2
+    line = integrate.quad(lambda y: math.exp(-(y**2) / 2), -1, 1)[0] / (2 * math.pi) / inside
+    return 2 / dimension * square / 2, 2 * line / radius
+
+
+def sphere_constants(actions):
+    """(lambda_0, C_0) with d = 4: m is the largest of K uniforms, by Archimedes."""
+    m, square = actions / (actions + 1), actions / (actions + 2)
+    along, both = 4 * square - 4 * m + 1, 2 * m - 1
+    plane = np.linalg.eigvalsh([[along, both], [both, 1]])[0]
+    # The gap is the top spacing, P(gap <= e) = 1 - (1 - e)^K.
+    return min(plane, (1 - along) / 2) / 2, float(actions)
+
+
+@pytest.mark.parametrize(("actions", "rounds"), [(1, 10_000), (2, 10_000), (5, 20_000)])
+def test_the_spheres_constants(actions, rounds):
+    """One p-value each; six standard errors are rarer, even of the largest of 60 ratios."""
+    found = diversity(Sphere(4, actions), rounds=rounds)
+    lambda_0, c_0 = sphere_constants(actions)
+    if actions == 1:
+        # Three equal eigenvalues, and no gap.
+        assert (found.margin, found.margin_error) == (0.0, 0.0)
+        assert abs(found.lambda_0 - 1 / 6) < bernstein(4, 0.5, rounds) < 0.05
+        return
+    assert eigenvalue_p(found, lambda_0) > RARE
+    assert abs(found.margin - c_0) < 6 * found.margin_error < 0.8 * c_0
+
+
+@pytest.mark.parametrize("dimension", [2, 8])
+@pytest.mark.parametrize("radius", [0.05, None])
+def test_the_hard_instances_constants(dimension, radius):
+    """All eigenvalues are equal."""
+    n = 20_000
+    found = diversity(HardInstance(dimension, radius), rounds=n, seed=2)
+    lambda_0, c_0 = hard_constants(dimension, radius or 1 / math.sqrt(dimension))
+    assert abs(found.lambda_0 - lambda_0) < bernstein(dimension, lambda_0, n) < 0.5 * lambda_0
+    assert abs(found.margin - c_0) < 6 * found.margin_error < 0.7 * c_0
+
+
+def test_the_gaps_constants():
+    """Two p-values' worth. With two actions the gap is 0.1 + 0.1 (U + V)."""
+    found = diversity(Gap(1, 2), rounds=5000)
+    square = 0.75**2 + 0.1**2 / 12
+    assert eigenvalue_p(found, square) > RARE
+
+    def ratio(s):
+        return (s * s / 2 if s <= 1 else 1 - (2 - s) ** 2 / 2) / (0.1 + 0.1 * s)
+
+    peak = optimize.minimize_scalar(lambda s: -ratio(s), bounds=(0, 2), method="bounded")
+    assert abs(found.margin + peak.fun) < 6 * found.margin_error < 0.1 * found.margin
+    wide = diversity(Gap(4, 3), rounds=5000)
+    assert 0.5 * (1 - square) / 5 < wide.lambda_0 < (1 - square) / 5 * 1.1
+
+
+def test_fixed_contexts_have_no_diversity():
+    """Rank one in every silo; and C_0 is one over the gap, as Proposition D.1 says: 1."""
+    for silos in (1, 3):
+        found = diversity(NoDiversity(), silos=silos, rounds=200)
+        assert (found.lambda_0, found.lambda_0_error) == (0.0, 0.0)
+        assert (found.margin, found.margin_error) == (1.0, 0.0)
+    world = FixedSet(4, 10)
+    best, second = np.sort(world.open(0, 3, 1).round(0, 1)[1])[[-1, -2]]
+    found = diversity(world, rounds=150, replicate=3)
+    assert found.lambda_0 < 1e-8
+    assert (found.margin, found.margin_error) == (1 / (best - second), 0.0)
+
+
+def recorded(gaps, features):
+    """A replay (silos, rounds): two actions, `features` (silos, rounds, d) those of the best."""
+    gaps, features = np.asarray(gaps, float), np.asarray(features, float)
+    contexts = np.stack([np.zeros_like(features), features], axis=2)
+    rewards = np.stack([0.9 - gaps, np.full_like(gaps, 0.9)], axis=2)
+    return Replay.from_arrays(contexts, rewards, sampling="in-order")
+
+
+def test_the_silo_that_is_worst_decides():
+    """The first is poor in one direction, the second in its gaps."""
+    draw = np.random.default_rng(4)
+    features = draw.choice([-1.0, 1.0], size=(2, 400, 2)) * np.array([[[0.1, 0.5]], [[0.5, 0.5]]])
+    gaps = np.array([[0.5], [0.25]]) + np.zeros((2, 400))
+    found = diversity(recorded(gaps, features), silos=2, rounds=400)
+    first = np.linalg.eigvalsh(features[0].T @ features[0] / 400)[0]
+    assert found.lambda_0 == pytest.approx(first, rel=1e-6) and first < 0.0101
+    assert found.margin == pytest.approx(4.0, rel=1e-6)
+
+
+def test_one_tie_makes_the_margin_infinite():
+    gaps = np.full((1, 200), 0.5)
+    features = np.ones((1, 200, 1)) * 0.5
+    assert diversity(recorded(gaps, features), rounds=200).margin == pytest.approx(2.0)
+    gaps[0, 77] = 0.0
+    # The best action of that round is the first of the two, whose features are 0.
+    found = diversity(recorded(gaps, features), rounds=200)
+    assert (found.margin, found.margin_error) == (math.inf, 0.0)
+    assert found.lambda_0 == pytest.approx(0.25 * 199 / 200)
+
+
+def test_the_margin_is_the_largest_ratio():
+    """Ranks 100 and up, all gaps that are equal counted together."""
+    gaps = np.repeat([0.1, 0.2, 1.0], [150, 450, 400])
+    expected = max(0.15 / 0.1, 0.6 / 0.2, 1.0)
+    value, error = margin(gaps)
+    assert value == expected
+    assert error == pytest.approx(expected * math.sqrt(0.4 / 0.6 / 1000))
+    assert margin(np.repeat([1e-9, 1.0], [99, 901]))[0] == 1.0
+    assert margin(np.repeat([1e-9, 1.0], [100, 900]))[0] == pytest.approx(0.1 / 1e-9)
+    assert margin(np.full(100, np.inf)) == (0.0, 0.0)
+    assert margin(np.repeat([0.5, np.inf], [200, 200]))[0] == 1.0
+
+
+@pytest.mark.parametrize("world", [Sphere(4, 2), HardInstance(4)], ids=lambda world: world.kind)
+def test_the_errors_are_those_that_repetitions_show(world):
+    """Twice one in a million: variances of 40 seeds against the errors, by chi-square of 39.
+
+    The margin picks one ratio of many, so that its spread may be up to half the error said.
+    """
+    found = [diversity(world, rounds=1000, seed=seed) for seed in range(40)]
+    low, high = stats.chi2.ppf([RARE / 2, 1 - RARE / 2], 39) / 39
+    values = np.array([(f.lambda_0, f.margin) for f in found]).var(axis=0, ddof=1)
+    errors = np.array([(f.lambda_0_error, f.margin_error) for f in found])
+    eigenvalue, ratio = values / (errors**2).mean(axis=0)
+    assert low < eigenvalue < high and low / 4 < ratio < high
+    # Both lean to the safe side, by few errors at most.
+    lambda_0, c_0 = sphere_constants(2) if world.kind == "sphere" else hard_constants(4, 0.5)
+    mean = np.mean([(f.lambda_0, f.margin) for f in found], axis=0)
+    scale = np.sqrt((errors**2).mean(axis=0))
+    assert lambda_0 - 3 * scale[0] < mean[0] < lambda_0 + scale[0]
+    assert c_0 - scale[1] < mean[1] < c_0 + 3 * scale[1]
+
+
+def test_it_is_a_function_of_its_arguments():
+    world = HardInstance(2)
+    one, again = (diversity(world, rounds=300, seed=1, replicate=2) for _ in range(2))
+    assert one == again
+    assert diversity(world, rounds=300, seed=2, replicate=2) != one
+    assert diversity(world, rounds=300, seed=1, replicate=3) != one
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"rounds": 99}, "rounds must be an integer >= 100 .*, got 99"),
+        ({"silos": 0}, "silos must be an integer >= 1 .*, got 0"),
+        ({"seed": -1}, "seed must be an integer >= 0 .*, got -1"),
+        ({"replicate": -1}, "replicate must be an integer >= 0 .*, got -1"),
+    ],
+)
+def test_bad_arguments_are_refused(keys, sentence):
+    with pytest.raises(fastfed.InputError, match=sentence):
+        diversity(Sphere(), **keys)
+
+
+def test_what_is_no_environment_or_too_short_is_refused():
+    with pytest.raises(fastfed.InputError, match="environment must be an environment"):
+        diversity({"kind": "sphere"})
+    short = recorded(np.full((1, 150), 0.5), np.ones((1, 150, 1)))
+    with pytest.raises(fastfed.InputError, match="150"):
+        diversity(short, rounds=151)
