@@ -136,7 +136,7 @@ def test_the_lemma_wins_with_very_many_silos() -> None:
     assert "by Lemma F.2" in condition.text
     less = msgspec.structs.replace(tree, noise_std=0.9 * tree.noise_std)
     assert budget.epsilon < less.exact() < less.ldp()
-    assert [c.holds for c in less.conditions()] == [False]
+    assert [c.holds for c in less.conditions()][-1] is False
     # A single silo has no one to hide among.
     alone = msgspec.structs.replace(tree, silos=1)
     assert alone.exact() == alone.ldp()

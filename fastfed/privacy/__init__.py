@@ -21,6 +21,7 @@ from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.mechanisms import MECHANISMS, Calibrated, calibrate
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
 from fastfed.privacy.two_streams import CALIBRATIONS, GaussianRelease
+from fastfed.privacy.winsorized import winsorized_mean
 
 __all__ = [
     "CALIBRATIONS",
@@ -48,4 +49,5 @@ __all__ = [
     "mu_of",
     "no_privacy",
     "user_sensitivity",
+    "winsorized_mean",
 ]

@@ -23,11 +23,18 @@ from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.exponential import Exponential
-from fastfed.privacy.laplace import Laplace
+from fastfed.privacy.laplace import Laplace, laplace_quantile, log_cdf
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.sparse_vector import AboveThreshold, minimal_scales
 from fastfed.privacy.tree import prefix_nodes, touches
 from fastfed.privacy.two_streams import GaussianRelease
+from fastfed.privacy.winsorized import (
+    calibrate_winsorized,
+    hadamard,
+    private_range,
+    range_law,
+    winsorized_mean_1d,
+)
 
 Audit = Callable[[int, int], AuditResult]
 
@@ -350,6 +357,112 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     )
 
 
+# One extreme value that moves from one end to the other, beside others in the middle.
+_ENDS = (-1e3, 1e3)
+
+
+def _private_range(name: str, trials: int, seed: int) -> AuditResult:
+    """Values at both ends of a wide range, where the moved one changes most costs."""
+    draw = np.random.default_rng(check_seed(seed))
+    radius, bound = 1.0, 6.0
+    worlds = [np.array([end, -1e3, 1e3]) for end in _ENDS]
+    (midpoints, first), (_, second) = (range_law(x, 1.0, radius, bound) for x in worlds)
+
+    def play(world: int, n: int) -> np.ndarray:
+        low = [private_range(worlds[world], 1.0, radius, bound, u)[0] for u in _uniforms(draw, n)]
+        chosen = np.abs(np.array(low)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
+        result: np.ndarray = (second - first)[chosen]
+        return result
+
+    return audit(
+        name,
+        partial(play, 0),
+        partial(play, 1),
+        claimed_epsilon=1.0,
+        delta=0.0,
+        trials=trials,
+    )
+
+
+def _log_law(
+    values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
+) -> np.ndarray:
+    """ln of the density of the winsorized mean of values at each y, but for a constant."""
+    midpoints, logs = range_law(values, epsilon / 2.0, radius, bound)
+    low = midpoints - 2.0 * radius
+    means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
+    scale = 8.0 * radius / (len(values) * epsilon)
+    result: np.ndarray = np.logaddexp.reduce(logs - np.abs(y[..., None] - means) / scale, axis=-1)
+    return result
+
+
+def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
+    draw = np.random.default_rng(check_seed(seed))
+    radius, bound = 1.0, 4.0
+    worlds = [np.array([end, 0.0, 0.0]) for end in _ENDS]
+
+    def play(world: int, n: int) -> np.ndarray:
+        uniforms = _uniforms(draw, (n, 2))
+        y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
+        logs = [_log_law(x, 1.0, radius, bound, y) for x in worlds]
+        return logs[1] - logs[0]
+
+    return audit(
+        name,
+        partial(play, 0),
+        partial(play, 1),
+        claimed_epsilon=1.0,
+        delta=0.0,
+        trials=trials,
+    )
+
+
+def _winsorized(name: str, noise: float, trials: int, seed: int) -> AuditResult:
+    """A vector that is large in every rotated coordinate becomes its opposite.
+
+    noise: a fault, multiplies the Laplace noise.
+    """
+    draw = np.random.default_rng(check_seed(seed))
+    d, silos = 4, 40
+    mechanism = calibrate_winsorized(
+        BUDGET,
+        silos=silos,
+        dimension=d,
+        radius=0.02,
+        bound=1.0,
+        releases=1,
+        concentration_failure=0.01,
+    )
+    worlds = [np.zeros((silos, d)) for _ in _ENDS]
+    for x, end in zip(worlds, _ENDS, strict=True):
+        x[0, 0] = end
+
+    def play(world: int, n: int) -> np.ndarray:
+        signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
+        uniforms = _uniforms(draw, (n, 2, d))
+        uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
+        means = [
+            mechanism.apply(worlds[world], flips, *u)
+            for flips, u in zip(signs, uniforms, strict=True)
+        ]
+        # Rotated back, and every coordinate in the direction in which the vector was moved.
+        y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
+        given = mechanism.rotated_radius, mechanism.rotated_bound, y
+        columns = [x[:, 0] / math.sqrt(d) for x in worlds]
+        logs = [_log_law(c, mechanism.epsilon_coordinate, *given) for c in columns]
+        result: np.ndarray = (logs[1] - logs[0]).sum(axis=1)
+        return result
+
+    return audit(
+        name,
+        partial(play, 0),
+        partial(play, 1),
+        claimed_epsilon=BUDGET.epsilon,
+        delta=BUDGET.delta,
+        trials=trials,
+    )
+
+
 def _uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
     """Uniforms in (0, 1): multiples of 2^-53, and half of one instead of 0."""
     result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
@@ -375,6 +488,9 @@ _LIST: list[tuple[str, Audit]] = [
     ("exponential", partial(_exponential, "exponential", False)),
     ("exponential-gumbel", partial(_exponential, "exponential-gumbel", True)),
     ("sparse-vector", partial(_sparse_vector, "sparse-vector", True)),
+    ("private-range", partial(_private_range, "private-range")),
+    ("winsorized-mean-1d", partial(_winsorized_1d, "winsorized-mean-1d")),
+    ("winsorized-mean", partial(_winsorized, "winsorized-mean", 1.0)),
     # Planted faults.
     _tree("fault-natural-log", _natural_log, node_statistics),
     _tree("fault-kappa-forgotten", _no_kappa, node_statistics),
@@ -384,10 +500,14 @@ _LIST: list[tuple[str, Audit]] = [
         "fault-bare-threshold",
         partial(_sparse_vector, "fault-bare-threshold", False),
     ),
+    (
+        "fault-winsorized-half-noise",
+        partial(_winsorized, "fault-winsorized-half-noise", 0.5),
+    ),
 ]
 
 #: Name -> audit(trials, seed), with `trials` independent runs on each of two neighbouring datasets.
-#: The claim is (1, 0.01) for Gaussian noise and (1, 0) for the others.
+#: The claim is (1, 0.01) for Gaussian noise and for means of vectors, (1, 0) for the others.
 AUDITS: dict[str, Audit] = dict(_LIST)
 
 #: The audits that must end with "caught": the published code's noise, and the planted faults.
@@ -399,6 +519,7 @@ FAULTY = frozenset(
         "fault-bias-forgotten",
         "fault-noise-redrawn",
         "fault-bare-threshold",
+        "fault-winsorized-half-noise",
     }
 )
 
@@ -408,5 +529,6 @@ FAULTY = frozenset(
 TRIALS: dict[str, int] = {
     **dict.fromkeys(AUDITS, 20_000),
     **dict.fromkeys(("gaussian-tree-prefix", "fault-noise-redrawn", "honaker", "toeplitz"), 10_000),
+    **dict.fromkeys(("winsorized-mean", "fault-winsorized-half-noise"), 10_000),
     "fault-natural-log": 200_000,
 }
