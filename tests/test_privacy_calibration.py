@@ -315,7 +315,10 @@ def test_noise_stds_by_stream() -> None:
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
 def test_registry(name: str, relation: str) -> None:
     budget = Budget(1, 1e-5, relation)
-    size = {"users": 50, "dimension": 3} if name == "vector-sum" else {}
+    sized = ("vector-sum", "vector-batches")
+    size = {"users": 50, "dimension": 3} if name in sized else {}
+    if name == "shuffled-points":
+        size = {"users": 50}
     answer = calibrate(name, budget, 40, **size)
     assert isinstance(answer, Calibrated)
     assert set(msgspec.to_builtins(answer)) == {

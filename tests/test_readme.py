@@ -38,6 +38,12 @@ def test_the_block_of_the_agent_page_runs(capsys):
     assert capsys.readouterr().out.startswith("proven")
 
 
+def test_the_block_of_the_robin_page_runs(capsys):
+    (block,) = blocks("python", (ROOT / "docs" / "robin.md").read_text(encoding="utf-8"))
+    exec(compile(block, "robin.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.strip().endswith("proven")
+
+
 def test_there_are_blocks_to_run():
     assert len(blocks("python")) >= 3
     assert len(blocks("toml")) == 1

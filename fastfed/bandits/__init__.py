@@ -18,6 +18,7 @@ from fastfed.bandits import (
     local_linucb,
     private_fedlinucb,
     random_policy,
+    robin,
 )
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import System
@@ -34,6 +35,7 @@ ALGORITHMS = {
         agent_ldp.ALGORITHM,
         agent_amp.ALGORITHM,
         agent_vec.ALGORITHM,
+        robin.ALGORITHM,
         local_linucb.ALGORITHM,
         random_policy.ALGORITHM,
     )

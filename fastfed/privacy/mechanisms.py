@@ -43,6 +43,10 @@ class Size(msgspec.Struct, frozen=True):
     dimension: int | None = None
 
 
+#: The source of no noise.
+NOTHING = "nothing is released"
+
+
 def _answer(
     name: str, budget: Budget, releases: int, std: float, mu: float, source: str
 ) -> Calibrated:
@@ -103,9 +107,9 @@ def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrat
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         if shuffled and size.users is None:
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
-        made = calibrate_points(
-            budget, size.users or 1, returning=max(releases, 1), shuffled=shuffled
-        )
+        if integer("releases", releases, at_least=0) == 0:
+            return _answer(name, budget, 0, 0.0, 0.0, NOTHING)
+        made = calibrate_points(budget, size.users or 1, returning=releases, shuffled=shuffled)
         return _answer(name, budget, releases, made.noise_std, made.mu(), made.source)
 
     return calibrated
@@ -115,7 +119,9 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
     """One agent's vector sums, for a user of so many batches; noise_std of one batch."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
-    made = calibrate_vector_batches(budget, size.users, size.dimension, returning=max(releases, 1))
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("vector-batches", budget, 0, 0.0, 0.0, NOTHING)
+    made = calibrate_vector_batches(budget, size.users, size.dimension, returning=releases)
     source = f"{made.source}; g = {made.g[0]}, b = {made.b}"
     return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
 

@@ -71,8 +71,8 @@ class Server:
                     f"the shuffler must pass on {expected} messages, got {len(ordered)}"
                 )
         else:
-            kind = Counts if plan.protocol.bits else Report
-            reports = [m for m in messages if isinstance(m, Report) and type(m) is kind]
+            sent = Counts if plan.protocol.bits else Report
+            reports = [m for m in messages if isinstance(m, Report) and type(m) is sent]
             reports.sort(key=lambda r: r.silo)
             senders = list(range(plan.senders))
             if len(reports) < len(messages) or [r.silo for r in reports] != senders:

@@ -1,0 +1,238 @@
+"""Composition by privacy losses: closed forms, exact binomial sums, other libraries, adaptivity."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, special, stats
+
+from fastfed._validate import InputError
+from fastfed.privacy import Guarantee, losses, mu_of
+from fastfed.privacy.composition import advanced
+from fastfed.privacy.laplace import Laplace
+from fastfed.privacy.losses import KINDS, Part, composed_epsilon
+
+TIGHT = 2e-4  # relative, above the truth; below it nothing is allowed but rounding
+ROUNDING = 1e-12
+
+
+def assert_just_above(found: float, truth: float, what: object) -> None:
+    assert truth * (1 - ROUNDING) <= found <= truth * (1 + TIGHT), (found, truth, what)
+
+
+# ---- one mechanism, in closed form --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.01, 1.0, 5.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-3, 0.1, 0.9])
+def test_one_mechanism(epsilon: float, delta: float) -> None:
+    told = 1.0 / (1.0 + math.exp(-epsilon))
+    truths = {
+        "randomized-response": epsilon + math.log1p(-delta / told) if delta < told else 0.0,
+        "laplace": Laplace(1.0, epsilon).exact(delta),
+        "bounded-range": epsilon + 2.0 * math.log1p(-math.sqrt(-delta * math.expm1(-epsilon))),
+    }
+    for kind, truth in truths.items():
+        truth = max(truth, 0.0)
+        assert_just_above(composed_epsilon([(kind, epsilon, 1)], delta), truth, kind)
+
+
+def test_bounded_range_is_the_worst_of_all_pairs_on_two_points() -> None:
+    """Losses t and t - e with the masses that make both laws sum to 1, for many t."""
+    for e, epsilon in itertools.product([0.2, 1.0, 4.0], [0.0, 0.1, 0.7, 3.0]):
+        if epsilon >= e:
+            continue
+        ends = np.linspace(1e-9, e - 1e-9, 200_001)
+        mass = -np.expm1(ends - e) / -np.expm1(-e)  # of the loss `ends`, under P
+        # P(t) + P(t - e) = 1 and P(t) e^-t + P(t - e) e^(e - t) = 1.
+        assert np.allclose(mass * np.exp(-ends) + (1 - mass) * np.exp(e - ends), 1.0)
+        delta = float((mass * np.maximum(-np.expm1(epsilon - ends), 0.0)).max())
+        if delta == 0.0:
+            continue
+        assert_just_above(composed_epsilon([("bounded-range", e, 1)], delta), epsilon, (e, epsilon))
+
+
+# ---- several ------------------------------------------------------------------------------------
+
+
+def many_responses(count: int, epsilon: float, delta: float) -> float:
+    """Exactly, by the binomial law of the number of truthful answers."""
+    k = np.arange(count + 1)
+    logs = stats.binom.logpmf(k, count, 1.0 / (1.0 + math.exp(-epsilon)))
+    sums = epsilon * (2 * k - count)
+
+    def excess(x: float) -> float:
+        over = sums > x
+        if not over.any():
+            return -1e5
+        log = special.logsumexp(logs[over] + np.log(-np.expm1(x - sums[over])))
+        return max(float(log), -1e5) - math.log(delta)
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, count * epsilon, xtol=1e-300, rtol=1e-14))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 3000, 10_000])
+def test_randomized_response(count: int) -> None:
+    for epsilon in (1e-4, 1e-2, 0.3, 2.0, 10.0, 100.0):
+        for delta in (0.3, 1e-2, 1e-5, 1e-9, 1e-40):
+            found = composed_epsilon([("randomized-response", epsilon, count)], delta)
+            assert_just_above(found, many_responses(count, epsilon, delta), (epsilon, delta))
+
+
+def test_two_kinds_by_enumeration() -> None:
+    """Two randomized responses and a Laplace mechanism, by the curve of the latter."""
+    e, own = 0.7, 1.3
+    told = 1.0 / (1.0 + math.exp(-e))
+
+    def curve(x: float) -> float:  # of the Laplace mechanism, at any real x
+        if x >= own:
+            return 0.0
+        return -math.expm1((x - own) / 2.0) if x > -own else -math.expm1(x)
+
+    def delta(x: float) -> float:
+        signs = itertools.product([(told, e), (1.0 - told, -e)], repeat=2)
+        return math.fsum(p * q * curve(x - s - t) for (p, s), (q, t) in signs)
+
+    for epsilon in (0.05, 0.4, 1.0, 2.0, 2.6):
+        found = composed_epsilon(
+            [("laplace", own, 1), ("randomized-response", e, 2)], delta(epsilon)
+        )
+        assert_just_above(found, epsilon, epsilon)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epsilon", "count"),
+    [("laplace", 0.1, 60), ("laplace", 2.0, 8), ("randomized-response", 0.25, 40)],
+)
+def test_against_another_library(kind: str, epsilon: float, count: int) -> None:
+    """Between their lower and their upper bound, but for the width of ours."""
+    library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+
+    def theirs(pessimistic: bool, delta: float) -> float:
+        shared = {"value_discretization_interval": 1e-4, "pessimistic_estimate": pessimistic}
+        if kind == "laplace":
+            one = library.from_laplace_mechanism(1.0 / epsilon, use_connect_dots=False, **shared)
+        else:
+            # A bucket is kept with 1 - p + p/2: e^epsilon = (2 - p)/p.
+            one = library.from_randomized_response(2.0 / (1.0 + math.exp(epsilon)), 2, **shared)
+        return float(one.self_compose(count).get_epsilon_for_delta(delta))
+
+    for delta in (1e-3, 1e-6):
+        found = composed_epsilon([(kind, epsilon, count)], delta)
+        assert theirs(False, delta) <= found * (1 + 1e-9)
+        assert found <= theirs(True, delta) * (1 + TIGHT)
+
+
+def adaptive(epsilon: float, count: int, target: float) -> float:
+    """The largest delta at epsilon = target of `count` two-point mechanisms of bounded range, when
+    each is chosen in view of all losses so far."""
+    ends = np.linspace(0.0, epsilon, 61)[1:-1]
+    mass = -np.expm1(ends - epsilon) / -np.expm1(-epsilon)
+    grid = np.linspace(target - count * epsilon, target + count * epsilon, 4001)
+    left = np.maximum(-np.expm1(grid), 0.0)  # delta of nothing, by what epsilon remains
+    for _ in range(count):
+        up = np.interp(grid[:, None] - ends, grid, left, left=1.0)
+        down = np.interp(grid[:, None] - ends + epsilon, grid, left, right=0.0)
+        left = (mass * up + (1.0 - mass) * down).max(axis=1)
+    return float(np.interp(target, grid, left))
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_bounded_range_covers_adaptive_choices(count: int) -> None:
+    for epsilon in (0.1, 1.0):
+        for target in np.array([0.1, 0.5, 1.0]) * epsilon * math.sqrt(count):
+            delta = adaptive(epsilon, count, float(target))
+            parts: list[Part] = [("bounded-range", epsilon, count)]
+            # Interpolation in `adaptive` is good for 1e-3.
+            assert composed_epsilon(parts, delta) >= target * (1 - 1e-3)
+            assert composed_epsilon(parts, delta) <= 1.3 * target + 0.1 * epsilon
+
+
+def test_orders_between_kinds() -> None:
+    """Any pure mechanism is covered by randomized response; many are almost Gaussian."""
+    for count, epsilon, delta in ((3, 1.0, 1e-3), (200, 0.02, 1e-6), (10_000, 1e-3, 1e-9)):
+        by_kind = {k: composed_epsilon([(k, epsilon, count)], delta) for k in KINDS}
+        assert by_kind["bounded-range"] < by_kind["laplace"] < by_kind["randomized-response"]
+        bound = advanced(Guarantee(epsilon, 0.0), count, delta).epsilon
+        assert by_kind["randomized-response"] < min(bound, count * epsilon)
+    # Variances of the loss: e^2, and a third of it for the bounded range.
+    mu = mu_of(1.0, 1e-5)
+    for kind, variance in (("laplace", 1.0), ("bounded-range", 1.0 / 3.0)):
+        each = mu / math.sqrt(10_000 * variance)
+        assert composed_epsilon([(kind, each, 10_000)], 1e-5) == pytest.approx(1.0, rel=0.01)
+
+
+def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[list[Part], float]] = [
+        (
+            [("laplace", 0.37, 13), ("randomized-response", 0.11, 500), ("bounded-range", 2, 3)],
+            1e-6,
+        ),
+        ([("laplace", 1e-4, 10_000), ("bounded-range", 0.02, 2)], 1e-5),
+        ([("laplace", 100.0, 1), ("randomized-response", 1e-4, 10_000)], 1e-3),
+        ([("bounded-range", 100.0, 10_000), ("laplace", 100.0, 10_000)], 1e-9),
+        ([("laplace", 0.03, 80), ("bounded-range", 0.03, 80)], 0.1),
+    ]
+    coarse = [composed_epsilon(*case) for case in cases]
+    monkeypatch.setattr(losses, "_FEWEST", 2**18)
+    monkeypatch.setattr(losses, "_POINTS", 8 * losses._POINTS)
+    for found, case in zip(coarse, cases, strict=True):
+        fine = composed_epsilon(*case)
+        assert fine * (1 - 1e-9) <= found <= fine * (1 + TIGHT), case
+
+
+def test_masses_on_the_grid_keep_both_totals() -> None:
+    for kind in KINDS:
+        for epsilon, step in ((1.0, 0.3), (1.0, 0.125), (1e-4, 1e-6), (1e-4, 1e-3), (30.0, 0.07)):
+            mass, start = losses._on_grid(kind, epsilon, step)
+            loss = step * np.arange(start, start + len(mass))
+            assert mass.min() >= 0.0
+            assert mass.sum() == pytest.approx(1.0, rel=1e-13)
+            assert mass @ np.exp(-loss) == pytest.approx(1.0, rel=1e-13)
+            fine = np.array([0.0, 0.3, 2.0])
+            # The curve on the grid is above the exact one, here by moments of the loss.
+            moments = np.log([mass @ np.exp(t * loss) for t in fine])
+            assert (moments >= losses._cumulant(kind, epsilon, fine) - 1e-12).all()
+
+
+# ---- ends of the ranges -------------------------------------------------------------------------
+
+
+def test_nothing_and_pure() -> None:
+    assert composed_epsilon([], 0.1) == 0.0
+    assert composed_epsilon([("laplace", 0.0, 5), ("bounded-range", 1.0, 0)], 0.0) == 0.0
+    assert composed_epsilon([("laplace", 0.5, 4), ("bounded-range", 1.0, 3)], 0.0) == 5.0
+    assert composed_epsilon([("laplace", 0.1, 3)], 0.9) == 0.0
+    split: list[Part] = [("laplace", 0.1, 30), ("laplace", 0.1, 70)]
+    assert composed_epsilon(split, 1e-6) == composed_epsilon([("laplace", 0.1, 100)], 1e-6)
+
+
+def test_extremes_are_bounds_still() -> None:
+    assert composed_epsilon([("laplace", 1e9, 3)], 0.1) == 3e9
+    assert composed_epsilon([("laplace", 1e-300, 3)], 1e-30) == 0.0
+    found = composed_epsilon([("laplace", 1e-6, 1), ("laplace", 100.0, 1)], 1e-30)
+    assert 100.0 < found <= 100.000001
+    # Too many for Fourier transforms: by Renyi divergences, a Gaussian's up to a few per cent.
+    many = composed_epsilon([("randomized-response", 1e-6, 10**12)], 1e-5)
+    assert 1.0 < many / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("parts", "delta", "message"),
+    [
+        ([("gaussian", 1.0, 1)], 0.1, "kind must be one of"),
+        ([("laplace", -1.0, 1)], 0.1, "epsilon must be >= 0, got -1.0"),
+        ([("laplace", math.inf, 1)], 0.1, "epsilon must be >= 0"),
+        ([("laplace", 1.0, 1.5)], 0.1, "count must be an integer"),
+        ([("laplace", 1.0)], 0.1, "parts must be triples"),
+        ([("laplace", 1.0, 1)], 1.0, "delta must be >= 0 and < 1"),
+    ],
+)
+def test_refusals(parts: list, delta: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        composed_epsilon(parts, delta)
