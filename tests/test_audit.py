@@ -221,6 +221,7 @@ FEW = {  # runs that settle a verdict, for the ordinary tests
     "fault-noise-redrawn": 2500,
     "fault-bare-threshold": 5000,
     "fault-kappa-forgotten": 1000,
+    "fault-winsorized-half-noise": 8000,
 }
 
 

@@ -1,0 +1,57 @@
+"""ROBIN: rounds of a federation in phases, and what the server does between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastfed._kernels import native
+from fastfed.environments import Sphere
+from fastfed.privacy.budget import Budget
+from fastfed.privacy.winsorized import calibrate_winsorized
+from fastfed.simulation import drive
+from fastfed.simulation.experiment import make_experiment
+
+SILOS, ROUNDS = 100, 510
+ROBIN = {"label": "a", "algorithm": "robin", "initial_phases": 5}
+PRIVATE = {"epsilon": 4.0, "delta": 1e-5, "diversity": 0.0039, "concentration_multiplier": 1e-5}
+
+
+@pytest.mark.parametrize("keys", [{"private": False}, PRIVATE], ids=["plain", "private"])
+def test_phases(benchmark, keys):
+    """100 clients, 510 rounds: five initial phases, three greedy ones."""
+    e = make_experiment(
+        name="bench",
+        environment=Sphere(5, 20),
+        curves=[{**ROBIN, **keys}],
+        horizon=ROUNDS,
+        silos=SILOS,
+    )
+    opened, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
+    benchmark(drive.play, opened, plans, e.checkpoints)
+
+
+@pytest.mark.parametrize("dimension", [5, 57])
+def test_least_squares(benchmark, dimension):
+    """One estimate from a statistic of full rank."""
+    rows = np.random.default_rng(0).normal(size=(10 * dimension, dimension))
+    gram = (rows.T @ rows)[np.tril_indices(dimension)]
+    statistic = np.concatenate([rows.sum(axis=0), gram])[None]
+    benchmark(native.least_squares, statistic, dimension)
+
+
+@pytest.mark.parametrize("silos", [50, 3200])
+def test_winsorized_mean(benchmark, silos):
+    """One private mean of estimates in eight rotated coordinates."""
+    mean = calibrate_winsorized(
+        Budget(4.0, 1e-5, "replace", "silo"),
+        silos=silos,
+        dimension=5,
+        radius=0.01,
+        bound=1.0,
+        releases=5,
+        concentration_failure=1e-4,
+    )
+    draw = np.random.default_rng(0)
+    vectors, signs = draw.normal(0.3, 0.02, size=(silos, 5)), np.ones(8)
+    benchmark(mean.apply, vectors, signs, draw.uniform(size=8), draw.uniform(size=8))
