@@ -27,6 +27,8 @@ _PUBLIC = {
     "Averager": "fastfed.protocols.averager",
     "VectorSum": "fastfed.protocols.vector_sum",
     "Report": "fastfed.protocols.messages",
+    "LocalEstimate": "fastfed.protocols.phases",
+    "Model": "fastfed.protocols.phases",
     "Broadcast": "fastfed.protocols.messages",
     "TreeRelease": "fastfed.privacy.release",
     "SeededNoise": "fastfed._random",

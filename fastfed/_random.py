@@ -178,6 +178,7 @@ class SystemNoise:
     def __init__(self) -> None:
         self._drawn: set[tuple[int, int]] = set()
         self._rounds: set[tuple[int, int]] = set()
+        self._means: set[tuple[int, int]] = set()
 
     def _once(self, silo: int, node: int) -> None:
         if (silo, node) in self._drawn:
@@ -228,9 +229,14 @@ class SystemNoise:
         return drawn
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        # No silo has a negative index: the purpose stands in its place.
-        self._once(-purpose, release)
-        return system_uniforms(count)
+        if (purpose, release) in self._means:
+            raise InputError(
+                f"the noise of mean {release} was drawn already; "
+                "use one SystemNoise for each system"
+            )
+        drawn = system_uniforms(count)
+        self._means.add((purpose, release))
+        return drawn
 
 
 def system_uniforms(count: int) -> np.ndarray:

@@ -45,6 +45,15 @@ class Client(Silo):
         ended = self.phases.phase_of(self.round + 1) - 1
         return max(0, min(ended - self.phases.initial + 1, len(self.phases.releasing)))
 
+    def select(self, actions: object) -> int:
+        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        if self.due or self.reported:
+            raise InputError(
+                f"silo {self.index} must send its estimate and adopt the model of phase "
+                f"{self.phases.releasing[self.release] + 1} before round {self.round + 1}"
+            )
+        return super().select(actions)
+
     def _radius(self) -> float:
         return 0.0 if self.greedy else super()._radius()
 

@@ -29,14 +29,18 @@ from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
-    FLOATS,
     SIMULATION,
     Certificate,
     Condition,
     Guarantee,
     no_privacy,
 )
-from fastfed.privacy.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
+from fastfed.privacy.winsorized import (
+    CALIBRATIONS,
+    REALS,
+    WinsorizedMean,
+    calibrate_winsorized,
+)
 from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
 
@@ -138,6 +142,11 @@ def private_means(keys: RobinKeys, setting: Setting, plan: PhasePlan) -> tuple[W
     found = []
     for phase in plan.releasing:
         radius = spread / math.sqrt(2.0**phase)
+        if not 1e-9 < radius < 1e9:
+            raise InputError(
+                "concentration_multiplier / diversity must leave a radius between 1e-9 and 1e9, "
+                f"got {radius:g}"
+            )
         if made is None:
             made = calibrate_winsorized(
                 Budget(keys.epsilon, keys.delta, "replace", "silo"),
@@ -193,7 +202,7 @@ def certify(
         status="proven",
         noise_std=means[-1].noise_stds,
         conditions=(*conditions, *mean.conditions()),
-        caveats=(*caveats, SIMULATION, FLOATS, *setting.notes),
+        caveats=(*caveats, SIMULATION, REALS, *setting.notes),
         source=f"huang-2023, Algorithms 1-4; {mean.source}",
     )
 
@@ -224,6 +233,12 @@ def _about_learning(
         found.append(
             "with so few clients the private range is mostly chance after phases "
             + ", ".join(str(p) for p in hopeless)
+        )
+    whole = [p for p, mean in zip(plan.releasing, means, strict=True) if mean.bins == 1]
+    if whole:
+        found.append(
+            "the concentration radius spans the whole ball, and the noise is for all of it, after "
+            f"phases {', '.join(str(p) for p in whole)}"
         )
     return found
 

@@ -304,11 +304,13 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def feasible(self) -> bool:
-        """Whether the private range can work: M epsilon' / 8 > ln(10 bins).
+        """Whether the private range can work: one bin, or M epsilon' / 8 > ln(10 bins).
 
-        Otherwise it often misses the vectors by far, whatever their number of dimensions.
+        Otherwise it often misses the vectors by far, whatever their number of dimensions. With one
+        bin there is nothing to choose, and the noise is for all vectors within the bound.
         """
-        return self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
+        known = self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
+        return known or self.bins == 1
 
     def at(self, radius: float) -> WinsorizedMean:
         """The same mechanism for another radius, which changes nothing of its privacy."""

@@ -26,6 +26,7 @@ class Averager:
         self.plan = check_phase_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.releases = 0
+        self._drawn: dict[int, np.ndarray] = {}
 
     def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
         """The model after the next phase that releases one; InputError unless every silo has sent
@@ -34,6 +35,15 @@ class Averager:
         if self.releases == len(plan.releasing):
             raise InputError(f"the plan has {self.releases} releases, got estimates for one more")
         phase = plan.releasing[self.releases]
+        if not isinstance(estimates, Sequence):
+            raise InputError(
+                f"estimates must be a list of LocalEstimate, got {type(estimates).__name__}"
+            )
+        for estimate in estimates:
+            if not isinstance(estimate, LocalEstimate):
+                raise InputError(
+                    f"estimates must hold LocalEstimate values, got {type(estimate).__name__}"
+                )
         ordered = sorted(estimates, key=lambda e: e.silo)
         if [e.silo for e in ordered] != list(range(plan.silos)):
             raise InputError(
@@ -53,6 +63,7 @@ class Averager:
                 )
         model = Model(phase + 1, self._mean(np.array([e.values for e in ordered])))
         self.releases += 1
+        self._drawn = {}
         return model
 
     def _mean(self, estimates: np.ndarray) -> np.ndarray:
@@ -60,12 +71,12 @@ class Averager:
         finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
         if self.plan.means:
             mean, release = self.plan.means[self.releases], self.releases + 1
-            draws = [
-                self.noise.uniforms(purpose, release, mean.padded)
-                for purpose in (ROTATION, RANGE, LAPLACE)
-            ]
-            signs = np.where(draws[0] < 0.5, -1.0, 1.0)
-            made: np.ndarray = mean.apply(finite, signs, draws[1], draws[2])
+            # What was drawn before a source failed is kept: nothing is drawn twice.
+            for purpose in (ROTATION, RANGE, LAPLACE):
+                if purpose not in self._drawn:
+                    self._drawn[purpose] = self.noise.uniforms(purpose, release, mean.padded)
+            signs = np.where(self._drawn[ROTATION] < 0.5, -1.0, 1.0)
+            made: np.ndarray = mean.apply(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
             return made
         total = np.zeros(self.plan.dimension)
         for row in finite:
