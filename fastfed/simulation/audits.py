@@ -66,6 +66,9 @@ class Case:
         )
         plan = system.plan
         assert not isinstance(plan, PhasePlan)
+        if isinstance(plan, Plan) and plan.encoding is not None:
+            # Bits as their counts, which have the same law and do not take minutes.
+            plan = replace(plan, individual=False)
         if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
