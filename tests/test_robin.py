@@ -546,7 +546,7 @@ def test_noise_has_the_plans_variance():
     A squared Laplace variable has mean 2 and variance 20, in units of the scale.
     """
     plan = deployed(concentration_multiplier=1.0).plan
-    plan = changed(plan, means=plan.means[:1])
+    plan = changed(plan, means=(plan.means[0],) * len(plan.means))
     drawn = []
     for seed in range(1500):
         server = fastfed.Averager(plan, SeededNoise(seed))
@@ -795,3 +795,13 @@ def test_plans_are_for_those_who_can_play_them():
         for wrong, name in ((alone.plan, "Plan"), (system, "System"), (None, "NoneType")):
             with pytest.raises(InputError, match=f"plan must be a PhasePlan, .*got {name}"):
                 made(wrong)
+
+
+def test_a_plan_that_was_taken_apart_releases_nothing():
+    """Means that do not fit the protocol would leave a model without noise."""
+    plan = deployed().plan
+    alone = deployed(initial_phases=99).plan
+    for broken in (changed(plan, means=()), changed(plan, initial=1), changed(alone, initial=2)):
+        for make in (fastfed.Averager, fastfed.Client):
+            with pytest.raises(InputError, match="private means"):
+                make(broken)

@@ -2,7 +2,7 @@
 
 Deviations from the paper, and why:
 - ``calibration = "exact"`` takes the most that the budget allows in every coordinate, by composing
-  the privacy losses of all releases; "printed" is the paper's, with 20 to 30 times more noise.
+  the privacy losses of all releases; "printed" is the paper's, with 30 to 80 times more noise.
 - Only phases that another one follows release a model; the paper counts all P.
 - The rotation is H D / sqrt d on vectors padded with zeros to a power of two, and is undone by
   D H' / sqrt d; the paper leaves d and the order open.
@@ -44,7 +44,7 @@ from fastfed.privacy.winsorized import (
 from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
 
-#: Estimates are held to norm 1, where theta* lies.
+#: B of Algorithm 4: rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)].
 BOUND = 1.0
 PRINTED = "printed"
 
@@ -177,7 +177,11 @@ def certify(
     caveats = [*_about_learning(keys, setting, plan, means, shares), *theory.caveats]
     conditions = [
         Condition("when estimates are sent does not depend on data", True),
-        Condition("every client sends one estimate of each phase, whatever its data", True),
+        Condition(
+            "every client sends one estimate of each phase, whatever its data (taken on trust: a "
+            "client that refuses bad input must send one all the same)",
+            True,
+        ),
         Condition("one person's data are at one client (taken on trust)", True),
     ]
     if not means:

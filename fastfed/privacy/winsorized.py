@@ -194,9 +194,12 @@ def _mean(
 ) -> float:
     """winsorized_mean_1d of finite values."""
     low, high = _range(x, epsilon / 2.0, radius, bound, u)
-    # One after the other, as a compiled loop adds.
-    total = float(np.cumsum(np.clip(x, low, high))[-1])
-    return total / len(x) + _laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
+    # About the middle, which is released already: sums of the values themselves would round away
+    # noise that is small beside them. One after the other, as a compiled loop adds.
+    middle = 0.5 * (low + high)
+    total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
+    drawn = _laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
+    return middle + (total / len(x) + drawn)
 
 
 def _laplace_scale(count: int, epsilon: float, radius: float) -> float:
@@ -444,11 +447,15 @@ def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
     Corollary G.2 needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
     """
     half = number("delta", budget.delta, above=0, below=1) / 2.0
+    if eps0 > 300.0:
+        return math.inf
     return advanced(Guarantee(eps0, half / phases), phases, half).epsilon
 
 
 def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
     total = printed_composition(budget, eps0, phases)
+    if total > 1e6:
+        return "the printed composition says nothing of an epsilon this large"
     within = "within" if total <= budget.epsilon else "not within"
     plural = "phase" if phases == 1 else "phases"
     return (

@@ -69,7 +69,7 @@ class Averager:
     def _mean(self, estimates: np.ndarray) -> np.ndarray:
         """Of estimates (M, d)."""
         finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
-        if self.plan.means:
+        if self.plan.protocol.noise_by == "server":
             mean, release = self.plan.means[self.releases], self.releases + 1
             # What was drawn before a source failed is kept: nothing is drawn twice.
             for purpose in (ROTATION, RANGE, LAPLACE):
@@ -81,4 +81,5 @@ class Averager:
         total = np.zeros(self.plan.dimension)
         for row in finite:
             native.add(total, row)
-        return total / len(finite)
+        mean_of_all = total / len(finite)
+        return np.where(np.isfinite(mean_of_all), mean_of_all, 0.0)

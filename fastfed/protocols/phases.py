@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, array, integer
 from fastfed.protocols.messages import frozen
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
@@ -51,7 +51,9 @@ class LocalEstimate:
     silo: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", frozen(self.values))
+        object.__setattr__(self, "silo", integer("silo", self.silo))
+        values = array("values", self.values, ndim=1, finite=False)
+        object.__setattr__(self, "values", frozen(values))
 
     @property
     def nbytes(self) -> int:
@@ -131,4 +133,16 @@ def check_phase_plan(plan: object) -> PhasePlan:
         raise InputError(
             f"plan must be a PhasePlan, such as system.plan of robin, got {type(plan).__name__}"
         )
+    wanted = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
+    if len(plan.means) != wanted:
+        raise InputError(
+            f'a plan of protocol "{plan.protocol.id}" must have {wanted} private means, '
+            f"got {len(plan.means)}"
+        )
+    for mean in plan.means:
+        if (mean.silos, mean.dimension) != (plan.silos, plan.dimension):
+            raise InputError(
+                f"private means must be of {plan.silos} silos and dimension {plan.dimension}, "
+                f"got {mean.silos} and {mean.dimension}"
+            )
     return plan

@@ -37,16 +37,21 @@ static void turn(double *restrict a, double *restrict rows, int64_t p, int64_t q
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta)
 {
-    double *a = scratch, *rows = scratch + d * d, largest = 0.0;
+    double *a = scratch, *rows = scratch + d * d, largest = 0.0, size = 0.0;
     memset(theta, 0, (size_t)d * sizeof(double));
-    for (int64_t j = 0; j < ff_statistic(d); j++)
+    for (int64_t j = 0; j < ff_statistic(d); j++) {
         if (!isfinite(statistic[j]))
             return 0;
+        size = j >= d && fabs(statistic[j]) > size ? fabs(statistic[j]) : size;
+    }
+    /* V in units of a power of two near its largest entry: squares neither over- nor underflow. */
+    int power = 0;
+    frexp(size, &power);
     memset(rows, 0, (size_t)(d * d) * sizeof(double));
     for (int64_t i = 0, e = d; i < d; i++) {
         rows[i * d + i] = 1.0;
         for (int64_t j = 0; j <= i; j++, e++)
-            a[i * d + j] = a[j * d + i] = statistic[e];
+            a[i * d + j] = a[j * d + i] = ldexp(statistic[e], -power);
     }
     for (int sweep = 0; sweep < SWEEPS; sweep++) {
         double off = 0.0, on = 0.0;
@@ -58,7 +63,6 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
                 else
                     off += square;
             }
-        /* Written so that what overflows goes on to the last sweep, and to the check below. */
         if (off <= 0x1p-104 * on)
             break;
         for (int64_t p = 0; p < d; p++)
@@ -77,6 +81,8 @@ int ff_least_squares(const double *restrict statistic, int64_t d, double *restri
         for (int64_t k = 0; k < d; k++)
             theta[k] += along / value * rows[i * d + k];
     }
+    for (int64_t k = 0; k < d; k++)
+        theta[k] = ldexp(theta[k], -power);
     for (int64_t k = 0; k < d; k++)
         if (!isfinite(theta[k])) {
             memset(theta, 0, (size_t)d * sizeof(double));
