@@ -52,7 +52,7 @@ class LocalEstimate:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "silo", integer("silo", self.silo))
-        values = array("values", self.values, ndim=1, finite=False)
+        values = array("values", self.values, finite=False)
         object.__setattr__(self, "values", frozen(values))
 
     @property
