@@ -49,59 +49,66 @@ class BuildKernels(build_ext):
         return True
 
     def build_extensions(self) -> None:
-        (extension,) = self.extensions
-        if self.compiler.compiler_type == "msvc":
-            extension.extra_compile_args = ["/O2", "/fp:precise"]
-            print("fastfed: plain build (MSVC): one thread per run, no processor clones")
-        else:
-            # No contraction and no fast-math: the same bits on every processor.
-            extension.extra_compile_args = [
-                "-O3",
-                "-std=gnu11",
-                "-fno-math-errno",
-                "-fno-trapping-math",
-                "-ffp-contract=off",
-                "-Wno-psabi",
-            ]
-            if self.compiles(OPENMP_PROBE, "-fopenmp"):
-                extension.extra_compile_args.append("-fopenmp")
-                extension.extra_link_args.append("-fopenmp")
-            else:
-                print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
-            if self.compiles(CLONES_PROBE):
-                extension.define_macros.append(("FF_TARGET_CLONES", "1"))
-            else:
-                print(
-                    "fastfed: no target_clones here: plain code for the baseline processor "
-                    "(same results, slower)",
-                    file=sys.stderr,
-                )
-        extension.extra_objects += self.compiler.compile(
+        compile_args, link_args, macros = self.flags()
+        for extension in self.extensions:
+            extension.extra_compile_args = compile_args
+            extension.extra_link_args = link_args
+            extension.define_macros += macros
+        linear = self.extensions[0]
+        linear.extra_objects += self.compiler.compile(
             [str(FUSED)],
             output_dir=self.build_temp,
-            macros=extension.define_macros,
-            include_dirs=extension.include_dirs,
-            extra_postargs=[
-                flag for flag in extension.extra_compile_args if "contract" not in flag
-            ],
-            depends=extension.depends,
+            macros=macros,
+            include_dirs=linear.include_dirs,
+            extra_postargs=[flag for flag in compile_args if "contract" not in flag],
+            depends=linear.depends,
         )
         super().build_extensions()
+
+    def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
+        """To compile, to link, and macros."""
+        if self.compiler.compiler_type == "msvc":
+            print("fastfed: plain build (MSVC): one thread per run, no processor clones")
+            return ["/O2", "/fp:precise"], [], []
+        # No contraction and no fast-math: the same bits on every processor.
+        compile_args = [
+            "-O3",
+            "-std=gnu11",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-ffp-contract=off",
+            "-Wno-psabi",
+        ]
+        link_args, macros = [], []
+        if self.compiles(OPENMP_PROBE, "-fopenmp"):
+            compile_args.append("-fopenmp")
+            link_args.append("-fopenmp")
+        else:
+            print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
+        if self.compiles(CLONES_PROBE):
+            macros.append(("FF_TARGET_CLONES", "1"))
+        else:
+            print(
+                "fastfed: no target_clones here: plain code for the baseline processor "
+                "(same results, slower)",
+                file=sys.stderr,
+            )
+        return compile_args, link_args, macros
+
+
+def extension(name: str, sources: list[str]) -> Extension:
+    """An extension of its wrapper and the C files behind it."""
+    return Extension(
+        f"fastfed._kernels.{name}",
+        [str(KERNELS / f"{name}.pyx"), *(str(KERNELS / "src" / f"ff_{s}.c") for s in sources)],
+        include_dirs=[str(KERNELS / "src")],
+        depends=[str(FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
+    )
 
 
 setup(
     ext_modules=cythonize(
-        [
-            Extension(
-                "fastfed._kernels._native",
-                [
-                    str(KERNELS / "_native.pyx"),
-                    *(str(KERNELS / "src" / f"ff_{name}.c") for name in SOURCES),
-                ],
-                include_dirs=[str(KERNELS / "src")],
-                depends=[str(FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
-            )
-        ],
+        [extension("_native", SOURCES), extension("_losses", ["random", "losses"])],
         language_level=3,
     ),
     cmdclass={"build_ext": BuildKernels},

@@ -15,7 +15,7 @@ _PUBLIC = {
     "load": "fastfed.simulation.run",
     "run": "fastfed.simulation.run",
     "load_experiment": "fastfed.simulation.experiment",
-    "make_system": "fastfed.bandits",
+    "make_system": "fastfed.simulation.systems",
     "LinUCB": "fastfed.bandits.linucb",
     "Silo": "fastfed.bandits.silo",
     "Peer": "fastfed.bandits.peer",
@@ -25,6 +25,8 @@ _PUBLIC = {
     "User": "fastfed.protocols.user",
     "Client": "fastfed.bandits.client",
     "Averager": "fastfed.protocols.averager",
+    "ExpertClient": "fastfed.experts.client",
+    "ExpertServer": "fastfed.experts.server",
     "VectorSum": "fastfed.protocols.vector_sum",
     "Report": "fastfed.protocols.messages",
     "LocalEstimate": "fastfed.protocols.phases",
@@ -44,6 +46,14 @@ _PUBLIC = {
     "Replay": "fastfed.environments",
     "Python": "fastfed.environments",
     "environment_signature": "fastfed.environments",
+    "StochasticLosses": "fastfed.environments",
+    "ObliviousLosses": "fastfed.environments",
+    "RealizableLosses": "fastfed.environments",
+    "NearRealizableLosses": "fastfed.environments",
+    "LowerBoundLosses": "fastfed.environments",
+    "GradientLosses": "fastfed.environments",
+    "losses_signature": "fastfed.environments",
+    "gradient_signature": "fastfed.environments",
 }
 _MODULES = ("kernels", "privacy")
 

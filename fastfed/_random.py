@@ -21,6 +21,7 @@ from fastfed._validate import InputError, integer
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
+SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
@@ -75,6 +76,14 @@ class NoiseSource(Protocol):
         """Uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         ...
 
+    def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        """Standard Laplace draws (count,) that hide the scores of one release."""
+        ...
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """The order (count,) in which one silo takes the losses of a phase as samples."""
+        ...
+
 
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
@@ -116,6 +125,12 @@ class SeededNoise:
         key = self.seed, purpose, self.replicate
         drawn = np.array([native.uniform(*key, label, release) for label in range(count)])
         return np.minimum(drawn, BELOW_ONE)
+
+    def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        return native.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        return native.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,12 @@ class InterleavedNoise:
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         return self.source.uniforms(purpose, self._key(release), count)
 
+    def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        return self.source.laplace(self.names[silo], self._key(release), count)
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        return self.source.sample(self.names[silo], self._key(phase), count)
+
 
 class SystemNoise:
     """Noise from the operating system's entropy, for deployments.
@@ -205,12 +226,7 @@ class SystemNoise:
         return system_binomials(count, trials)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
-        while True:
-            # Sorting uniform words permutes uniformly, unless two are equal.
-            keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-            order = np.argsort(keys, kind="stable")
-            if (np.diff(keys[order]) > 0).all():
-                return order
+        return system_permutation(count)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
         bits[:] = bits[self.permutation(node, len(bits))]
@@ -238,11 +254,34 @@ class SystemNoise:
         self._means.add((purpose, release))
         return drawn
 
+    def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        self._once(silo, release)
+        return system_laplace(count)
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        return system_permutation(count)
+
 
 def system_uniforms(count: int) -> np.ndarray:
     """Uniform numbers in (0, 1) of 53 bits (count,) from os.urandom."""
     bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
     return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, BELOW_ONE)
+
+
+def system_laplace(count: int) -> np.ndarray:
+    """Standard Laplace draws (count,) from os.urandom, 53 bits each."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    return native.laplace_from_bits(bits)
+
+
+def system_permutation(count: int) -> np.ndarray:
+    """A uniform permutation of 0..count-1 from os.urandom."""
+    while True:
+        # Sorting uniform words permutes uniformly, unless two are equal.
+        keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        order = np.argsort(keys, kind="stable")
+        if (np.diff(keys[order]) > 0).all():
+            return order
 
 
 def system_words(count: int) -> np.ndarray:

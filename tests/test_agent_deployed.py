@@ -94,8 +94,8 @@ def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
             messages = []
         assert server.release == agent.release == played.synchronisations[t - 1]
     np.testing.assert_array_equal(broadcast.values, played.total)
-    assert clipped == played.clipped_rewards > 0
-    assert agent.indefinite == played.indefinite
+    assert clipped == played.events["clipped_rewards"] > 0
+    assert agent.indefinite == played.events["indefinite"]
     assert len(messages) == 0
 
 

@@ -28,9 +28,9 @@ from test_drivers import experiment
 
 from fastfed._kernels import native
 from fastfed._random import SHUFFLE, SeededNoise
-from fastfed.bandits import make_system
 from fastfed.environments import FixedSet, Replay, RewardLaw, Sphere
 from fastfed.simulation import drive
+from fastfed.simulation.systems import make_system
 
 AGENTS = dict(problems.agents())
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
@@ -286,7 +286,7 @@ def check(environment, sizes, **more):
     opened = e.environment.open(e.seed, 0, 1)
     checkpoints = np.arange(1, e.horizon + 1)
     (outcome,) = drive.play(opened, [plan], checkpoints, record=True)
-    assert outcome.indefinite == 0
+    assert outcome.events["indefinite"] == 0
     truth, gap = follow(e, outcome, sizes)
     assert gap < 1e-9
     np.testing.assert_allclose(outcome.group_regret, truth.regret, rtol=1e-9, atol=1e-9)
@@ -336,13 +336,13 @@ def test_on_a_fixed_set_and_on_recorded_rounds(name):
     contexts /= np.linalg.norm(contexts, axis=-1, keepdims=True) * 1.0001
     pool = Replay.from_arrays(contexts, 3.0 * draw.uniform(size=(1, 40, 4)) - 1.0)
     _, outcome, _ = check(pool, sizes)
-    assert outcome.clipped_rewards > 0
+    assert outcome.events["clipped_rewards"] > 0
 
 
 def test_rewards_outside_the_unit_interval_are_clipped_by_the_users_too():
     sizes = AGENTS["short last batch, linucb-sdp-amp"] | {"messages": "individual"}
     e, outcome, _ = check(sphere(sizes, reward=RewardLaw("gaussian", 0.5)), sizes)
-    assert outcome.clipped_rewards > 0 and e.curves[0].system.plan.individual
+    assert outcome.events["clipped_rewards"] > 0 and e.curves[0].system.plan.individual
 
 
 @pytest.mark.parametrize("ratio", [None, 1.0])
@@ -537,7 +537,7 @@ def test_the_published_code_in_its_own_features(name):
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, 1)
     (outcome,) = drive.play(opened, [plan], e.checkpoints, record=True)
-    assert outcome.indefinite == 0
+    assert outcome.events["indefinite"] == 0
     found = published(protocol, T=e.horizon, d=3, B=B, epsilon=epsilon, delta=0.01)
     s = found.noise_std * (math.sqrt(B) if protocol == "linucb-sdp-amp" else 1.0)
     if protocol == "linucb-ldp":

@@ -99,7 +99,7 @@ def test_the_reference_of_an_agent_plays_what_ours_plays(system, monkeypatch):
         compiled.play(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
         for i in range(instances)
     ]
-    assert not any(outcome.indefinite for outcome in ours)
+    assert not any(outcome.events["indefinite"] for outcome in ours)
 
     def t_of_reference():
         found = [

@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.bandits import ALGORITHMS
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.options import quick_horizon
 from fastfed.cli.progress import EVERY, Lines, duration
@@ -24,6 +23,7 @@ from fastfed.environments import ENVIRONMENTS
 from fastfed.privacy import MECHANISMS
 from fastfed.report.keys import check_figure
 from fastfed.simulation.experiment import experiment_from_spec
+from fastfed.simulation.systems import ALGORITHMS
 
 SPEC = """
 name = "small"

@@ -22,7 +22,7 @@ from fastfed.bandits.system import System
 from fastfed.environments import Sphere
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
-from fastfed.simulation.experiment import setting_of
+from fastfed.simulation.systems import setting_of
 
 ALPHA = 0.2
 SPHERE = Sphere(dimension=3, actions=5)

@@ -22,7 +22,7 @@ from fastfed.environments import Sphere
 from fastfed.privacy import compose, epsilon_of, user_sensitivity
 from fastfed.privacy.tree import depth
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
-from fastfed.simulation.experiment import setting_of
+from fastfed.simulation.systems import setting_of
 
 SETTING = Setting(silos=3, horizon=100, dimension=4)
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}

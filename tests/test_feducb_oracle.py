@@ -282,9 +282,9 @@ def test_silos_that_fire_in_different_rounds_of_one_chunk(name):
         same(outcome, fast(e, threads=threads, rounds_per_call=calls))
     # Counted by hand: rewards outside of [0, 1], features longer than 1.
     outside = (outcome.rewards < 0.0) | (outcome.rewards > 1.0)
-    assert outcome.clipped_rewards == outside.sum() > 20
+    assert outcome.events["clipped_rewards"] == outside.sum() > 20
     # Silo 2 has features of length 1.1, silo 3 of 1.5.
-    assert outcome.clipped_features == 2 * e.horizon
+    assert outcome.events["clipped_features"] == 2 * e.horizon
 
 
 def test_gaussian_rewards_on_a_sphere_are_clipped_once():
@@ -293,7 +293,11 @@ def test_gaussian_rewards_on_a_sphere_are_clipped_once():
     outcome = fast(e)
     assert len(synchronised(outcome)) >= 3
     same(outcome, readable(e))
-    assert outcome.clipped_rewards == ((outcome.rewards < 0) | (outcome.rewards > 1)).sum() > 0
+    assert (
+        outcome.events["clipped_rewards"]
+        == ((outcome.rewards < 0) | (outcome.rewards > 1)).sum()
+        > 0
+    )
 
 
 @pytest.mark.parametrize("clip", [True, False])
@@ -301,7 +305,7 @@ def test_what_is_not_clipped_is_played_alike(clip):
     e = experiment(uneven(), silos=4, horizon=30, **OPEN, communication=6.0, clip=clip)
     outcome = fast(e)
     assert len(synchronised(outcome)) >= 1
-    assert (outcome.clipped_features > 0) is clip
+    assert (outcome.events["clipped_features"] > 0) is clip
     same(outcome, readable(e))
 
 
@@ -338,7 +342,7 @@ def test_they_agree_where_the_noisy_v_is_indefinite(schedule):
     more = {"batch_size": 5} if schedule == "fixed" else {"communication": 1e-3}
     e = experiment(**SMALL, **NOISY, schedule=schedule, rho_min=0.1, **more)
     outcome = fast(e)
-    assert 0 < outcome.indefinite <= outcome.synchronisations[-1]
+    assert 0 < outcome.events["indefinite"] <= outcome.synchronisations[-1]
     assert np.isfinite(outcome.total).all()
     same(outcome, readable(e))
 
@@ -430,7 +434,7 @@ def follow(e: Experiment, outcome: Outcome, **changes: Any):
 
 def check(e: Experiment, outcome: Outcome):
     plan, d = plan_of(e), plan_of(e).dimension
-    assert outcome.indefinite == 0
+    assert outcome.events["indefinite"] == 0
     truth = follow(e, outcome)
     # Nearer than this rounding may move a synchronisation: the problem needs another seed.
     assert truth.nearest_trigger > 1e-9
@@ -469,7 +473,7 @@ def test_uneven_silos_play_the_papers_pseudocode(name):
 def test_a_fixed_schedule_with_the_direct_radius_is_the_other_papers(name):
     """One prefix tree at every silo: Algorithm 4 of zhou-chowdhury-2024 in fixed batches."""
     e, outcome = case_of(name)
-    assert outcome.indefinite == 0
+    assert outcome.events["indefinite"] == 0
     truth = oracle_replay(e, outcome)
     assert truth.nearest_floor > 1e-12
     assert truth.worst_gap < 1e-9

@@ -169,7 +169,7 @@ def test_rewards_are_clipped_where_asked(clip):
     assert outside > 10
     # In greedy phases too.
     assert np.sum(played.rewards[:, 6:] > 1.0) > 0
-    assert played.clipped_rewards == (outside if clip else 0)
+    assert played.events["clipped_rewards"] == (outside if clip else 0)
     same(played, readable(e))
 
 
@@ -184,7 +184,7 @@ def test_features_are_clipped_where_asked():
         e = experiment(environment, horizon=24, silos=3, clip=clip)
         played = fast(e)
         same(played, readable(e))
-        clipped.append(played.clipped_features)
+        clipped.append(played.events["clipped_features"])
     assert clipped == [3 * 24, 0]
 
 
@@ -266,7 +266,7 @@ def test_where_no_model_is_made_it_is_local_linucb(environment, clip, keys):
         ours, theirs = fast(e), local(e)
         for name in (
             *("actions", "rewards", "group_regret", "synchronisations", "bits_up", "bits_down"),
-            *("clipped_features", "clipped_rewards", "indefinite"),
+            "events",
         ):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     assert not ours.bits_up.any()
@@ -504,7 +504,7 @@ def test_clients_with_seeded_noise_are_the_step_driver(name, environment):
     np.testing.assert_array_equal(models[-1], played.total)
     for ours, theirs in zip(sent, truth.estimates, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-9)
-    assert sum(client.clipped_rewards for client in clients) == played.clipped_rewards
+    assert sum(client.clipped_rewards for client in clients) == played.events["clipped_rewards"]
     assert made[0].nbytes * 8 * e.silos * len(sent) == played.bits_up[-1]
 
 

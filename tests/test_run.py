@@ -100,10 +100,8 @@ def outcome(synchronisations, bits_up, bits_down):
         synchronisations=np.array(synchronisations),
         bits_up=np.array(bits_up, np.float64),
         bits_down=np.array(bits_down, np.float64),
-        clipped_features=0,
-        clipped_rewards=0,
-        indefinite=0,
         total=np.zeros(9),
+        events={},
     )
 
 

@@ -14,7 +14,6 @@ import fastfed
 from fastfed import InputError, Shuffler
 from fastfed._kernels import native
 from fastfed._random import SeededNoise, SystemNoise
-from fastfed.bandits import make_system
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardLaw, Sphere
 from fastfed.experiments import figure, figure_spec
@@ -22,6 +21,7 @@ from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
+from fastfed.simulation.systems import make_system
 
 FALSE_ALARM = 1e-5
 

@@ -9,10 +9,10 @@ import pytest
 
 import fastfed
 from fastfed import InputError
-from fastfed.bandits import make_system
 from fastfed.environments import Sphere
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import make_experiment
+from fastfed.simulation.systems import make_system
 
 KEYS = {"silos": 3, "horizon": 60, "dimension": 3, "batch_size": 6, "delta": 1e-4}
 

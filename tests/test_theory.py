@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed.bandits import ALGORITHMS, make_system
+from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import ANCHOR, FLOOR
 from fastfed.privacy.sensitivity import layout_stds
 from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd
+from fastfed.simulation.systems import make_system
 
 SETTING = Setting(silos=100, horizon=10_000, dimension=10)
 
@@ -110,7 +111,7 @@ def test_confidence_sets_cover_in_a_whole_run():
     """theta* stays inside every confidence set: 60 runs, failure probability 0.2."""
     from fastfed.environments import Sphere
     from fastfed.simulation import step
-    from fastfed.simulation.experiment import setting_of
+    from fastfed.simulation.systems import setting_of
 
     sphere = Sphere(dimension=3, actions=5)
     setting = setting_of(sphere.facts(2, 60), 2, 60)

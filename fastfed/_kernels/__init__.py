@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from fastfed._kernels import _losses as losses
 from fastfed._kernels import _native as native
 
-__all__ = ["implementation", "native"]
+__all__ = ["implementation", "losses", "native"]
 
 
 def implementation(use_native: bool = True) -> ModuleType:

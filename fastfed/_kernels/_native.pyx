@@ -21,6 +21,9 @@ cdef extern from "ff_random.h" nogil:
     int64_t ff_below(const ff_stream *s, int64_t n)
     void ff_permutation(const ff_stream *s, int64_t n, int64_t *out)
     void ff_philox(const ff_stream *s, uint32_t block, uint32_t *out)
+    int64_t ff_laplace_capacity(int64_t n)
+    void ff_laplace(const ff_stream *s, int64_t n, double *out)
+    void ff_laplace_from_bits(const uint64_t *a, int64_t n, double *out)
     double ff_log(double x)
     int64_t ff_word_capacity(int64_t n)
     void ff_words(const ff_stream *s, int64_t n, uint32_t *out)
@@ -338,6 +341,34 @@ def words(seed, purpose, replicate, silo, index, int64_t n):
     cdef uint32_t[::1] out = np.empty(max(1, ff_word_capacity(n)), np.uint32)
     ff_words(&s, n, &out[0])
     return np.asarray(out)[:n]
+
+
+def laplace(seed, purpose, replicate, silo, index, int64_t n):
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, ff_laplace_capacity(n)))
+    ff_laplace(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def laplace_rows(seed, purpose, replicate, int64_t silos, index, int64_t n):
+    """laplace() of silos 0..silos-1, (silos, n)."""
+    cdef ff_stream s
+    cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(n)))
+    cdef double[:, ::1] out = np.empty((silos, n))
+    cdef int64_t i
+    for i in range(silos):
+        s = ff_stream_open(seed, purpose, replicate, i, index)
+        ff_laplace(&s, n, &drawn[0])
+        if n:
+            out[i] = drawn[:n]
+    return np.asarray(out)
+
+
+def laplace_from_bits(const uint64_t[::1] bits):
+    cdef double[::1] out = np.empty(max(1, bits.shape[0]))
+    if bits.shape[0]:
+        ff_laplace_from_bits(&bits[0], bits.shape[0], &out[0])
+    return np.asarray(out)[: bits.shape[0]]
 
 
 def log(double x):

@@ -217,4 +217,4 @@ def private(
         beside=others,
         trust=(PUBLIC_OFFER,) if protocol.senders == "users" else (),
     )
-    return System(algorithm, plan, theory, certificate)
+    return System(algorithm, plan, certificate, theory=theory)

@@ -22,7 +22,7 @@ def build(keys: AgentKeys, setting: Setting) -> System:
     batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
     plan, theory, _ = planned(keys, setting, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE)
     certificate = no_privacy("chowdhury-zhou-2022, Algorithm 1", caveats=theory.caveats)
-    return System("linucb", plan, theory, certificate)
+    return System("linucb", plan, certificate, theory=theory)
 
 
 ALGORITHM = Algorithm(

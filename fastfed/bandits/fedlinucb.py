@@ -18,7 +18,7 @@ def build(keys: Keys, setting: Setting) -> System:
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], keys.rounds_per_batch(setting), clip)
     certificate = no_privacy("zhou-chowdhury-2024, Section 6", caveats=theory.caveats)
-    return System("fedlinucb", plan, theory, certificate)
+    return System("fedlinucb", plan, certificate, theory=theory)
 
 
 ALGORITHM = Algorithm(

@@ -177,7 +177,7 @@ def build(keys: FedUCBKeys, setting: Setting) -> System:
     federation = Federation(setting)
     plan, theory = planned(keys, federation, noise, batch_size, clip)
     stated = certificate(keys, setting, noise, plan, theory, clip)
-    return System("feducb", plan, theory, stated, _lines(keys, federation, noise))
+    return System("feducb", plan, stated, _lines(keys, federation, noise), theory=theory)
 
 
 def _lines(

@@ -121,7 +121,7 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
         sizes = [len(clique) for clique in cliques]
         lines = partial(decentralised, keys, setting, found, bar, sizes, gamma)
     stated = _heard(stated, gamma, len(cliques))
-    return System("feducb-decentralized", made, theory, stated, lines)
+    return System("feducb-decentralized", made, stated, lines, theory=theory)
 
 
 def _heard(stated: Certificate, gamma: int, cliques: int) -> Certificate:

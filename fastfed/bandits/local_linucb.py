@@ -40,7 +40,7 @@ def build(keys: LocalKeys, setting: Setting) -> System:
             *theory.caveats,
         ),
     )
-    return System("local-linucb", plan, theory, certificate)
+    return System("local-linucb", plan, certificate, theory=theory)
 
 
 ALGORITHM = Algorithm(

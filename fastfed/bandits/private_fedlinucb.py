@@ -150,7 +150,7 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         f"{protocol.source}; {noise.mechanism.source}",
         noise.by_silo,
     )
-    return System("private-fedlinucb", plan, theory, certificate)
+    return System("private-fedlinucb", plan, certificate, theory=theory)
 
 
 def check_bits(plan: Plan) -> None:

@@ -37,7 +37,7 @@ def build(keys: RandomKeys, setting: Setting) -> System:
         model="nothing leaves a silo",
         caveats=("nothing is learned, so nothing is disclosed: there is nothing to protect",),
     )
-    return System("random", replace(plan, policy="random", lazy=True), theory, certificate)
+    return System("random", replace(plan, policy="random", lazy=True), certificate, theory=theory)
 
 
 ALGORITHM = Algorithm(

@@ -118,11 +118,11 @@ def build(keys: RobinKeys, setting: Setting) -> System:
     plan = PhasePlan(local, min(first, phases) if shares else phases, protocol)
     if not keys.private:
         certificate = no_privacy("huang-2023, Algorithm 1", caveats=theory.caveats)
-        return System("robin", plan, theory, certificate)
+        return System("robin", plan, certificate, theory=theory)
     means = private_means(keys, setting, plan)
     certificate = certify(keys, setting, plan, theory, means, shares)
     lines = partial(lower, keys, setting)
-    return System("robin", replace(plan, means=means), theory, certificate, lines)
+    return System("robin", replace(plan, means=means), certificate, lines, theory=theory)
 
 
 def initial(keys: RobinKeys, setting: Setting) -> int:

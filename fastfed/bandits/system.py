@@ -1,39 +1,29 @@
-"""A system ready to play: a plan for the drivers, and the certificate of what it guarantees."""
+"""What linear systems have in common: their entries of the registry, and keys of their curves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
-import numpy as np
 
-from fastfed._validate import InputError, choice, integer, nearest, number
+from fastfed import _system
+from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
-from fastfed.privacy.certificate import SIMULATION, Certificate
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Clip, Plan
+from fastfed.protocols.plan import Clip
 
 
-@dataclass(frozen=True)
-class System:
-    """One curve of an experiment: what it plays, why it may, what it promises."""
+@dataclass(frozen=True, kw_only=True)
+class System(_system.System):
+    """A linear system: its plan is one of a server, of peers or of phases."""
 
-    algorithm: str
-    plan: Plan | PeerPlan | PhasePlan
     theory: Theory
-    certificate: Certificate
-    bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
 
-    @property
-    def deployed_certificate(self) -> Certificate:
-        """The certificate where Silo and Server draw their noise from the operating system."""
-        kept = tuple(c for c in self.certificate.caveats if c != SIMULATION)
-        return msgspec.structs.replace(self.certificate, caveats=kept)
+
+class Algorithm(_system.Algorithm):
+    """A linear system of a paper: it chooses among actions with features."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,41 +92,3 @@ def batches_of_user(returning: int | str, batches: int) -> int:
     """In how many of so many batches one user may take part, once in each."""
     most = max(batches, 1)
     return most if isinstance(returning, str) else min(returning, most)
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """An entry of the registry: one system of a paper."""
-
-    id: str
-    paper: str
-    summary: str
-    keys: type[Keys]
-    build: Callable[[Any, Setting], System]
-    #: Keys that a deployment takes unless it says otherwise, where the simulation has a shortcut.
-    deployed: tuple[tuple[str, Any], ...] = ()
-
-    def make(self, keys: dict[str, Any], setting: Setting) -> System:
-        """The system for the keys of one curve; InputError names a bad key."""
-        known = self.keys.__struct_fields__
-        for key in keys:
-            if key not in known:
-                raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
-        try:
-            checked = msgspec.convert(keys, self.keys)
-        except msgspec.ValidationError as error:
-            # A check of ours keeps its own sentence; msgspec's type errors name the key.
-            cause = error.__cause__
-            if isinstance(cause, InputError):
-                raise cause from None
-            raise InputError(_type_error(error)) from None
-        return self.build(checked, setting)
-
-
-def _type_error(error: msgspec.ValidationError) -> str:
-    """msgspec's words, with the key in front: `epsilon must be float, got str`."""
-    text = str(error)
-    what, _, where = text.partition(" - at `$.")
-    key = where.rstrip("`")
-    what = what.replace("Expected `", "must be ").replace("`", "").replace(" | null", "")
-    return f"{key} {what}" if key else text

@@ -41,7 +41,8 @@ def calibrate(
     toeplitz (the same streams through releases of less noise), or vector-sum (the same through
     shuffled bits, with --users and --dimension); of a single agent's users noisy-points (each adds
     noise), shuffled-points (the same through a shuffler, with --users) or vector-batches (shuffled
-    bits, with --users and --dimension).
+    bits, with --users and --dimension); of experts noisy-argmin (noise on scores of which only the
+    least is told).
     """
     import msgspec
 

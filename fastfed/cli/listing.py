@@ -34,7 +34,7 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 
 def algorithms() -> list[dict[str, Any]]:
-    from fastfed.bandits import ALGORITHMS
+    from fastfed.simulation.systems import ALGORITHMS
 
     return [{"id": a.id, "paper": a.paper, "summary": a.summary} for a in ALGORITHMS.values()]
 

@@ -13,12 +13,18 @@ from fastfed.environments.base import Environment, Facts, RewardLaw
 from fastfed.environments.classification import Classification
 from fastfed.environments.fixed_set import FixedSet
 from fastfed.environments.gap import Gap
+from fastfed.environments.gradient_losses import GradientLosses, gradient_signature
 from fastfed.environments.hard_instance import HardInstance
 from fastfed.environments.letor import Letor
+from fastfed.environments.losses import Adversary, LossFacts
+from fastfed.environments.lower_bound_losses import LowerBoundLosses
 from fastfed.environments.no_diversity import NoDiversity
+from fastfed.environments.oblivious_losses import ObliviousLosses, losses_signature
 from fastfed.environments.python import Python, environment_signature
+from fastfed.environments.realizable_losses import NearRealizableLosses, RealizableLosses
 from fastfed.environments.replay import Replay
 from fastfed.environments.sphere import Sphere
+from fastfed.environments.stochastic_losses import StochasticLosses
 
 ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
@@ -30,6 +36,12 @@ ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
     "python": (Python, "your own: a numba.cfunc or a plain Python function"),
+    "stochastic-losses": (StochasticLosses, "experts' losses of one law, linear or quadratic"),
+    "oblivious-losses": (ObliviousLosses, "experts' losses of your own: an array or a function"),
+    "realizable-losses": (RealizableLosses, "experts' losses, one of whom never loses"),
+    "near-realizable-losses": (NearRealizableLosses, "experts' losses, one of whom loses L* times"),
+    "lower-bound-losses": (LowerBoundLosses, "experts' losses behind the lower bounds"),
+    "gradient-losses": (GradientLosses, "any convex smooth loss of the weights, by its gradient"),
 }
 
 
@@ -69,18 +81,28 @@ def environment_from_spec(spec: Any) -> Environment:
 
 __all__ = [
     "ENVIRONMENTS",
+    "Adversary",
     "Classification",
     "Environment",
+    "Facts",
     "FixedSet",
     "Gap",
-    "Facts",
+    "GradientLosses",
     "HardInstance",
     "Letor",
+    "LossFacts",
+    "LowerBoundLosses",
+    "NearRealizableLosses",
     "NoDiversity",
+    "ObliviousLosses",
     "Python",
+    "RealizableLosses",
     "Replay",
     "RewardLaw",
     "Sphere",
+    "StochasticLosses",
     "environment_from_spec",
     "environment_signature",
+    "gradient_signature",
+    "losses_signature",
 ]

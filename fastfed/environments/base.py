@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from fastfed._kernels import native
 from fastfed._validate import InputError, choice, number
+from fastfed.environments.losses import Adversary, LossFacts
 
 #: Reward laws; the same numbers stand in src/ff_environment.h.
 REWARD_LAWS = {"none": 0, "bernoulli": 1, "gaussian": 2}
@@ -80,7 +81,10 @@ def described(environment: Any) -> dict[str, Any]:
 
 
 class Environment(Protocol):
-    """An environment: facts, and one compiled instance per replicate."""
+    """An environment: facts, and one compiled instance per replicate.
+
+    Those of bandits hand out contexts and rewards, those of experts (an adversary) losses.
+    """
 
     kind: str
 
@@ -88,11 +92,11 @@ class Environment(Protocol):
         """The number of silos the data themselves say; None when any number will do."""
         ...
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> Facts | LossFacts:
         """What holds for that many silos and rounds; InputError when it cannot serve them."""
         ...
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> native.Environment | Adversary:
         """The compiled environment of one replicate: keyed, the same however it is played."""
         ...
 

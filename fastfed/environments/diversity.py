@@ -10,6 +10,7 @@ import numpy as np
 from fastfed._random import check_seed
 from fastfed._validate import InputError, integer, show
 from fastfed.environments.base import Environment
+from fastfed.environments.losses import Adversary
 
 #: Batches of rounds that the standard error of lambda_0 comes from.
 BATCHES = 20
@@ -70,6 +71,8 @@ def diversity(
     replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
     dimension = environment.facts(silos, rounds).dimension
     opened = environment.open(check_seed(seed), replicate, silos)
+    if isinstance(opened, Adversary):
+        raise InputError(f'environment "{environment.kind}" has losses, and no contexts')
     eigenvalues, margins = [], []
     for silo in range(silos):
         best, gaps = np.empty((rounds, dimension)), np.full(rounds, math.inf)

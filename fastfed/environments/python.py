@@ -61,7 +61,7 @@ class Python:
         boolean("linear", self.linear)
         boolean("bounded", self.bounded)
         if isinstance(self.function, str):
-            self.function = _import(self.function)
+            self.function = imported(self.function)
         if not callable(self.function) and not hasattr(self.function, "address"):
             raise InputError(
                 'function must be a numba.cfunc, a callable or "module:name", '
@@ -125,7 +125,7 @@ class Python:
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "function": _fingerprint(self.function, self.state),
+            "function": fingerprint(self.function, self.state),
             "dimension": self.dimension,
             "actions": self.actions,
             "linear": self.linear,
@@ -135,7 +135,7 @@ class Python:
         }
 
 
-def _fingerprint(function: Any, state: np.ndarray | None) -> str:
+def fingerprint(function: Any, state: np.ndarray | None) -> str:
     """A digest of what a function does, as far as it shows: source, closure, defaults, state."""
     plain = getattr(function, "__wrapped__", function)
     try:
@@ -148,7 +148,7 @@ def _fingerprint(function: Any, state: np.ndarray | None) -> str:
     return hashlib.sha256(text + (b"" if state is None else state.tobytes())).hexdigest()
 
 
-def _import(text: str) -> Any:
+def imported(text: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name:
         raise InputError(f'function must be "module:name", got "{text}"')

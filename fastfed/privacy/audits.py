@@ -17,7 +17,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
-from fastfed.privacy import honaker, toeplitz
+from fastfed.privacy import audits_experts, honaker, toeplitz
 from fastfed.privacy.audit import AuditResult, audit
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import GaussianTree, calibrate_tree
@@ -510,6 +510,7 @@ _LIST: list[tuple[str, Audit]] = [
         "fault-winsorized-half-noise",
         partial(_winsorized, "fault-winsorized-half-noise", 1, 0.5),
     ),
+    *audits_experts.AUDITS.items(),
 ]
 
 #: Name -> audit(trials, seed), with `trials` independent runs on each of two neighbouring datasets.
@@ -526,6 +527,7 @@ FAULTY = frozenset(
         "fault-noise-redrawn",
         "fault-bare-threshold",
         "fault-winsorized-half-noise",
+        *audits_experts.FAULTY,
     }
 )
 
@@ -537,4 +539,5 @@ TRIALS: dict[str, int] = {
     **dict.fromkeys(("gaussian-tree-prefix", "fault-noise-redrawn", "honaker", "toeplitz"), 10_000),
     **dict.fromkeys(("winsorized-mean", "fault-winsorized-half-noise"), 8000),
     "fault-natural-log": 200_000,
+    **audits_experts.TRIALS,
 }

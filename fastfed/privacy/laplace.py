@@ -11,6 +11,7 @@ import math
 import msgspec
 import numpy as np
 
+from fastfed._kernels import native
 from fastfed._validate import InputError, array, number
 
 
@@ -23,6 +24,12 @@ def laplace_quantile(uniforms: object) -> np.ndarray:
     size = -np.log(2.0 * np.minimum(u, 1.0 - u))
     result: np.ndarray = np.where(u < 0.5, -size, size)
     return result
+
+
+def standard_laplace(uniform: float) -> float:
+    """The same for one uniform, with a logarithm of equal bits on every processor."""
+    size = -native.log(2.0 * min(uniform, 1.0 - uniform))
+    return -size if uniform < 0.5 else size
 
 
 def log_cdf(x: object) -> np.ndarray:

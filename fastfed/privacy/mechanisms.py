@@ -14,8 +14,10 @@ from fastfed.privacy.calibration import calibrate_tree
 from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.noisy_argmin import NoisyArgmin
 from fastfed.privacy.noisy_points import calibrate_points
 from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.privacy.shares import largest_share
 from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.privacy.vector_batches import calibrate_vector_batches
 
@@ -126,6 +128,21 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
 
 
+def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Choices of the least of many scores, each changed by at most 1; noise_std of one score.
+
+    mu is that of the Gaussian mechanism which many such choices, taken for (e, 0)-private each, are
+    like: sqrt(releases) e.
+    """
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
+    each = largest_share(budget.epsilon, budget.delta, "randomized-response", releases)
+    made = NoisyArgmin(2.0 / each)
+    source = "argmins of scores plus Laplace noise, each (2 / scale, 0)-private, proven composition"
+    std, mu = math.sqrt(2.0) * made.scale, math.sqrt(releases) * each
+    return _answer("noisy-argmin", budget, releases, std, mu, source)
+
+
 MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
     "gaussian": _gaussian,
     "gaussian-tree": _tree("gaussian-tree", "exact"),
@@ -137,6 +154,7 @@ MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
     "noisy-points": _points("noisy-points", False),
     "shuffled-points": _points("shuffled-points", True),
     "vector-batches": _vector_batches,
+    "noisy-argmin": _noisy_argmin,
 }
 
 
@@ -153,7 +171,10 @@ def calibrate(
     users, dimension: for "vector-sum" and "vector-batches", the users of one leaf or batch and d;
     users also for "shuffled-points". noise_std is that of each bias entry of one node, noise
     vector, user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums.
-    For these last three, ``releases`` are the batches that one user may take part in.
+    For these last three, ``releases`` are the batches that one user may take part in. For
+    "noisy-argmin" noise_std is that of one score of sensitivity 1, and ``releases`` are the choices
+    that one record enters. (The exponential mechanism has no noise to state: it takes
+    eta = epsilon, see `fastfed.privacy.shares.largest_share` for several choices.)
     """
     made = MECHANISMS[choice("mechanism", mechanism, tuple(MECHANISMS))]
     return made(budget, releases, Size(users, dimension))

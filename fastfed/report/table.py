@@ -36,6 +36,8 @@ EVENTS = {
     "indefinite": "V was not positive definite and was shifted until it was",
     "clipped_features": "features clipped to norm 1",
     "clipped_rewards": "rewards clipped to [0, 1]",
+    "switches": "switches of the expert",
+    "switches_spent": "replicates whose budget of switches was spent",
 }
 
 
@@ -74,7 +76,7 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
         lines += [
             f"{curve.label}: {text}, {count} times in all replicates"
             for event, text in EVENTS.items()
-            if (count := curve.events[event])
+            if (count := curve.events.get(event, 0))
         ]
     if not source.results.curves:
         lines = ["no replicate is played to its end yet"]
@@ -155,7 +157,7 @@ def _record(curve: CurveResult) -> dict[str, Any]:
         "bits_down": curve.bits_down,
         "bytes_up": curve.bytes_up,
         "bytes_down": curve.bytes_down,
-        **curve.events,
+        **{event: curve.events.get(event) for event in EVENTS},
         "agent_rounds_per_second": curve.agent_rounds_per_second,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ class CurveResult:
     bits_up_counts: np.ndarray  # (R, C): sent so far by all silos
     bits_down_counts: np.ndarray  # (R, C): sent so far to all silos
     certificate: dict[str, Any]
-    #: Totals over replicates: indefinite V, clipped features, clipped rewards.
+    #: Totals over replicates, by name: indefinite V, clipped features, switches of expert, ...
     events: dict[str, int]
     #: Of one thread; None where nothing was timed.
     agent_rounds_per_second: float | None = None
@@ -136,6 +137,12 @@ class CurveResult:
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.certificate,
         }
+
+
+def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Counts of events, added up over replicates."""
+    names = list(dict.fromkeys(name for events in replicates for name in events))
+    return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
 def _bytes(bits: np.ndarray) -> np.ndarray:

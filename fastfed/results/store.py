@@ -21,10 +21,10 @@ import numpy as np
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.results.results import CurveResult, Results
+from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
-FORMAT = "3"
+FORMAT = "4"
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -34,8 +34,7 @@ CREATE TABLE curves (
 CREATE TABLE cells (
     position INTEGER NOT NULL, replicate INTEGER NOT NULL, group_regret BLOB NOT NULL,
     synchronisations BLOB NOT NULL, bits_up BLOB NOT NULL, bits_down BLOB NOT NULL,
-    indefinite INTEGER NOT NULL, clipped_features INTEGER NOT NULL,
-    clipped_rewards INTEGER NOT NULL, PRIMARY KEY (position, replicate)) WITHOUT ROWID;
+    events TEXT NOT NULL, PRIMARY KEY (position, replicate)) WITHOUT ROWID;
 CREATE TABLE timings (
     position INTEGER NOT NULL, replicate INTEGER NOT NULL, seconds REAL NOT NULL,
     agent_rounds INTEGER NOT NULL, threads INTEGER NOT NULL,
@@ -67,9 +66,7 @@ class Cell:
     synchronisations: np.ndarray
     bits_up: np.ndarray
     bits_down: np.ndarray
-    indefinite: int
-    clipped_features: int
-    clipped_rewards: int
+    events: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class Store:
         with self._db:
             for c in cells:
                 self._db.execute(
-                    "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
                         c.position,
                         c.replicate,
@@ -181,9 +178,7 @@ class Store:
                         np.asarray(c.synchronisations, "<i8").tobytes(),
                         np.asarray(c.bits_up, "<f8").tobytes(),
                         np.asarray(c.bits_down, "<f8").tobytes(),
-                        c.indefinite,
-                        c.clipped_features,
-                        c.clipped_rewards,
+                        _json(c.events),
                     ),
                 )
                 self._db.execute(
@@ -232,7 +227,7 @@ class Store:
             rows = list(
                 self._db.execute(
                     "SELECT replicate, group_regret, synchronisations, bits_up, bits_down, "
-                    "indefinite, clipped_features, clipped_rewards FROM cells "
+                    "events FROM cells "
                     "WHERE position = ? AND replicate < ? ORDER BY replicate",
                     (position, limit),
                 )
@@ -258,11 +253,7 @@ class Store:
                     bits_down_counts=np.array([np.frombuffer(r[4], "<f8") for r in rows]),
                     **_facts(facts),
                     certificate=msgspec.json.decode(certificate),
-                    events={
-                        "indefinite": sum(r[5] for r in rows),
-                        "clipped_features": sum(r[6] for r in rows),
-                        "clipped_rewards": sum(r[7] for r in rows),
-                    },
+                    events=total_events([msgspec.json.decode(r[5]) for r in rows]),
                     agent_rounds_per_second=played / seconds if seconds else None,
                 )
             )

@@ -17,7 +17,6 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import choice, integer
-from fastfed.bandits import make_system
 from fastfed.bandits.peer import Message, Peer
 from fastfed.bandits.silo import Silo
 from fastfed.privacy import audits as mechanisms
@@ -33,6 +32,7 @@ from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation.schedule_audit import SCHEDULE_AUDITS, audit_schedule
 from fastfed.simulation.step import Users
+from fastfed.simulation.systems import make_system
 
 Audit = Callable[[int, int], AuditResult]
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from fastfed import _reference, _reference_agent
+from fastfed._kernels import native
 from fastfed._validate import InputError, nearest
+from fastfed.bandits.system import System
 from fastfed.environments import Environment, FixedSet, RewardLaw, Sphere
 from fastfed.environments.pool import Pool, equal_blocks
 from fastfed.environments.pool_environment import PoolEnvironment
@@ -156,6 +158,7 @@ def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
 def ours_microseconds(experiment: Experiment) -> float:
     """Microseconds per agent-round of the compiled driver, one thread."""
     opened = experiment.environment.open(0, 0, experiment.silos)
+    assert isinstance(opened, native.Environment)
     plans = [check_plan(c.system.plan) for c in experiment.curves]
     start = time.perf_counter()
     compiled.play(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
@@ -173,6 +176,7 @@ def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
 def federated_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
     """The reference's run of a federation."""
     system = experiment.curves[0].system
+    assert isinstance(system, System)
     plan = check_plan(system.plan)
     keys: dict[str, Any] = {
         "horizon": experiment.horizon,
@@ -198,7 +202,9 @@ def federated_reference(experiment: Experiment, seed: int = 0) -> _reference.Res
 
 def agent_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
     """The reference's run of a single agent: the set, ridge, width and noise of the experiment."""
-    contexts, means = experiment.environment.open(experiment.seed, seed, 1).round(0, 0)
+    opened = experiment.environment.open(experiment.seed, seed, 1)
+    assert isinstance(opened, native.Environment)
+    contexts, means = opened.round(0, 0)
     plan = check_plan(experiment.curves[0].system.plan)
     return _reference_agent.linucb_fixed_set(
         contexts.astype(np.float64),

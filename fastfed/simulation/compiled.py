@@ -16,7 +16,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
 from fastfed.simulation import phases
-from fastfed.simulation.outcome import Outcome, sent
+from fastfed.simulation.outcome import Outcome, linear_events, sent
 from fastfed.simulation.peers import play_parts
 
 
@@ -112,9 +112,7 @@ def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
     return Outcome(
         group_regret=group,
         **sent(plan, state["synchronised"].cumsum()),
-        clipped_features=int(features),
-        clipped_rewards=int(rewards),
-        indefinite=int(state["indefinite"][0]),
+        events=linear_events(int(state["indefinite"][0]), int(features), int(rewards)),
         total=state["total"],
         actions=state["actions"],
         rewards=state["rewards"],

@@ -8,28 +8,31 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed.environments import Adversary
+from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
-from fastfed.simulation import compiled, peers, phases, step
+from fastfed.simulation import compiled, experts, peers, phases, step
 from fastfed.simulation.outcome import Outcome
 
 Progress = Callable[[int], None]
-AnyPlan = Plan | PeerPlan | PhasePlan
+AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan
+World = native.Environment | Adversary
 
 
 def shared(plan: AnyPlan) -> bool:
     """Whether curves of such plans are played together, over contexts made once.
 
-    A plan with a trigger goes back and plays rounds again, peers take turns, and what comes in
-    phases changes its state between them: they play alone.
+    A plan with a trigger goes back and plays rounds again, peers take turns, what comes in phases
+    changes its state between them, and experts meet losses: they play alone.
     Bits that are really made lie outside of what the compiled driver executes.
     """
     return isinstance(plan, Plan) and plan.trigger is None and not plan.individual
 
 
 def play(
-    environment: native.Environment,
+    environment: World,
     plans: Sequence[AnyPlan],
     checkpoints: np.ndarray,
     *,
@@ -66,7 +69,7 @@ def play(
 
 
 def _fastest(
-    environment: native.Environment,
+    environment: World,
     plans: list[AnyPlan],
     checkpoints: np.ndarray,
     threads: int,
@@ -75,6 +78,10 @@ def _fastest(
 ) -> list[Outcome]:
     """Several plans that are shared, or any single one, by its fastest driver."""
     (first, *_), both = plans, {"threads": threads, "record": record, **keys}
+    if isinstance(first, ExpertPlan):
+        assert isinstance(environment, Adversary)
+        return [experts.play(environment, first, checkpoints, threads=threads, **keys)]
+    assert isinstance(environment, native.Environment)
     if isinstance(first, PeerPlan):
         return [compiled.play_peers(environment, first, checkpoints, **both)]
     if isinstance(first, PhasePlan):
@@ -86,8 +93,12 @@ def _fastest(
     )
 
 
-def play_steps(environment: native.Environment, plan: AnyPlan, checkpoints: np.ndarray) -> Outcome:
+def play_steps(environment: World, plan: AnyPlan, checkpoints: np.ndarray) -> Outcome:
     """Play a plan by the step driver, message by message."""
+    if isinstance(plan, ExpertPlan):
+        assert isinstance(environment, Adversary)
+        return experts.play_steps(environment, plan, checkpoints)
+    assert isinstance(environment, native.Environment)
     if isinstance(plan, PeerPlan):
         return peers.play_steps(environment, plan, checkpoints)
     if isinstance(plan, PhasePlan):

@@ -16,13 +16,18 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import check_seed
+from fastfed._system import System
 from fastfed._validate import InputError, integer, nearest, show
-from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.environments import Environment, Facts, environment_from_spec
+from fastfed.environments import (
+    Adversary,
+    Environment,
+    Facts,
+    LossFacts,
+    environment_from_spec,
+)
 from fastfed.protocols.plan import Plan
 from fastfed.simulation.outcome import checkpoint_rounds
+from fastfed.simulation.systems import algorithm, check_kind, setting_of
 
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
 SEMANTICS = 3
@@ -51,10 +56,10 @@ class World:
     """Where a curve is played: curves of one world see the same contexts and reward noise."""
 
     environment: Environment
-    facts: Facts
+    facts: Facts | LossFacts
     silos: int
 
-    def open(self, seed: int, replicate: int) -> native.Environment:
+    def open(self, seed: int, replicate: int) -> native.Environment | Adversary:
         """The compiled environment of one replicate."""
         return self.environment.open(seed, replicate, self.silos)
 
@@ -89,7 +94,7 @@ class Experiment:
         return self.world.environment
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> Facts | LossFacts:
         return self.world.facts
 
     @property
@@ -137,34 +142,6 @@ class Experiment:
         return replace(self, replicates=integer("replicates", replicates, at_least=1))
 
 
-def setting_of(facts: Facts, silos: int, horizon: int) -> Setting:
-    """The environment's facts as a linear system wants them."""
-    low, high = facts.reward_range or (0.0, 1.0)
-    return Setting(
-        silos=silos,
-        horizon=horizon,
-        dimension=facts.dimension,
-        # Whatever lies in an interval is sub-Gaussian of half its length (Hoeffding).
-        reward_scale=facts.reward.std if facts.reward.kind == "gaussian" else (high - low) / 2.0,
-        noise_free=facts.reward.kind == "none",
-        reward_range=facts.reward_range,
-        linear=facts.linear,
-        features_bounded=facts.features_bounded,
-        multiplicity=facts.multiplicity,
-        notes=facts.notes,
-    )
-
-
-def algorithm(name: object) -> Algorithm:
-    """The registry's entry."""
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError(
-            f'unknown algorithm "{name}"{nearest(str(name), ALGORITHMS)} '
-            f"(known: {', '.join(ALGORITHMS)})"
-        )
-    return ALGORITHMS[name]
-
-
 def sweeps(key: str, values: list[Any]) -> bool:
     """Whether a list-valued key stands for one curve per value: edges of a graph do not."""
     edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
@@ -197,9 +174,9 @@ def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
         sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
         world = changed(base, sizes, horizon)
-        setting = setting_of(world.facts, world.silos, horizon)
-        system = entry.make(keys, setting)
-        checked = msgspec.convert(keys, entry.keys)
+        check_kind(entry, world.environment.kind, world.facts)
+        system = entry.make(keys, setting_of(world.facts, world.silos, horizon))
+        checked = entry.check(keys)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
     return Curve(label, entry.id, complete(checked), system, world, sizes)
@@ -235,7 +212,7 @@ def make_world(environment: Environment, silos: int | None, horizon: int) -> Wor
     return World(environment, environment.facts(silos, horizon), silos)
 
 
-def complete(keys: Keys) -> dict[str, Any]:
+def complete(keys: msgspec.Struct) -> dict[str, Any]:
     """Every key with its value, as plain data."""
     built: dict[str, Any] = msgspec.to_builtins(keys)
     return built

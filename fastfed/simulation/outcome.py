@@ -18,12 +18,20 @@ class Outcome:
     synchronisations: np.ndarray  # (checkpoints,) int64: by each checkpoint
     bits_up: np.ndarray  # (checkpoints,) float64: sent by all silos by then
     bits_down: np.ndarray  # (checkpoints,) float64: sent to all silos by then
-    clipped_features: int
-    clipped_rewards: int
-    indefinite: int
-    total: np.ndarray  # (s,): the synchronised statistics at the end
+    total: np.ndarray  # (s,): what all know at the end, such as the synchronised statistics
+    #: How often what a reader of the results should hear of has happened, by name.
+    events: dict[str, int]
     actions: np.ndarray | None = None  # (M, T) int32, when recorded
     rewards: np.ndarray | None = None  # (M, T), before clipping, when recorded
+
+
+def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) -> dict[str, int]:
+    """The events of a bandit: noisy V that had to be shifted, clipped features and rewards."""
+    return {
+        "indefinite": indefinite,
+        "clipped_features": clipped_features,
+        "clipped_rewards": clipped_rewards,
+    }
 
 
 def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:

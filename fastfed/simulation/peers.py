@@ -18,7 +18,7 @@ from fastfed._random import SeededNoise
 from fastfed.bandits.peer import Message, Peer
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import Part, PeerPlan, Request
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.outcome import Outcome, linear_events
 
 
 def play_steps(
@@ -66,10 +66,12 @@ def play_steps(
         synchronisations=seen.counts,
         bits_up=8.0 * seen.sent,
         bits_down=np.zeros(len(checkpoints)),
-        clipped_features=sum(s.clipped_features for s in flat),
-        clipped_rewards=sum(s.clipped_rewards for s in flat),
-        # Every member refreshes the same V.
-        indefinite=sum(silos[p.clique[0]][p.estimator].indefinite for p in plan.parts),
+        events=linear_events(
+            # Every member refreshes the same V.
+            sum(silos[p.clique[0]][p.estimator].indefinite for p in plan.parts),
+            sum(s.clipped_features for s in flat),
+            sum(s.clipped_rewards for s in flat),
+        ),
         total=np.array([_total(peers, p) for p in plan.parts]),
         actions=actions,
         rewards=rewards,
@@ -142,9 +144,7 @@ def play_parts(
         synchronisations=counts,
         bits_up=8.0 * sent,
         bits_down=np.zeros(len(checkpoints)),
-        clipped_features=int(clipped[0]),
-        clipped_rewards=int(clipped[1]),
-        indefinite=indefinite,
+        events=linear_events(indefinite, int(clipped[0]), int(clipped[1])),
         total=np.array(totals),
         actions=actions,
         rewards=rewards,

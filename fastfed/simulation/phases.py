@@ -12,7 +12,7 @@ from fastfed._random import SeededNoise
 from fastfed.bandits.client import Client, rounds_between
 from fastfed.protocols.averager import Averager
 from fastfed.protocols.phases import LocalEstimate, PhasePlan
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.outcome import Outcome, linear_events
 
 #: Plays rounds first..last of a pass.
 Through = Callable[[native.Pass, int, int], None]
@@ -58,9 +58,11 @@ def play_steps(
     return Outcome(
         group_regret=group,
         **sent(plan, released),
-        clipped_features=sum(c.clipped_features for c in clients),
-        clipped_rewards=sum(c.clipped_rewards for c in clients),
-        indefinite=0,
+        events=linear_events(
+            0,
+            sum(c.clipped_features for c in clients),
+            sum(c.clipped_rewards for c in clients),
+        ),
         total=model,
         actions=actions,
         rewards=rewards,

@@ -230,9 +230,7 @@ def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
             outcome.synchronisations,
             outcome.bits_up,
             outcome.bits_down,
-            outcome.indefinite,
-            outcome.clipped_features,
-            outcome.clipped_rewards,
+            outcome.events,
         )
         for position, outcome in zip(work.positions, outcomes, strict=True)
     ]

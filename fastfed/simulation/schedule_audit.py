@@ -16,11 +16,11 @@ import numpy as np
 
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
-from fastfed.bandits import make_system
 from fastfed.bandits.silo import Silo
 from fastfed.privacy.audit import AuditResult, epsilon_lower_bound, judged
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.trigger import DETERMINANT
+from fastfed.simulation.systems import make_system
 
 SCHEDULE_AUDITS: dict[str, dict[str, Any]] = {
     "feducb-schedule": {"schedule": "determinant"},

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, show
 from fastfed.environments import Environment, environment_from_spec
-from fastfed.results.results import CurveResult, Results
+from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.simulation import drive
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
@@ -106,11 +106,7 @@ def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) ->
                 bits_down_counts=np.array([o.bits_down for o in played]),
                 **row.facts,
                 certificate=row.certificate,
-                events={
-                    "indefinite": sum(o.indefinite for o in played),
-                    "clipped_features": sum(o.clipped_features for o in played),
-                    "clipped_rewards": sum(o.clipped_rewards for o in played),
-                },
+                events=total_events([o.events for o in played]),
             )
         )
     return Results(

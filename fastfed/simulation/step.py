@@ -14,7 +14,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
 from fastfed.protocols.user import User
-from fastfed.simulation.outcome import Outcome, sent
+from fastfed.simulation.outcome import Outcome, linear_events, sent
 
 
 class Users:
@@ -99,10 +99,12 @@ def play_one(
     return Outcome(
         group_regret=group,
         **sent(plan, synchronised),
-        clipped_features=sum(s.clipped_features for s in silos) + users.clipped_features,
-        clipped_rewards=sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
-        # Every silo refreshes the same V; it is one event per synchronisation.
-        indefinite=silos[0].indefinite,
+        events=linear_events(
+            # Every silo refreshes the same V; it is one event per synchronisation.
+            silos[0].indefinite,
+            sum(s.clipped_features for s in silos) + users.clipped_features,
+            sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
+        ),
         total=total,
         actions=actions,
         rewards=rewards,

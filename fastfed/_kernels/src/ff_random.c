@@ -313,6 +313,46 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
     }
 }
 
+/* The 53-bit a as a point of the cdf, inverted from the nearer tail: a + 1/2 is exact there. */
+FF_INLINE double laplace_f64(uint64_t a)
+{
+    uint64_t upper = a >> 52;
+    uint64_t tail = upper ? (1ull << 53) - 1 - a : a;
+    double size = -log_f64(2.0 * unit_f64(tail));
+    return upper ? size : -size;
+}
+
+int64_t ff_laplace_capacity(int64_t n) { return ff_normal_capacity_f64(n); }
+
+FF_CLONES
+void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out)
+{
+    for (int64_t l = 0; l < n; l++)
+        out[l] = laplace_f64(a[l]);
+}
+
+FF_CLONES
+void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
+{
+    const int64_t blocks = ff_laplace_capacity(n) / 2;
+    const uint32_t k0 = s->key0, k1 = s->key1;
+    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
+    double *restrict o0 = out, *restrict o1 = out + blocks;
+    for (int64_t base = 0; base < blocks; base += LANES) {
+        uint64_t a[LANES], b[LANES];
+        for (int l = 0; l < LANES; l++) {
+            uint32_t w0, w1, w2, w3;
+            philox_block(k0, k1, (uint32_t)(base + l), rep, silo, index, &w0, &w1, &w2, &w3);
+            a[l] = bits53(w0, w1);
+            b[l] = bits53(w2, w3);
+        }
+        for (int l = 0; l < LANES; l++) {
+            o0[base + l] = laplace_f64(a[l]);
+            o1[base + l] = laplace_f64(b[l]);
+        }
+    }
+}
+
 /* ---- single draws --------------------------------------------------------------------------- */
 
 double ff_uniform(const ff_stream *s, uint32_t block)

@@ -27,7 +27,13 @@ enum {
     /* drawn by the server of a federation in phases, in Python */
     FF_ROTATION = 12,
     FF_RANGE = 13,
-    FF_LAPLACE = 14
+    FF_LAPLACE = 14,
+    /* of experts' clients and servers */
+    FF_SAMPLE = 15,
+    FF_SCORE_NOISE = 16,
+    FF_THRESHOLD = 17,
+    FF_QUERY = 18,
+    FF_CHOICE = 19
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
@@ -45,6 +51,13 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out);
  * bits come from the operating system. a and b hold n/2 words each. */
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out);
+
+/* n draws of the standard Laplace law, density exp(-|x|)/2, 53 bits each. */
+int64_t ff_laplace_capacity(int64_t n);
+void ff_laplace(const ff_stream *s, int64_t n, double *restrict out);
+
+/* The same from 53-bit integers in [0, 2^53), whose bits come from the operating system. */
+void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out);
 
 /* n uniform words of 32 bits, from the generators of the contexts; out holds the capacity. */
 int64_t ff_word_capacity(int64_t n);

@@ -1,0 +1,79 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CHANCES: int
+PARTS: int
+MOST_THREADS: int
+IN_FUNCTION: str
+
+class LossError(RuntimeError): ...
+
+def square_gradient(g: np.ndarray, x: np.ndarray) -> np.ndarray: ...
+
+class Losses:
+    seed: int
+    replicate: int
+    @property
+    def silos(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def quadratic(self) -> bool: ...
+    @property
+    def unit(self) -> float: ...
+    @property
+    def has_rows(self) -> bool: ...
+    def row(self, silo: int, round: int) -> np.ndarray: ...
+    def sums(self, edges: np.ndarray, threads: int = 1) -> np.ndarray: ...
+    def gradients(self, rounds: np.ndarray, x: np.ndarray, threads: int = 1) -> np.ndarray: ...
+    def value(self, silo: int, round: int, x: np.ndarray) -> tuple[float, np.ndarray]: ...
+
+class Coins(Losses):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        silos: int,
+        chance: np.ndarray,
+        *,
+        common: bool = False,
+        quadratic: bool = False,
+        last: int | None = None,
+        planned: int = -1,
+        lost: int = 0,
+    ) -> None: ...
+
+class Table(Losses):
+    def __init__(
+        self, seed: int, replicate: int, silos: int, table: np.ndarray, *, quadratic: bool = False
+    ) -> None: ...
+
+class Compiled(Losses):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        silos: int,
+        experts: int,
+        function: Any,
+        state: np.ndarray | None,
+        *,
+        common: bool = False,
+        gradient: bool = False,
+    ) -> None: ...
+
+class Called(Losses):
+    def __init__(
+        self,
+        seed: int,
+        replicate: int,
+        silos: int,
+        experts: int,
+        function: Callable[..., Any],
+        check: Callable[[Any], Any],
+        *,
+        common: bool = False,
+        gradient: bool = False,
+    ) -> None: ...

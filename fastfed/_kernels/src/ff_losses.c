@@ -1,0 +1,210 @@
+#include "ff_losses.h"
+
+#include <math.h>
+
+#include "ff_environment.h"
+#include "ff_random.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#define THREAD omp_get_thread_num()
+#define PRAGMA(text) _Pragma(#text)
+#define PARALLEL_FOR(threads) PRAGMA(omp parallel for num_threads((int)(threads)) schedule(dynamic))
+#define CRITICAL PRAGMA(omp critical(ff_losses))
+#else
+#define THREAD 0
+#define PARALLEL_FOR(threads)
+#define CRITICAL
+#endif
+
+/* Rows that a thread adds up before it hands its sums over. */
+#define BLOCK_ROWS 256
+
+int64_t ff_losses_words(int64_t experts) { return ff_word_capacity(experts); }
+
+FF_INLINE double unit_of(const ff_losses *l)
+{
+    return l->kind == FF_LOSS_COINS ? 1.0 : 1.0 / (double)(1 << FF_LOSS_BITS);
+}
+
+/* Whether the planned expert loses in this round: in rounds 2, 4, ... until it has `lost` times. */
+FF_INLINE int64_t loses(const ff_losses *l, int64_t round)
+{
+    return round % 2 == 0 && round / 2 <= l->lost;
+}
+
+FF_CLONES
+static void coins(const uint32_t *restrict chance, int64_t d, uint32_t *restrict row)
+{
+    for (int64_t n = 0; n < d; n++)
+        row[n] = (row[n] >> (32 - FF_CHANCE_BITS)) < chance[n];
+}
+
+FF_CLONES
+static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
+                    int64_t *restrict total)
+{
+    for (int64_t n = 0; n < d; n++)
+        total[n] += times * (int64_t)row[n];
+}
+
+static void add_sums(const int64_t *restrict sums, int64_t d, int64_t *restrict total)
+{
+    for (int64_t n = 0; n < d; n++)
+        total[n] += sums[n];
+}
+
+int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                      int64_t round, const ff_losses_scratch *scratch)
+{
+    const int64_t d = l->experts, key = l->common ? 0 : silo;
+    uint32_t *row = scratch->row;
+    if (l->kind == FF_LOSS_COINS) {
+        if (round > l->last) {
+            memset(row, 0, (size_t)d * sizeof *row);
+        } else {
+            ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)key,
+                                         (uint32_t)round);
+            ff_words(&s, d, row);
+            coins(l->chance, d, row);
+        }
+        if (l->planned >= 0)
+            row[l->planned] = (uint32_t)loses(l, round);
+        return FF_OK;
+    }
+    if (l->kind == FF_LOSS_TABLE) {
+        memcpy(row, l->table + (key * l->rounds + round - 1) * d, (size_t)d * sizeof *row);
+        return FF_OK;
+    }
+    const double *loss = scratch->called;
+    int64_t status = l->call(l->state, seed, replicate, key, round, scratch->called);
+    if (status < 0)
+        return status;
+    for (int64_t n = 0; n < d; n++) {
+        if (!(loss[n] >= 0.0 && loss[n] <= 1.0))
+            return FF_NOT_FINITE;
+        row[n] = (uint32_t)llrint(loss[n] * (double)(1 << FF_LOSS_BITS));
+    }
+    return FF_OK;
+}
+
+/* The rows of all silos in rounds first..last added up, into scratch->sums. */
+static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                        int64_t last, const ff_losses_scratch *scratch)
+{
+    const int64_t d = l->experts;
+    const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
+    memset(scratch->sums, 0, (size_t)d * sizeof *scratch->sums);
+    for (int64_t round = first; round <= last; round++)
+        for (int64_t silo = 0; silo < rows; silo++) {
+            int64_t status = ff_losses_row(l, seed, replicate, silo, round, scratch);
+            if (status < 0)
+                return status;
+            add_row(scratch->row, d, times, scratch->sums);
+        }
+    return FF_OK;
+}
+
+int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, const int64_t *edges,
+                       int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
+                       int64_t *totals)
+{
+    const int64_t d = l->experts, from = edges[0], rounds = edges[segments] - from;
+    const int64_t rows = l->common ? 1 : l->silos;
+    const int64_t block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
+    int64_t failed = FF_OK;
+    memset(totals, 0, (size_t)(segments * d) * sizeof *totals);
+    PARALLEL_FOR(threads)
+    for (int64_t at = 0; at < rounds; at += block) {
+        const ff_losses_scratch *mine = &scratch[THREAD];
+        const int64_t end = from + (at + block < rounds ? at + block : rounds);
+        int64_t low = 0, high = segments, status = FF_OK;
+        /* The segment that the block begins in. */
+        while (high - low > 1) {
+            int64_t middle = (low + high) / 2;
+            if (edges[middle] <= from + at)
+                low = middle;
+            else
+                high = middle;
+        }
+        for (int64_t done = from + at; done < end && status == FF_OK; low++) {
+            const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
+            if (last <= done)
+                continue;
+            status = sum_rows(l, seed, replicate, done + 1, last, mine);
+            done = last;
+            CRITICAL
+            {
+                if (status < 0)
+                    failed = status;
+                else
+                    add_sums(mine->sums, d, &totals[low * d]);
+            }
+        }
+    }
+    return failed;
+}
+
+double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
+{
+    double inner = 0.0;
+    for (int64_t n = 0; n < d; n++)
+        inner += g[n] * x[n];
+    for (int64_t n = 0; n < d; n++)
+        out[n] = g[n] * inner;
+    return inner;
+}
+
+/* total (d) += gradients of one silo's losses. */
+static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                             const int64_t *rounds, int64_t n, const double *x,
+                             const ff_losses_scratch *scratch, double *total)
+{
+    const int64_t d = l->experts;
+    const double unit = unit_of(l);
+    double *g = scratch->called, *gradient = g + d;
+    for (int64_t i = 0; i < n; i++) {
+        if (l->kind == FF_LOSS_GRADIENT) {
+            double value = ff_losses_value(l, seed, replicate, silo, rounds[i], x, gradient);
+            if (!isfinite(value))
+                return FF_CALLBACK_FAILED;
+        } else {
+            int64_t status = ff_losses_row(l, seed, replicate, silo, rounds[i], scratch);
+            if (status < 0)
+                return status;
+            for (int64_t k = 0; k < d; k++)
+                g[k] = unit * (double)scratch->row[k];
+            if (l->quadratic)
+                ff_square_gradient(g, x, d, gradient);
+            else
+                memcpy(gradient, g, (size_t)d * sizeof *g);
+        }
+        for (int64_t k = 0; k < d; k++)
+            total[k] += gradient[k];
+    }
+    return FF_OK;
+}
+
+int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
+                            const int64_t *rounds, int64_t n, const double *x, int64_t threads,
+                            const ff_losses_scratch *scratch, double *totals)
+{
+    const int64_t m = l->silos, d = l->experts;
+    int64_t failed = FF_OK;
+    PARALLEL_FOR(threads)
+    for (int64_t silo = 0; silo < m; silo++) {
+        int64_t status = add_gradients(l, seed, replicate, silo, rounds + silo * n, n, x,
+                                       &scratch[THREAD], totals + silo * d);
+        if (status < 0) {
+            CRITICAL
+            failed = status;
+        }
+    }
+    return failed;
+}
+
+double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                       int64_t round, const double *x, double *gradient)
+{
+    return l->gradient(l->state, seed, replicate, l->common ? 0 : silo, round, x, gradient);
+}

@@ -1,0 +1,72 @@
+"""A system ready to play, and the registry's entry that makes it from the keys of a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError, nearest
+from fastfed.privacy.certificate import SIMULATION, Certificate
+
+
+@dataclass(frozen=True)
+class System:
+    """One curve of an experiment: what it plays, and what it promises."""
+
+    algorithm: str
+    #: Plain data: what parties and drivers execute. It has silos, horizon and protocol.
+    plan: Any
+    certificate: Certificate
+    #: What can be drawn beside the curve, by name, at rounds (C,).
+    bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
+
+    @property
+    def deployed_certificate(self) -> Certificate:
+        """The certificate where the parties draw their noise from the operating system."""
+        kept = tuple(c for c in self.certificate.caveats if c != SIMULATION)
+        return msgspec.structs.replace(self.certificate, caveats=kept)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of a registry: one system of a paper."""
+
+    id: str
+    paper: str
+    summary: str
+    keys: type[msgspec.Struct]
+    build: Callable[[Any, Any], Any]
+    #: Keys that a deployment takes unless it says otherwise, where the simulation has a shortcut.
+    deployed: tuple[tuple[str, Any], ...] = ()
+
+    def make(self, keys: dict[str, Any], setting: Any) -> Any:
+        """The system for the keys of one curve; InputError names a bad key."""
+        return self.build(self.check(keys), setting)
+
+    def check(self, keys: dict[str, Any]) -> Any:
+        """The keys as a struct, defaults filled in; InputError names a bad one."""
+        known = self.keys.__struct_fields__
+        for key in keys:
+            if key not in known:
+                raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
+        try:
+            return msgspec.convert(keys, self.keys)
+        except msgspec.ValidationError as error:
+            # A check of ours keeps its own sentence; msgspec's type errors name the key.
+            cause = error.__cause__
+            if isinstance(cause, InputError):
+                raise cause from None
+            raise InputError(_type_error(error)) from None
+
+
+def _type_error(error: msgspec.ValidationError) -> str:
+    """msgspec's words, with the key in front: `epsilon must be float, got str`."""
+    text = str(error)
+    what, _, where = text.partition(" - at `$.")
+    key = where.rstrip("`")
+    what = what.replace("Expected `", "must be ").replace("`", "").replace(" | null", "")
+    return f"{key} {what}" if key else text

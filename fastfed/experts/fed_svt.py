@@ -1,0 +1,240 @@
+"""Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, changed when it loses much.
+
+Deviations from the paper, and why:
+- The query is compared with L plus the threshold's noise; as printed it is compared with L, the
+  threshold's noise is never used, and the sparse vector technique has no proof.
+- Each expert is scored by what it has lost itself; as printed by what the played ones have, which
+  is the same for all, so that the new expert is a uniformly random one.
+- tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
+- ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
+  threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
+  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 exceeds the
+  budget; "printed" keeps it, and the certificate says what it is worth.
+- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), a sixth or less of
+  the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
+- ``threshold = "proven"``: L with the least margin for the noise that is really drawn
+  (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
+- All clients send in every exchange, also once kappa is spent, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.experts.leader import check_linear, check_phase_length
+from fastfed.experts.lower_lines import lower_lines
+from fastfed.experts.plan import SPARSE_SWITCHING
+from fastfed.experts.setting import Setting
+from fastfed.experts.sparse_vector import SparseVectorPlan
+from fastfed.experts.system import Algorithm, System
+from fastfed.privacy.budget import Budget
+from fastfed.privacy.certificate import FLOATS, SIMULATION, Certificate, Condition, Guarantee
+from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
+
+PROVEN, PRINTED = "proven", "printed"
+RULES = (PROVEN, PRINTED)
+
+
+class SvtKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a fed-svt curve."""
+
+    epsilon: float
+    delta: float = 0.0
+    phase_length: int = 1  # N
+    #: L*: the best expert loses at most so much at any client; by default what the losses promise.
+    optimal_loss: float | None = None
+    failure_probability: float = 0.05  # rho
+    calibration: str = "exact"
+    #: kappa: a number, "proven" or "printed".
+    switches: int | str = PROVEN
+    #: L: a number, of the sum of all clients' losses, "proven" or "printed".
+    threshold: float | str = PROVEN
+
+    def __post_init__(self) -> None:
+        number("epsilon", self.epsilon, above=0.0)
+        number("delta", self.delta, at_least=0.0, below=1.0)
+        integer("phase_length", self.phase_length, at_least=1)
+        number("failure_probability", self.failure_probability, at_least=1e-12, below=0.5)
+        choice("calibration", self.calibration, CALIBRATIONS)
+        if self.optimal_loss is not None:
+            number("optimal_loss", self.optimal_loss, at_least=0.0)
+        for key in ("switches", "threshold"):
+            value = getattr(self, key)
+            if isinstance(value, str):
+                choice(key, value, RULES)
+            elif key == "switches":
+                integer(key, value, at_least=1, at_most=2**20)
+            else:
+                number(key, value, at_least=0.0)
+
+
+def build(keys: SvtKeys, setting: Setting) -> System:
+    """Plan and certificate of one curve."""
+    check_linear("fed-svt", setting)
+    length = check_phase_length(keys.phase_length, setting)
+    best = keys.optimal_loss if keys.optimal_loss is not None else setting.optimal_loss
+    if best is None:
+        raise InputError(
+            "optimal_loss (L*) is required: these losses do not promise what the best expert loses"
+        )
+    budget = Budget(keys.epsilon, keys.delta, "replace", "user")
+    noise = calibrate_switching(
+        budget, switches=switching_budget(keys, setting), calibration=keys.calibration
+    )
+    plan = SparseVectorPlan(
+        silos=setting.silos,
+        horizon=setting.horizon,
+        experts=setting.experts,
+        protocol=SPARSE_SWITCHING,
+        phase_length=length,
+        noise=noise,
+        threshold=threshold(keys, setting, noise, best),
+        floor=setting.silos * best,
+    )
+    return System("fed-svt", plan, certify(keys, setting, plan, best), lines(keys, plan, best))
+
+
+def switching_budget(keys: SvtKeys, setting: Setting) -> int:
+    """kappa."""
+    from fastfed.experts import bounds
+
+    if not isinstance(keys.switches, str):
+        return keys.switches
+    if keys.switches == PRINTED:
+        return bounds.switching_budget_printed(setting.experts, keys.failure_probability)
+    return bounds.switching_budget(setting.experts, keys.failure_probability / 3.0)
+
+
+def threshold(keys: SvtKeys, setting: Setting, noise: SparseSwitching, best: float) -> float:
+    """L."""
+    from fastfed.experts import bounds
+
+    if not isinstance(keys.threshold, str):
+        return keys.threshold
+    if keys.threshold == PRINTED:
+        margin = bounds.noise_margin_printed(
+            setting.horizon, keys.phase_length, keys.epsilon, keys.failure_probability
+        )
+    else:
+        margin = bounds.noise_margin(
+            setting.horizon // keys.phase_length,
+            noise.switches,
+            noise.threshold_scale,
+            noise.query_scale,
+            keys.failure_probability / 3.0,
+        )
+    return bounds.threshold(setting.silos, best, noise.eta, margin)
+
+
+def lines(
+    keys: SvtKeys, plan: SparseVectorPlan, best: float
+) -> Callable[[np.ndarray], dict[str, list[float]]]:
+    """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.6 with 1 for O."""
+    from fastfed.experts import bounds
+
+    m, noise = plan.silos, plan.noise
+    # Each of three things fails with probability rho/3, if kappa and L are those of the proof.
+    proven = keys.switches == keys.threshold == PROVEN
+
+    def at(rounds: np.ndarray) -> dict[str, list[float]]:
+        found = {}
+        if proven:
+            most = bounds.svt_regret(
+                plan.horizon,
+                m,
+                phase_length=plan.phase_length,
+                threshold=plan.threshold,
+                switches=noise.switches,
+                threshold_scale=noise.threshold_scale,
+                query_scale=noise.query_scale,
+                failure_probability=keys.failure_probability / 3.0,
+            )
+            found["proven"] = [m * min(float(t), most) for t in rounds]
+        printed = bounds.theorem_2_6(
+            plan.horizon,
+            m,
+            plan.experts,
+            keys.epsilon,
+            phase_length=plan.phase_length,
+            failure_probability=keys.failure_probability,
+            optimal_loss=best,
+            delta=keys.delta or None,
+        )
+        found["theorem-2-6"] = [m * min(float(t), printed) for t in rounds]
+        return {**found, **lower_lines(plan, rounds, keys.epsilon, keys.delta)}
+
+    return at
+
+
+def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Certificate:
+    """What holds for one loss of one client in one round."""
+    noise = plan.noise
+    exact = noise.exact()
+    return Certificate(
+        unit="user",
+        relation="replace",
+        model=plan.protocol.model,
+        claimed=Guarantee(keys.epsilon, keys.delta),
+        exact=Guarantee(exact, keys.delta),
+        status="proven",
+        noise_std=noise.noise_stds,
+        conditions=(
+            Condition("when messages are exchanged does not depend on losses", True),
+            Condition(
+                "losses are fixed in advance: they do not look at what is played (on trust)", True
+            ),
+            *noise.conditions(),
+        ),
+        caveats=(
+            USER,
+            RAW_MESSAGES,
+            *_about_regret(keys, setting, plan, best),
+            *(
+                ("the claimed budget is not met; the exact value is what holds",)
+                if exact > keys.epsilon
+                else ()
+            ),
+            SIMULATION,
+            FLOATS.replace("Gaussian", "Laplace"),
+            *setting.notes,
+        ),
+        source=noise.source,
+    )
+
+
+#: What a user is where there are losses.
+USER = "a user is one loss function of one client in one round; what is protected is what is played"
+RAW_MESSAGES = "clients send sums of raw losses: they are protected from nobody but other clients"
+
+
+def _about_regret(
+    keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
+) -> list[str]:
+    """What a reader should know before trusting the regret."""
+    found = []
+    if setting.optimal_loss is None:
+        found.append(f"that the best expert loses at most {best:g} at any client is a key's word")
+    elif best < setting.optimal_loss:
+        found.append(
+            f"the best expert may lose {setting.optimal_loss:g}, more than optimal_loss = {best:g}:"
+            " privacy is not touched, the regret bound is"
+        )
+    if plan.threshold / setting.silos >= setting.horizon:
+        found.append(
+            f"the threshold, {plan.threshold / setting.silos:.3g} a client, is beyond the horizon: "
+            "the first expert is hardly ever changed"
+        )
+    return found
+
+
+ALGORITHM = Algorithm(
+    id="fed-svt",
+    paper="gao-2024",
+    summary="one expert for all clients, changed by chance when it has lost too much",
+    keys=SvtKeys,
+    build=build,
+)

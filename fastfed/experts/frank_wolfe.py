@@ -1,0 +1,185 @@
+"""Fed-DP-OPE-Stoch as plain data, its clients' gradients and its server's noisy argmin."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource
+from fastfed.experts.messages import ExpertChoice
+from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
+from fastfed.experts.vertices import Phase, Walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrankWolfePlan(ExpertPlan):
+    """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
+
+    phases: tuple[Phase, ...]  # those that learn
+
+    @cached_property
+    def _first_rounds(self) -> list[int]:
+        return [phase.first for phase in self.phases]
+
+    @cached_property
+    def _exchanges(self) -> list[int]:
+        """Exchanges before each of these phases, and after the last."""
+        total, found = 0, [0]
+        for phase in self.phases:
+            total += len(phase.leaves)
+            found.append(total)
+        return found
+
+    @property
+    def exchanges(self) -> int:
+        return self._exchanges[-1]
+
+    def exchanges_before(self, round: int) -> int:
+        return self._exchanges[bisect_right(self._first_rounds, round)]
+
+    def phase_of(self, release: int) -> Phase:
+        """The phase that exchange 1, 2, ... belongs to."""
+        return self.phases[bisect_right(self._exchanges, release - 1) - 1]
+
+    def step(self, release: int) -> float:
+        """eta of an exchange."""
+        phase = self.phase_of(release)
+        return phase.leaves[release - phase.offset - 1].step
+
+    def scale(self, release: int) -> float:
+        """lambda of an exchange."""
+        phase = self.phase_of(release)
+        return phase.scales[phase.leaves[release - phase.offset - 1].tree - 1]
+
+    def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
+        """x <- (1 - eta) x + eta e_w (gao-2024, Equation 2); x_1 is uniform."""
+        if x is None or choice.expert is None:
+            return np.full(self.experts, 1.0 / self.experts)
+        step = self.step(choice.release)
+        moved = (1.0 - step) * x
+        moved[choice.expert] += step
+        return moved
+
+    def bits_down(self, exchanges: int) -> float:
+        """An expert each time; all know the uniform start."""
+        return 64.0 * self.silos * exchanges
+
+    def collector(self, index: int, noise: NoiseSource) -> Collector:
+        return GradientCollector(self, index, noise)
+
+    def decider(self, noise: NoiseSource) -> Decider:
+        return NoisyLeast(self, noise)
+
+
+class GradientCollector:
+    """The losses that one client may still look at, and its place in the current trees."""
+
+    def __init__(self, plan: FrankWolfePlan, index: int, noise: NoiseSource) -> None:
+        self.plan, self.index, self.noise = plan, index, noise
+        self._losses: list[np.ndarray | Gradient] = []
+        self._taken: list[np.ndarray | Gradient] = []
+        self._walk: Walk | None = None
+        self._waiting = iter(plan.phases)
+        self._next: Phase | None = next(self._waiting, None)
+
+    def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
+        if self._next is not None and round in self._next.samples:
+            self._losses.append(loss)
+
+    def _begin(self, phase: Phase) -> Walk:
+        order = self.noise.sample(self.index, phase.number, len(phase.samples))
+        self._taken = [self._losses[i] for i in order[: phase.used]]
+        # Another phase looks at other losses.
+        self._losses = []
+        self._next = next(self._waiting, None)
+        return Walk(phase, 1, self.plan.experts, self._sum, self.plan.linear)
+
+    def _sum(self, start: int, stop: int, x: np.ndarray) -> np.ndarray:
+        total = np.zeros(self.plan.experts)
+        for loss in self._taken[start:stop]:
+            native.add(total, loss if isinstance(loss, np.ndarray) else loss(x))
+        return total[None]
+
+    def values(self, release: int, x: np.ndarray) -> np.ndarray:
+        phase = self.plan.phase_of(release)
+        if self._walk is None or self._walk.phase is not phase:
+            self._walk = self._begin(phase)
+        (scores,) = self._walk.leaf(x)
+        if self.plan.protocol.noise_by == "silos":
+            drawn = self.noise.laplace(self.index, release, self.plan.experts)
+            return scores + self.plan.scale(release) * drawn
+        return scores
+
+
+class NoisyLeast:
+    """The expert of least mean score, with noise of the server's where it is central."""
+
+    events: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, plan: FrankWolfePlan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self._release = 0
+
+    def start(self) -> ExpertChoice:
+        d = self.plan.experts
+        return ExpertChoice(0, None, np.full(d, 1.0 / d))
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        plan = self.plan
+        self._release += 1
+        mean = total / plan.silos
+        if plan.protocol.noise_by == "server":
+            drawn = self.noise.laplace(plan.silos, self._release, plan.experts)
+            mean = mean + plan.scale(self._release) / plan.silos * drawn
+        return ExpertChoice(self._release, int(mean.argmin()))
+
+
+#: Sums of gradients (r, d) at x over rounds (r, n) of r clients.
+Gradients = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class GradientCollectors:
+    """All clients' collectors at once: the same numbers, from losses that are made when needed.
+
+    ``gradients(rounds, x)``: sums (m, d) of each client's gradients over its rounds (m, n).
+    ``laplace(release)``: every client's standard Laplace draws, (m, d).
+    """
+
+    def __init__(
+        self,
+        plan: FrankWolfePlan,
+        noise: NoiseSource,
+        gradients: Gradients,
+        laplace: Callable[[int], np.ndarray],
+    ) -> None:
+        self.plan, self.noise = plan, noise
+        self._gradients, self._laplace = gradients, laplace
+        self._rounds = np.zeros((plan.silos, 0), np.int64)
+        self._walk: Walk | None = None
+
+    def _begin(self, phase: Phase) -> Walk:
+        count, silos = len(phase.samples), range(self.plan.silos)
+        orders = [self.noise.sample(i, phase.number, count)[: phase.used] for i in silos]
+        self._rounds = phase.samples.start + np.array(orders)
+        return Walk(phase, self.plan.silos, self.plan.experts, self._sum, self.plan.linear)
+
+    def _sum(self, start: int, stop: int, x: np.ndarray) -> np.ndarray:
+        return self._gradients(np.ascontiguousarray(self._rounds[:, start:stop]), x)
+
+    def total(self, release: int, x: np.ndarray) -> np.ndarray:
+        """What all clients send in one exchange, added up in order, (d,)."""
+        phase = self.plan.phase_of(release)
+        if self._walk is None or self._walk.phase is not phase:
+            self._walk = self._begin(phase)
+        rows = self._walk.leaf(x)
+        if self.plan.protocol.noise_by == "silos":
+            rows = rows + self.plan.scale(release) * self._laplace(release)
+        total = np.zeros(self.plan.experts)
+        for row in rows:
+            total += row
+        return total

@@ -1,0 +1,46 @@
+"""Plans whose clients send, every N rounds, what every expert has lost since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._random import NoiseSource
+from fastfed.experts.plan import Collector, ExpertPlan, Gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsPlan(ExpertPlan):
+    """Exchanges before rounds N, 2 N, ..., on losses of the rounds before (gao-2024, Algorithm 4).
+
+    For N = 1 the first is before round 2: before round 1 nothing is known.
+    """
+
+    phase_length: int  # N
+
+    @property
+    def exchanges(self) -> int:
+        return self.exchanges_before(self.horizon)
+
+    def exchanges_before(self, round: int) -> int:
+        return round // self.phase_length - (self.phase_length == 1)
+
+    def collector(self, index: int, noise: NoiseSource) -> Collector:
+        return SumCollector(self.experts)
+
+
+class SumCollector:
+    """The losses of one client since its last report; it draws no noise."""
+
+    def __init__(self, experts: int) -> None:
+        self._sum = np.zeros(experts)
+
+    def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
+        assert isinstance(loss, np.ndarray)
+        native.add(self._sum, loss)
+
+    def values(self, release: int, x: np.ndarray) -> np.ndarray:
+        sent, self._sum = self._sum, np.zeros_like(self._sum)
+        return sent

@@ -1,0 +1,240 @@
+"""Curves of experts in both drivers: message by message, and from sums over all clients.
+
+The fast one asks the compiled losses for what all clients have lost together, or for all clients'
+gradients at once, and hands it to the same server. Sums of losses are whole numbers of units, so
+both drivers, and any number of threads, have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from fastfed._kernels import losses as compiled
+from fastfed._kernels import native
+from fastfed._random import SCORE_NOISE, SeededNoise
+from fastfed.environments.losses import Adversary
+from fastfed.experts.client import ExpertClient
+from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollectors
+from fastfed.experts.plan import ExpertPlan, Gradient
+from fastfed.experts.server import ExpertServer
+from fastfed.experts.sums import SumsPlan
+from fastfed.simulation.outcome import Outcome
+
+Progress = Callable[[int], None]
+
+#: Numbers in the sums of one call into the compiled side.
+MOST_SUMS = 2**20
+
+
+class Ledger:
+    """Group regret as it adds up, against what the adversary says it is measured by.
+
+    Between two exchanges one x is played, and what it loses is settled as one number, so that a
+    round at a time and a stretch at a time round alike.
+    """
+
+    def __init__(self, adversary: Adversary, checkpoints: np.ndarray) -> None:
+        self.adversary, self.checkpoints = adversary, checkpoints
+        self.regret = np.zeros(len(checkpoints))
+        self._at = 0
+        self._lost = 0.0
+        self._total = np.zeros(adversary.losses.experts)
+        self._rounds, self._sums = 0, np.zeros_like(self._total)  # not settled yet
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether it must hear what every expert has lost."""
+        return self.adversary.suboptimality is None and self.adversary.optimum is None
+
+    def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
+        """Rounds first..last of all clients, in which x was played; no checkpoint lies before last.
+
+        ``sums``: what every expert lost in them, (d,), where it is known.
+        """
+        losses, optimum = self.adversary.losses, self.adversary.optimum
+        if optimum is not None:
+            for round in range(first, last + 1):
+                for silo in range(losses.silos):
+                    here, _ = losses.value(silo, round, x)
+                    self._lost += here - losses.value(silo, round, optimum)[0]
+        self._rounds += last - first + 1
+        if sums is not None and self.needs_sums:
+            self._sums += sums
+        if self._at < len(self.checkpoints) and last == self.checkpoints[self._at]:
+            self.settle(x)
+            best = float(self._total.min()) if self.needs_sums else 0.0
+            self.regret[self._at] = self._lost - best
+            self._at += 1
+
+    def settle(self, x: np.ndarray) -> None:
+        """x has been played since the last call, and something else may be from now on."""
+        if self.adversary.suboptimality is not None:
+            agent_rounds = self.adversary.losses.silos * self._rounds
+            self._lost += agent_rounds * self.adversary.suboptimality(x)
+        elif self.needs_sums:
+            self._lost += inner(self._sums, x)
+            self._total += self._sums
+            self._sums[:] = 0.0
+        self._rounds = 0
+
+
+def inner(sums: np.ndarray, x: np.ndarray) -> float:
+    """<sums, x>, exact where x is all on one expert."""
+    used = np.flatnonzero(x)
+    return float(sums[used[0]]) if len(used) == 1 else float((sums * x).sum())
+
+
+def play_steps(
+    adversary: Adversary,
+    plan: ExpertPlan,
+    checkpoints: np.ndarray,
+    *,
+    last: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Play rounds 1..last (all by default), one client and round at a time."""
+    noise = SeededNoise(adversary.seed, adversary.replicate)
+    clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
+    server = ExpertServer(plan, noise)
+    ledger = Ledger(adversary, checkpoints)
+    exchanged = np.zeros(len(checkpoints), np.int64)
+    for client in clients:
+        client.receive(server.start())
+    for round in range(1, (last or plan.horizon) + 1):
+        if clients[0].due:
+            ledger.settle(clients[0].x)
+        while clients[0].due:
+            choice = server.combine([client.report() for client in clients])
+            for client in clients:
+                client.receive(choice)
+        rows = [loss_of(adversary.losses, i, round) for i in range(plan.silos)]
+        sums = np.sum(np.array(rows), axis=0) if ledger.needs_sums else None
+        ledger.played(round, round, clients[0].x, sums)
+        for client, loss in zip(clients, rows, strict=True):
+            client.observe(loss)
+        exchanged[checkpoints == round] = server.releases
+        if progress is not None:
+            progress(1)
+    return outcome(plan, ledger, exchanged, clients[0].x, server.events)
+
+
+def loss_of(losses: compiled.Losses, silo: int, round: int) -> np.ndarray | Gradient:
+    """What one client observes: losses (d,), or a gradient function."""
+    if not losses.has_rows:
+        return lambda x: losses.value(silo, round, x)[1]
+    row = losses.row(silo, round)
+    return (lambda x: compiled.square_gradient(row, x)) if losses.quadratic else row
+
+
+def play(
+    adversary: Adversary,
+    plan: ExpertPlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    last: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Play rounds 1..last (all by default) from sums over all clients."""
+    noise = SeededNoise(adversary.seed, adversary.replicate)
+    decider = plan.decider(noise)
+    ledger = Ledger(adversary, checkpoints)
+    exchanged = np.zeros(len(checkpoints), np.int64)
+    x = plan.move(None, decider.start())
+    ask = totals(adversary.losses, plan, noise, threads)
+    made = 0
+    sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
+    stretches = stretches_of(plan, checkpoints, last or plan.horizon)
+    for first, end, sums in with_sums(adversary.losses, stretches, sums_needed, threads):
+        if plan.exchanges_before(first) > made:
+            ledger.settle(x)
+        for release in range(made + 1, plan.exchanges_before(first) + 1):
+            x = plan.move(x, decider.decide(ask.total(release, x)))
+            made = release
+        if sums is not None:
+            ask.saw(sums)
+        ledger.played(first, end, x, sums)
+        exchanged[checkpoints == end] = made
+        if progress is not None:
+            progress(end - first + 1)
+    return outcome(plan, ledger, exchanged, x, decider.events)
+
+
+def stretches_of(plan: ExpertPlan, checkpoints: np.ndarray, last: int) -> np.ndarray:
+    """Edges (n + 1,) of stretches of rounds edges[i] + 1 .. edges[i + 1] without an exchange or a
+    checkpoint inside."""
+    rounds = np.arange(1, last + 1)
+    before = np.array([plan.exchanges_before(t) for t in range(1, last + 1)])
+    changes = rounds[:-1][np.diff(before) > 0]
+    inside = checkpoints[checkpoints < last]
+    edges: np.ndarray = np.unique(np.concatenate([[0], changes, inside, [last]])).astype(np.int64)
+    return edges
+
+
+def with_sums(
+    losses: compiled.Losses, edges: np.ndarray, needed: bool, threads: int
+) -> Iterator[tuple[int, int, np.ndarray | None]]:
+    """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
+    block = max(1, MOST_SUMS // losses.experts)
+    for at in range(0, len(edges) - 1, block):
+        part = edges[at : at + block + 1]
+        sums = losses.unit * losses.sums(part, threads) if needed else None
+        for i, (before, end) in enumerate(pairwise(part)):
+            yield int(before) + 1, int(end), None if sums is None else sums[i]
+
+
+class Sums:
+    """What all clients of a plan of sums send together."""
+
+    def __init__(self, experts: int) -> None:
+        self._sum = np.zeros(experts)
+
+    def saw(self, sums: np.ndarray) -> None:
+        self._sum += sums
+
+    def total(self, release: int, x: np.ndarray) -> np.ndarray:
+        sent, self._sum = self._sum, np.zeros_like(self._sum)
+        return sent
+
+
+class Scores(GradientCollectors):
+    """What all clients of a plan of gradients send together."""
+
+    def saw(self, sums: np.ndarray) -> None:
+        """Sums are for the regret alone."""
+
+
+def totals(
+    losses: compiled.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
+) -> Sums | Scores:
+    """All clients of a plan at once."""
+    if not isinstance(plan, FrankWolfePlan):
+        return Sums(plan.experts)
+    key = noise.seed, SCORE_NOISE, noise.replicate, plan.silos
+    return Scores(
+        plan,
+        noise,
+        lambda rounds, x: losses.gradients(rounds, x, threads),
+        lambda release: native.laplace_rows(*key, release, plan.experts),
+    )
+
+
+def outcome(
+    plan: ExpertPlan,
+    ledger: Ledger,
+    exchanged: np.ndarray,
+    x: np.ndarray,
+    events: dict[str, int],
+) -> Outcome:
+    """What a played curve leaves behind."""
+    return Outcome(
+        group_regret=ledger.regret,
+        synchronisations=exchanged,
+        bits_up=np.array([plan.bits_up(int(k)) for k in exchanged]),
+        bits_down=np.array([plan.bits_down(int(k)) for k in exchanged]),
+        total=x,
+        events=events,
+    )

@@ -1,0 +1,119 @@
+"""All systems by name, and which environments they can be put to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastfed import _system, bandits, experts
+from fastfed._validate import InputError, integer, nearest
+from fastfed.environments import ENVIRONMENTS, Facts, LossFacts
+
+ALGORITHMS: dict[str, _system.Algorithm] = {**bandits.ALGORITHMS, **experts.ALGORITHMS}
+
+
+def algorithm(name: object) -> _system.Algorithm:
+    """The registry's entry."""
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise InputError(
+            f'unknown algorithm "{name}"{nearest(str(name), ALGORITHMS)} '
+            f"(known: {', '.join(ALGORITHMS)})"
+        )
+    return ALGORITHMS[name]
+
+
+def of_experts(entry: _system.Algorithm) -> bool:
+    """Whether a system predicts from experts, and is no bandit."""
+    return isinstance(entry, experts.Algorithm)
+
+
+def setting_of(
+    facts: Facts | LossFacts, silos: int, horizon: int
+) -> bandits.Setting | experts.Setting:
+    """The environment's facts as a system wants them."""
+    if isinstance(facts, LossFacts):
+        return experts.Setting(
+            silos=silos,
+            horizon=horizon,
+            experts=facts.dimension,
+            lipschitz=facts.lipschitz,
+            spread=facts.spread,
+            smoothness=facts.smoothness,
+            loss_range=facts.loss_range,
+            linear=facts.linear,
+            iid=facts.iid,
+            optimal_loss=facts.optimal_loss,
+            notes=facts.notes,
+        )
+    low, high = facts.reward_range or (0.0, 1.0)
+    return bandits.Setting(
+        silos=silos,
+        horizon=horizon,
+        dimension=facts.dimension,
+        # Whatever lies in an interval is sub-Gaussian of half its length (Hoeffding).
+        reward_scale=facts.reward.std if facts.reward.kind == "gaussian" else (high - low) / 2.0,
+        noise_free=facts.reward.kind == "none",
+        reward_range=facts.reward_range,
+        linear=facts.linear,
+        features_bounded=facts.features_bounded,
+        multiplicity=facts.multiplicity,
+        notes=facts.notes,
+    )
+
+
+def check_kind(entry: _system.Algorithm, kind: str, facts: Facts | LossFacts) -> None:
+    """InputError where a bandit is put to losses, or experts to contexts."""
+    losses = isinstance(facts, LossFacts)
+    if of_experts(entry) == losses:
+        return
+    fitting = [name for name in ENVIRONMENTS if name.endswith("-losses") != losses]
+    raise InputError(
+        f"{entry.id} {'plays against losses of experts' if losses is False else 'needs contexts'}"
+        f', which "{kind}" has not (those that fit: {", ".join(fitting)})'
+    )
+
+
+def make_system(
+    algorithm: str, *, silos: int = 1, horizon: int, dimension: int, **keys: object
+) -> Any:
+    """The plan and certificate of one system, to deploy it step by step.
+
+    Bandits go with Silo and Server, experts with ExpertClient and ExpertServer. ``silos`` M (1 for
+    the systems of a single agent), ``horizon`` T, ``dimension`` d, the number of experts where
+    there are experts; ``keys`` are the algorithm's own, as in a spec (epsilon, delta, batch_size,
+    ...). Rewards and losses are clipped to [0, 1] and features to norm 1 by default, so what is
+    observed needs no promise for the privacy to hold. The certificate to hand out is
+    ``deployed_certificate``: the noise of a deployment is the operating system's.
+
+    >>> system = make_system("private-fedlinucb", silos=3, horizon=1000, dimension=4,
+    ...                      batch_size=25, epsilon=1.0, delta=1e-6)
+    >>> system.certificate.status
+    'proven'
+    """
+    if algorithm not in ALGORITHMS:
+        raise InputError(f'unknown algorithm "{algorithm}"{nearest(algorithm, ALGORITHMS)}')
+    entry = ALGORITHMS[algorithm]
+    silos = integer("silos", silos, at_least=1, at_most=2**31)
+    horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
+    for key, value in entry.deployed:
+        if keys.setdefault(key, value) != value:
+            raise InputError(
+                f'{key} must be "{value}" in a deployment of {algorithm}, got "{keys[key]}": '
+                "the shortcut of the simulation sees what only users may"
+            )
+    if of_experts(entry):
+        d = integer("dimension", dimension, at_least=2, at_most=2**24)
+        return entry.make(keys, experts.Setting(silos, horizon, d, notes=(ON_TRUST,)))
+    setting = bandits.Setting(
+        silos=silos,
+        horizon=horizon,
+        dimension=integer("dimension", dimension, at_least=1, at_most=2**15),
+        # Nothing is known of what a deployment will feed in, but for what clipping enforces.
+        reward_range=None,
+        features_bounded=False,
+        notes=(ON_TRUST,),
+    )
+    return entry.make(keys, setting)
+
+
+#: What no deployment can see for itself.
+ON_TRUST = "deployment: who is served how often, and at which silo, is taken on trust"
