@@ -76,6 +76,10 @@ class NoiseSource(Protocol):
         """Uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         ...
 
+    def uniform(self, purpose: int, release: int) -> float:
+        """The one of ``uniforms`` with count 1."""
+        ...
+
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         """Standard Laplace draws (count,) that hide the scores of one release."""
         ...
@@ -125,6 +129,9 @@ class SeededNoise:
         key = self.seed, purpose, self.replicate
         drawn = np.array([native.uniform(*key, label, release) for label in range(count)])
         return np.minimum(drawn, BELOW_ONE)
+
+    def uniform(self, purpose: int, release: int) -> float:
+        return min(native.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         return native.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
@@ -181,6 +188,9 @@ class InterleavedNoise:
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         return self.source.uniforms(purpose, self._key(release), count)
+
+    def uniform(self, purpose: int, release: int) -> float:
+        return self.source.uniform(purpose, self._key(release))
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         return self.source.laplace(self.names[silo], self._key(release), count)
@@ -253,6 +263,9 @@ class SystemNoise:
         drawn = system_uniforms(count)
         self._means.add((purpose, release))
         return drawn
+
+    def uniform(self, purpose: int, release: int) -> float:
+        return float(self.uniforms(purpose, release, 1)[0])
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         self._once(silo, release)

@@ -8,9 +8,9 @@ Deviations from the paper, and why:
 - tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
 - ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
   threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
-  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 exceeds the
-  budget; "printed" keeps it, and the certificate says what it is worth.
-- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), a sixth or less of
+  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
+  follow from the printed proof; the certificate says what it is worth.
+- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh of
   the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
 - ``threshold = "proven"``: L with the least margin for the noise that is really drawn
   (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.

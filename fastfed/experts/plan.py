@@ -124,6 +124,8 @@ class ExpertPlan(ABC):
         """What is played after a choice, (d,), where x was played before."""
         if choice.weights is not None:
             return choice.weights
+        if x is not None and x[choice.expert] == 1.0:
+            return x
         moved = np.zeros(self.experts)
         moved[choice.expert] = 1.0
         return moved

@@ -38,12 +38,9 @@ class SparseVector:
         self._before = 0.0  # what the expert had lost when it was chosen
         self._limit = self._threshold()
 
-    def _uniform(self, purpose: int, release: int) -> float:
-        return float(self.noise.uniforms(purpose, release, 1)[0])
-
     def _threshold(self) -> float:
         """L plus noise, fresh for every expert."""
-        drawn = standard_laplace(self._uniform(THRESHOLD, self.switches + 1))
+        drawn = standard_laplace(self.noise.uniform(THRESHOLD, self.switches + 1))
         return self.plan.threshold + self.plan.noise.threshold_scale * drawn
 
     def start(self) -> ExpertChoice:
@@ -56,10 +53,10 @@ class SparseVector:
         self._total += total
         if self.switches < mechanism.switches:
             query = self._total[self._expert] - self._before
-            drawn = standard_laplace(self._uniform(QUERY, self._release))
+            drawn = standard_laplace(self.noise.uniform(QUERY, self._release))
             if query + mechanism.query_scale * drawn > self._limit:
                 costs = np.maximum(self._total, plan.floor)
-                uniform = self._uniform(CHOICE, self._release)
+                uniform = self.noise.uniform(CHOICE, self._release)
                 self._expert = mechanism.choices.choose(costs, uniform)
                 self._before = float(self._total[self._expert])
                 self.switches += 1
@@ -76,4 +73,4 @@ class SparseVector:
 
 def start_expert(experts: int, noise: NoiseSource) -> int:
     """A uniformly random expert before the first round."""
-    return int(float(noise.uniforms(CHOICE, 0, 1)[0]) * experts)
+    return int(noise.uniform(CHOICE, 0) * experts)

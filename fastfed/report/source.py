@@ -38,7 +38,7 @@ class Source:
         ]
         if self.batch_sizes:
             parts.append(f"B = {' | '.join(str(b) for b in self.batch_sizes)}")
-        if self.radius_multipliers != (1.0,):
+        if self.radius_multipliers not in ((), (1.0,)):
             shown = " | ".join(f"{m:g}" for m in self.radius_multipliers)
             parts.append(f"radius multiplier {shown}")
         return ", ".join(parts)

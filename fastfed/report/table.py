@@ -32,6 +32,9 @@ RIGHT = (1, 2, 6, 7, 8)
 #: Sizes of messages, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
+#: Replicates that agree but for this fraction differ by rounding alone.
+SAME = 1e-12
+
 EVENTS = {
     "indefinite": "V was not positive definite and was shifted until it was",
     "clipped_features": "features clipped to norm 1",
@@ -171,6 +174,8 @@ def plus_minus(mean: float, stderr: float | None) -> str:
     """Mean and standard error to two digits of the error; five digits when there is none."""
     if not stderr or not math.isfinite(stderr):
         return _fixed(mean, 4 - _magnitude(mean))
+    if stderr < SAME * abs(mean):
+        return f"{_fixed(mean, 4 - _magnitude(mean))} ± 0"
     decimals = 1 - _magnitude(stderr)
     return f"{_fixed(mean, decimals)} ± {_fixed(stderr, decimals)}"
 

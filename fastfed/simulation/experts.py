@@ -43,6 +43,8 @@ class Ledger:
         self._lost = 0.0
         self._total = np.zeros(adversary.losses.experts)
         self._rounds, self._sums = 0, np.zeros_like(self._total)  # not settled yet
+        self._seen: np.ndarray | None = None
+        self._expert: int | None = None
 
     @property
     def needs_sums(self) -> bool:
@@ -75,16 +77,19 @@ class Ledger:
             agent_rounds = self.adversary.losses.silos * self._rounds
             self._lost += agent_rounds * self.adversary.suboptimality(x)
         elif self.needs_sums:
-            self._lost += inner(self._sums, x)
+            self._lost += self._inner(x)
             self._total += self._sums
             self._sums[:] = 0.0
         self._rounds = 0
 
-
-def inner(sums: np.ndarray, x: np.ndarray) -> float:
-    """<sums, x>, exact where x is all on one expert."""
-    used = np.flatnonzero(x)
-    return float(sums[used[0]]) if len(used) == 1 else float((sums * x).sum())
+    def _inner(self, x: np.ndarray) -> float:
+        """What x has lost, exact where it is all on one expert."""
+        if x is not self._seen:
+            best = int(x.argmax())
+            self._seen, self._expert = x, best if x[best] == 1.0 else None
+        if self._expert is not None:
+            return float(self._sums[self._expert])
+        return float((self._sums * x).sum())
 
 
 def play_steps(
@@ -142,10 +147,9 @@ def play(
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)
-    exchanged = np.zeros(len(checkpoints), np.int64)
     x = plan.move(None, decider.start())
     ask = totals(adversary.losses, plan, noise, threads)
-    made = 0
+    made = end = 0
     sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
     stretches = stretches_of(plan, checkpoints, last or plan.horizon)
     for first, end, sums in with_sums(adversary.losses, stretches, sums_needed, threads):
@@ -157,10 +161,10 @@ def play(
         if sums is not None:
             ask.saw(sums)
         ledger.played(first, end, x, sums)
-        exchanged[checkpoints == end] = made
         if progress is not None:
             progress(end - first + 1)
-    return outcome(plan, ledger, exchanged, x, decider.events)
+    reached = [plan.exchanges_before(int(c)) if c <= end else 0 for c in checkpoints]
+    return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
 
 
 def stretches_of(plan: ExpertPlan, checkpoints: np.ndarray, last: int) -> np.ndarray:
@@ -196,7 +200,7 @@ class Sums:
         self._sum += sums
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        sent, self._sum = self._sum, np.zeros_like(self._sum)
+        sent, self._sum = self._sum, np.zeros(len(self._sum))
         return sent
 
 
