@@ -44,6 +44,18 @@ def test_the_block_of_the_robin_page_runs(capsys):
     assert capsys.readouterr().out.strip().endswith("proven")
 
 
+def test_the_blocks_of_the_experts_page_run(capsys):
+    page = (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    (spec,) = blocks("toml", page)
+    assert len(experiment_from_spec(tomllib.loads(spec)).curves) == 4
+    losses, deployment = blocks("python", page)
+    scope = {"__name__": "page"}
+    exec(compile(losses, "experts.md", "exec"), scope)
+    assert float(capsys.readouterr().out.split("'mean': ")[1].split(",")[0]) < 50
+    exec(compile(deployment, "experts.md", "exec"), scope)
+    assert "epsilon=1.0" in capsys.readouterr().out
+
+
 def test_there_are_blocks_to_run():
     assert len(blocks("python")) >= 3
     assert len(blocks("toml")) == 1
