@@ -52,6 +52,7 @@ _PUBLIC = {
     "NearRealizableLosses": "fastfed.environments",
     "LowerBoundLosses": "fastfed.environments",
     "GradientLosses": "fastfed.environments",
+    "LossFacts": "fastfed.environments",
     "losses_signature": "fastfed.environments",
     "gradient_signature": "fastfed.environments",
 }

@@ -268,8 +268,9 @@ class SystemNoise:
         return float(self.uniforms(purpose, release, 1)[0])
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        drawn = system_laplace(count)
         self._once(silo, release)
-        return system_laplace(count)
+        return drawn
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         return system_permutation(count)

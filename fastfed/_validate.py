@@ -19,7 +19,7 @@ class InputError(ValueError):
 
 def show(value: object, limit: int = 60) -> str:
     """Value as it should appear in a message: short, on one line."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

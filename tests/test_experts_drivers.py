@@ -20,7 +20,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._kernels import losses as kernel
 from fastfed._kernels import native
-from fastfed._random import SCORE_NOISE, SeededNoise, system_laplace
+from fastfed._random import CONTEXT, SCORE_NOISE, SeededNoise, system_laplace
 from fastfed.environments import (
     GradientLosses,
     LowerBoundLosses,
@@ -154,6 +154,7 @@ PROBLEMS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
 WHOLE = [n for n in PROBLEMS if n.startswith(("svt", "leader")) and "pseudo" not in n]
 
 
+@cache
 def experiment(name: str, *, seed: int = 7, checkpoints: int = 6) -> Experiment:
     environment, curve, horizon, silos = PROBLEMS[name]
     return make_experiment(
@@ -385,7 +386,7 @@ def test_sums_are_sums_of_rows_wherever_edges_lie(name, silos):
     whole = units(losses)
     assert whole.min() >= 0 and whole.max() <= 1 / losses.unit
     before = np.concatenate([np.zeros_like(whole[0, :1]), whole.sum(axis=0).cumsum(axis=0)])
-    for edges, threads in product(EDGES.values(), (1, 2, 3, 100)):
+    for edges, threads in product(EDGES.values(), (1, 3, 100)):
         found = losses.sums(np.array(edges, np.int64), threads)
         assert found.dtype == np.int64
         np.testing.assert_array_equal(found, np.diff(before[edges], axis=0))
@@ -451,6 +452,20 @@ def test_what_coins_are_told():
     np.testing.assert_array_equal(common[0], common[1])
     np.testing.assert_array_equal(common[0], free[0])
     assert free[:, :, 2].all() and not free[:, :, 3].any()
+
+
+def test_rows_are_what_was_given():
+    """Coins by the words they are thrown with, to one part in 2^31; tables by their entries."""
+    for silo, round in ((0, 1), (2, 9)):
+        words = native.words(3, CONTEXT, 1, silo, round, 6) >> 1
+        for more in (-1, 0, 1):
+            losses = kernel.Coins(3, 1, 3, (words.astype(np.int64) + more).astype(np.uint32))
+            assert losses.row(silo, round).tolist() == [float(more > 0)] * 6
+        given = table(3, 20, 4)
+        found = kernel.Table(3, 1, 3, given).row(silo, round) / UNIT
+        np.testing.assert_array_equal(found, given[silo, round - 1])
+        common = kernel.Table(3, 1, 3, given[2:]).row(silo, round) / UNIT
+        np.testing.assert_array_equal(common, given[2, round - 1])
 
 
 def test_sums_are_exact_in_units():
@@ -583,6 +598,9 @@ def test_realizable_losses_and_bursts():
         (total,) = made.losses.sums(np.array([0, 400], np.int64))
         assert total[better_expert(3, 1, 5)] == 4 * lost
         assert np.sum(total > 600) == 4
+    fair = LowerBoundLosses(experts=5).open(3, 1, 4).losses
+    rows = np.array([[fair.row(i, t) for t in range(1, 401)] for i in range(4)])
+    assert (rows == rows[0]).all() and np.abs(rows.mean(axis=(0, 1)) - 0.5).max() < 5 * 0.5 / 20
     made = LowerBoundLosses(experts=5, theorem="2.7", burst=9).open(3, 1, 4)
     (total,) = made.losses.sums(np.array([0, 400], np.int64))
     assert sorted(total) == [0, 36, 36, 36, 36] and total[better_expert(3, 1, 5)] == 0

@@ -80,13 +80,13 @@ def overrides(
 
 
 def quick_horizon(spec: dict[str, Any]) -> int | None:
-    """A tenth of the horizon, but a batch of every curve; None where the spec's is no number."""
+    """A tenth of the horizon, but a batch or phase of every curve; None where it is no number."""
     horizon, curves = spec.get("horizon"), spec.get("curve")
     if not isinstance(horizon, int):
         return None
     tables = [c for c in curves if isinstance(c, dict)] if isinstance(curves, list) else []
     batches = []
-    for value in (c.get("batch_size") for c in tables):
+    for value in (c.get(key) for c in tables for key in ("batch_size", "phase_length")):
         values = value if isinstance(value, list) else [value]
         batches += [b for b in values if isinstance(b, int)]
     return min(horizon, max([1, horizon // QUICK_SHARE, *batches]))

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -39,7 +40,8 @@ class ObliviousLosses:
     plain callable ``(seed, replicate, silo, round) -> losses (d,)``, or in a spec the text
     "module:name". Losses are in [0, 1] and taken as whole multiples of 2^-24, so that their sums
     are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
-    the best expert is known to lose at most so much at every client; of arrays it is computed.
+    the best expert is known to lose at most so much at every client; of an array a curve must say
+    it, for privacy allows no look.
     Regret is against the best expert in hindsight.
     """
 
@@ -59,7 +61,7 @@ class ObliviousLosses:
         if self.losses is not None:
             for key in ("experts", "state", "optimal_loss"):
                 if getattr(self, key) is not None:
-                    raise InputError(f"{key} goes with function; losses say it themselves")
+                    raise InputError(f"{key} goes with function, not with losses")
             if self.common:
                 raise InputError("common goes with function; losses (T, d) are common")
             self._table = quantised(self.losses)
@@ -138,9 +140,12 @@ def quantised(losses: Any) -> np.ndarray:
     """An array or .npy file of losses in [0, 1] as multiples of 2^-24, (1 or m, T, d) uint32."""
     if isinstance(losses, (str, Path)):
         try:
-            losses = np.load(losses, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            loaded = np.load(losses, allow_pickle=False)
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise InputError(f"losses {str(losses)!r} cannot be read: {error}") from None
+        if not isinstance(loaded, np.ndarray):
+            raise InputError(f"losses {str(losses)!r} must be a .npy file of one array")
+        losses = loaded
     values = array("losses", losses)
     if values.ndim == 2:
         values = values[None]

@@ -46,6 +46,8 @@ class ExpertClient:
     @property
     def due(self) -> bool:
         """Whether a report has to be sent before the next round."""
+        if self.round == self.plan.horizon:
+            return False
         before = self.plan.exchanges_before(self.round + 1)
         return self._sent == self.release and before > self._sent
 
@@ -68,24 +70,28 @@ class ExpertClient:
                 f"{f'choice {waits}' if waits <= max(self._sent, 0) else 'no choice'}, "
                 f"got choice {choice.release}"
             )
-        if choice.expert is not None and not 0 <= choice.expert < self.plan.experts:
+        if choice.expert is not None and choice.expert >= self.plan.experts:
             raise InputError(f"expert must be below {self.plan.experts}, got {choice.expert}")
         if choice.weights is not None and choice.weights.shape != (self.plan.experts,):
             raise InputError(
                 f"weights must have shape ({self.plan.experts},), got {choice.weights.shape}"
             )
+        if (choice.weights is not None) != self.plan.sends_weights(waits):
+            wanted = "weights" if self.plan.sends_weights(waits) else "an expert"
+            raise InputError(f"choice {waits} must have {wanted}")
         self._x = self.plan.move(self._x, choice)
+        self._x.flags.writeable = False
         self.release += 1
 
     def observe(self, loss: np.ndarray | Gradient) -> None:
         """Take in the loss of the round: d losses in [0, 1] (clipped here), or, where losses are
         not linear, a function that gives the gradient (d,) at x (d,)."""
+        if self.round == self.plan.horizon:
+            raise InputError(f"the plan has {self.plan.horizon} rounds, got one more")
         if self._x is None or self.due or self._sent > self.release:
             raise InputError(
                 f"client {self.index} must exchange messages before round {self.round + 1}"
             )
-        if self.round == self.plan.horizon:
-            raise InputError(f"the plan has {self.plan.horizon} rounds, got one more")
         if self.plan.linear:
             given = array("loss", loss, shape=(self.plan.experts,))
             taken = np.clip(given, 0.0, 1.0)

@@ -69,12 +69,19 @@ class OpeKeys(msgspec.Struct, frozen=True, kw_only=True):
         if self.smoothness is not None:
             number("smoothness", self.smoothness, above=0.0)
         if self.noise == "none":
-            if self.epsilon is not None:
-                raise InputError('epsilon has no meaning where noise = "none"')
+            given = {
+                "epsilon": self.epsilon is not None,
+                "delta": self.delta != 0.0,
+                "protect": self.protect != "experts",
+                "calibration": self.calibration != "exact",
+            }
+            for key, said in given.items():
+                if said:
+                    raise InputError(f'{key} has no meaning where noise = "none"')
             return
         if self.epsilon is None:
             raise InputError('epsilon is required, or noise = "none"')
-        number("epsilon", self.epsilon, above=0.0)
+        number("epsilon", self.epsilon, at_least=1e-9)
         if self.protect == "messages" and self.noise != "local":
             raise InputError('protect = "messages" needs noise = "local": a server sees the others')
 

@@ -55,7 +55,7 @@ class SvtKeys(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | str = PROVEN
 
     def __post_init__(self) -> None:
-        number("epsilon", self.epsilon, above=0.0)
+        number("epsilon", self.epsilon, at_least=1e-9)
         number("delta", self.delta, at_least=0.0, below=1.0)
         integer("phase_length", self.phase_length, at_least=1)
         number("failure_probability", self.failure_probability, at_least=1e-12, below=0.5)

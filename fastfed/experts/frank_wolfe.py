@@ -11,6 +11,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
+from fastfed._validate import array
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
 from fastfed.experts.vertices import Phase, Walk
@@ -65,6 +66,9 @@ class FrankWolfePlan(ExpertPlan):
         moved[choice.expert] += step
         return moved
 
+    def sends_weights(self, release: int) -> bool:
+        return release == 0
+
     def bits_down(self, exchanges: int) -> float:
         """An expert each time; all know the uniform start."""
         return 64.0 * self.silos * exchanges
@@ -84,6 +88,7 @@ class GradientCollector:
         self._losses: list[np.ndarray | Gradient] = []
         self._taken: list[np.ndarray | Gradient] = []
         self._walk: Walk | None = None
+        self._scores: np.ndarray | None = None
         self._waiting = iter(plan.phases)
         self._next: Phase | None = next(self._waiting, None)
 
@@ -102,17 +107,23 @@ class GradientCollector:
     def _sum(self, start: int, stop: int, x: np.ndarray) -> np.ndarray:
         total = np.zeros(self.plan.experts)
         for loss in self._taken[start:stop]:
-            native.add(total, loss if isinstance(loss, np.ndarray) else loss(x))
+            if not isinstance(loss, np.ndarray):
+                loss = array("gradient", loss(x), shape=x.shape)
+            native.add(total, loss)
         return total[None]
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
             self._walk = self._begin(phase)
-        (scores,) = self._walk.leaf(x)
+        # Kept until the noise is there: a source that fails may be asked again.
+        if self._scores is None:
+            (self._scores,) = self._walk.leaf(x)
+        scores = self._scores
         if self.plan.protocol.noise_by == "silos":
             drawn = self.noise.laplace(self.index, release, self.plan.experts)
-            return scores + self.plan.scale(release) * drawn
+            scores = scores + self.plan.scale(release) * drawn
+        self._scores = None
         return scores
 
 
@@ -131,12 +142,13 @@ class NoisyLeast:
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         plan = self.plan
-        self._release += 1
+        release = self._release + 1
         mean = total / plan.silos
         if plan.protocol.noise_by == "server":
-            drawn = self.noise.laplace(plan.silos, self._release, plan.experts)
-            mean = mean + plan.scale(self._release) / plan.silos * drawn
-        return ExpertChoice(self._release, int(mean.argmin()))
+            drawn = self.noise.laplace(plan.silos, release, plan.experts)
+            mean = mean + plan.scale(release) / plan.silos * drawn
+        self._release = release
+        return ExpertChoice(release, int(mean.argmin()))
 
 
 #: Sums of gradients (r, d) at x over rounds (r, n) of r clients.

@@ -49,6 +49,9 @@ class HedgePlan(SumsPlan):
     def decider(self, noise: NoiseSource) -> Decider:
         return Hedge(self)
 
+    def sends_weights(self, release: int) -> bool:
+        return True
+
     def bits_down(self, exchanges: int) -> float:
         """Weights of all experts each time; at the start all are equal."""
         return 64.0 * self.experts * self.silos * exchanges

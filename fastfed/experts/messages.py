@@ -41,7 +41,13 @@ class ExpertChoice:
     weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "release", integer("release", self.release, at_least=0))
         if (self.expert is None) == (self.weights is None):
             raise InputError("a choice has either an expert or weights")
-        if self.weights is not None:
-            object.__setattr__(self, "weights", frozen(self.weights))
+        if self.expert is not None:
+            object.__setattr__(self, "expert", integer("expert", self.expert, at_least=0))
+            return
+        weights = array("weights", self.weights, ndim=1)
+        if not (weights >= 0.0).all() or abs(weights.sum() - 1.0) > 1e-9:
+            raise InputError(f"weights must be >= 0 and add up to 1, got sum {weights.sum():g}")
+        object.__setattr__(self, "weights", frozen(weights))

@@ -130,6 +130,10 @@ class ExpertPlan(ABC):
         moved[choice.expert] = 1.0
         return moved
 
+    def sends_weights(self, release: int) -> bool:
+        """Whether the server answers an exchange with weights, and not with one expert."""
+        return False
+
     def bits_up(self, exchanges: int) -> float:
         """Bits that all clients have sent in so many exchanges: d float64 each time."""
         return 64.0 * self.experts * self.silos * exchanges

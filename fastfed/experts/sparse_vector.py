@@ -36,11 +36,22 @@ class SparseVector:
         self._expert = 0
         self._total = np.zeros(plan.experts)
         self._before = 0.0  # what the expert had lost when it was chosen
-        self._limit = self._threshold()
+        self._drawn: dict[int, float] = {}
+        self._limit = self._threshold(0)
+        self._drawn = {}
 
-    def _threshold(self) -> float:
+    def _uniform(self, purpose: int, release: int) -> float:
+        """A draw of this exchange: kept until it is over, for a source that fails midway."""
+        if purpose not in self._drawn:
+            self._drawn[purpose] = self.noise.uniform(purpose, release)
+        return self._drawn[purpose]
+
+    def _laplace(self, purpose: int, release: int) -> float:
+        return standard_laplace(self._uniform(purpose, release))
+
+    def _threshold(self, switches: int) -> float:
         """L plus noise, fresh for every expert."""
-        drawn = standard_laplace(self.noise.uniform(THRESHOLD, self.switches + 1))
+        drawn = self._laplace(THRESHOLD, switches + 1)
         return self.plan.threshold + self.plan.noise.threshold_scale * drawn
 
     def start(self) -> ExpertChoice:
@@ -48,20 +59,19 @@ class SparseVector:
         return ExpertChoice(0, self._expert)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        plan, mechanism = self.plan, self.plan.noise
-        self._release += 1
-        self._total += total
+        plan, mechanism, release = self.plan, self.plan.noise, self._release + 1
+        lost = self._total + total
         if self.switches < mechanism.switches:
-            query = self._total[self._expert] - self._before
-            drawn = standard_laplace(self.noise.uniform(QUERY, self._release))
-            if query + mechanism.query_scale * drawn > self._limit:
-                costs = np.maximum(self._total, plan.floor)
-                uniform = self.noise.uniform(CHOICE, self._release)
-                self._expert = mechanism.choices.choose(costs, uniform)
-                self._before = float(self._total[self._expert])
+            query = lost[self._expert] - self._before
+            if query + mechanism.query_scale * self._laplace(QUERY, release) > self._limit:
+                costs = np.maximum(lost, plan.floor)
+                chosen = mechanism.choices.choose(costs, self._uniform(CHOICE, release))
+                self._limit = self._threshold(self.switches + 1)
+                self._expert, self._before = chosen, float(lost[chosen])
                 self.switches += 1
-                self._limit = self._threshold()
-        return ExpertChoice(self._release, self._expert)
+            self._drawn = {}
+        self._total, self._release = lost, release
+        return ExpertChoice(release, self._expert)
 
     @property
     def events(self) -> dict[str, int]:

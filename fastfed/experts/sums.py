@@ -25,7 +25,8 @@ class SumsPlan(ExpertPlan):
         return self.exchanges_before(self.horizon)
 
     def exchanges_before(self, round: int) -> int:
-        return round // self.phase_length - (self.phase_length == 1)
+        last = min(round, self.horizon)
+        return last // self.phase_length - (self.phase_length == 1)
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
         return SumCollector(self.experts)

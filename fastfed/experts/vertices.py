@@ -77,6 +77,10 @@ class Phase:
         return self.leaves[-1].stop
 
 
+#: Beyond so many trees the steps of their last leaves are below 10^-6.
+MOST_TREES = 20
+
+
 def first_round(phase: int) -> int:
     """2^(p-1)."""
     return 1 << (phase - 1)
@@ -95,12 +99,9 @@ def needed(batch: int, trees: int) -> float:
 def most_trees(phase: int, batch: int, wanted: float) -> int:
     """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has losses enough."""
     have = first_round(phase - 1)
-    trees = 0
-    while (
-        trees + 1 <= wanted and batch % 2 ** (trees + 1) == 0 and needed(batch, trees + 1) <= have
-    ):
-        trees += 1
-    return trees
+    most = math.floor(min(max(wanted, 0.0), MOST_TREES))
+    fits = (t for t in range(most, 0, -1) if batch % 2**t == 0 and needed(batch, t) <= have)
+    return next(fits, 0)
 
 
 def wanted_trees(
@@ -128,7 +129,7 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
         batch = 1 << max(0, math.floor(math.log2(first_round(phase) / (phase - 1) ** 2)))
         return batch, most_trees(phase, batch, trees_wanted(batch))
     for power in range(phase - 1, 0, -1):
-        batch, want = 1 << power, min(float(power), trees_wanted(1 << power))
+        batch, want = 1 << power, min(float(power), MOST_TREES, trees_wanted(1 << power))
         trees = math.floor(want) if want >= 1.0 else 0
         if trees and needed(batch, trees) <= first_round(phase - 1):
             return batch, trees
@@ -160,7 +161,6 @@ class Walk:
         if self._next == len(self.phase.leaves):
             raise InputError(f"the phase has {self._next} leaves, asked for one more")
         tree, h, start, stop, _ = self.phase.leaves[self._next]
-        self._next += 1
         if h == 0:
             v = self._gradients(start, stop, x) / (stop - start)
         else:
@@ -171,4 +171,5 @@ class Walk:
         # Left children below take over both.
         self._v[h : tree + 1] = v
         self._x[h : tree + 1] = x
+        self._next += 1
         return v

@@ -31,4 +31,5 @@ def sketch(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    return "\n".join(line.rstrip() for line in [canvas.Y_LABELS[canvas.y_axis(source)], *lines]) + "\n"
+    title = canvas.Y_LABELS[canvas.y_axis(source)]
+    return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"

@@ -319,7 +319,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 #: Keys of an environment that name files; a spec may give them relative to itself.
-PATH_KEYS = ("path", "data")
+PATH_KEYS = ("path", "data", "losses")
 
 
 def load_experiment(path: str | Path, **overrides: Any) -> Experiment:

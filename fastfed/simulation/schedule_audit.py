@@ -36,7 +36,7 @@ VICTIM = (np.array([1.0, 0.0]), np.array([0.05, 0.0]))
 def plan_of(keys: dict[str, Any]) -> Plan:
     """The system under audit."""
     epsilon, delta = CLAIM
-    sizes = {"silos": SILOS, "horizon": HORIZON, "dimension": DIMENSION}
+    sizes: dict[str, Any] = {"silos": SILOS, "horizon": HORIZON, "dimension": DIMENSION}
     system = make_system("feducb", **sizes, epsilon=epsilon, delta=delta, **keys)
     return check_plan(system.plan)
 

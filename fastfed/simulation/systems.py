@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastfed import _system, bandits, experts
@@ -73,13 +74,21 @@ def check_kind(entry: _system.Algorithm, kind: str, facts: Facts | LossFacts) ->
 
 
 def make_system(
-    algorithm: str, *, silos: int = 1, horizon: int, dimension: int, **keys: object
+    algorithm: str,
+    *,
+    silos: int = 1,
+    horizon: int,
+    dimension: int,
+    losses: LossFacts | None = None,
+    **keys: object,
 ) -> Any:
     """The plan and certificate of one system, to deploy it step by step.
 
     Bandits go with Silo and Server, experts with ExpertClient and ExpertServer. ``silos`` M (1 for
     the systems of a single agent), ``horizon`` T, ``dimension`` d, the number of experts where
-    there are experts; ``keys`` are the algorithm's own, as in a spec (epsilon, delta, batch_size,
+    there are experts; ``losses``: what is promised of experts' losses, such as LossFacts(
+    dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0), where they are no vectors
+    in [0, 1]; ``keys`` are the algorithm's own, as in a spec (epsilon, delta, batch_size,
     ...). Rewards and losses are clipped to [0, 1] and features to norm 1 by default, so what is
     observed needs no promise for the privacy to hold. The certificate to hand out is
     ``deployed_certificate``: the noise of a deployment is the operating system's.
@@ -102,8 +111,14 @@ def make_system(
             )
     if of_experts(entry):
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
-        return entry.make(keys, experts.Setting(silos, horizon, d, notes=(ON_TRUST,)))
-    setting = bandits.Setting(
+        promised = losses if losses is not None else LossFacts(d)
+        if promised.dimension != d:
+            raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
+        setting = setting_of(promised, silos, horizon)
+        return entry.make(keys, replace(setting, notes=(*setting.notes, ON_TRUST)))
+    if losses is not None:
+        raise InputError(f"losses go with systems of experts, not with {algorithm}")
+    linear = bandits.Setting(
         silos=silos,
         horizon=horizon,
         dimension=integer("dimension", dimension, at_least=1, at_most=2**15),
@@ -112,7 +127,7 @@ def make_system(
         features_bounded=False,
         notes=(ON_TRUST,),
     )
-    return entry.make(keys, setting)
+    return entry.make(keys, linear)
 
 
 #: What no deployment can see for itself.
