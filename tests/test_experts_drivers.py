@@ -126,7 +126,7 @@ PROBLEMS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
         quadratic(), {"algorithm": "fed-dp-ope-stoch", "noise": "none", "batch": "largest"}, 130, 3
     ),
     "as in the paper": (quadratic(3), {**OPE, "batch": "paper", "epsilon": 90.0}, 270, 2),
-    "messages": (linear(3), {**OPE, "protect": "messages", "delta": 1e-3}, 130, 4),
+    "messages": (linear(3), {**OPE, "protect": "messages", "epsilon": 60.0}, 130, 4),
     "no tree": (linear(), OPE, 5, 3),
     "hindsight": (ObliviousLosses(losses=TABLE), OPE, 150, 3),
     "svt": (RealizableLosses(experts=7), SVT, 140, 4),
@@ -215,7 +215,7 @@ def test_simulate_gives_equal_bits_in_both_drivers(name):
 def test_blocks_of_sums_change_nothing(name, monkeypatch):
     e = experiment(name)
     whole = fast(e)
-    for most in (1, 13, 60):
+    for most in (1, 60):
         monkeypatch.setattr(experts, "MOST_SUMS", most)
         same(whole, fast(e, threads=2))
 
@@ -224,7 +224,7 @@ def test_blocks_of_sums_change_nothing(name, monkeypatch):
 def test_a_run_that_stops_early_is_the_beginning_of_the_whole(name):
     e = experiment(name, checkpoints=10**6)
     whole = fast(e)
-    for last in {1, 2, 7, 8, 31, 63, 64, e.horizon - 1, e.horizon} & set(range(1, e.horizon + 1)):
+    for last in {1, 8, 63, 64, e.horizon - 1} & set(range(1, e.horizon + 1)):
         played = fast(e, last=last), fast(e, last=last, threads=2), readable(e, last=last)
         for one in played:
             for counted in COUNTED:
@@ -241,7 +241,7 @@ def test_results_do_not_depend_on_checkpoints(name):
     one x has lost are settled at each checkpoint."""
     e = experiment(name, checkpoints=10**6)
     whole = fast(e)
-    for rounds in ([1], [e.horizon // 2], [3, 8, 9], [5, 64, 77], [1, e.horizon]):
+    for rounds in ([e.horizon // 2], [3, 8, 9], [1, 64, e.horizon]):
         at = np.array([r for r in sorted(set(rounds)) if 1 <= r <= e.horizon])
         if not len(at):
             continue
@@ -386,7 +386,7 @@ def test_sums_are_sums_of_rows_wherever_edges_lie(name, silos):
     whole = units(losses)
     assert whole.min() >= 0 and whole.max() <= 1 / losses.unit
     before = np.concatenate([np.zeros_like(whole[0, :1]), whole.sum(axis=0).cumsum(axis=0)])
-    for edges, threads in product(EDGES.values(), (1, 3, 100)):
+    for edges, threads in product(EDGES.values(), (1, 3)):
         found = losses.sums(np.array(edges, np.int64), threads)
         assert found.dtype == np.int64
         np.testing.assert_array_equal(found, np.diff(before[edges], axis=0))
@@ -397,7 +397,7 @@ def test_sums_of_more_silos_than_a_block_has_rows(silos):
     losses = kernel.Coins(1, 0, silos, chances(0.3, 0.6))
     edges = np.array([0, 1, 4, 9], np.int64)
     rows = np.array([[losses.row(i, t) for t in range(1, 10)] for i in range(silos)]).sum(axis=0)
-    for threads in (1, 3):
+    for threads in (1, 3, 100):
         found = losses.sums(edges, threads)
         for (a, b), total in zip(pairwise(edges), found, strict=True):
             np.testing.assert_array_equal(total, rows[a:b].sum(axis=0))

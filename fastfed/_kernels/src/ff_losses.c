@@ -11,10 +11,14 @@
 #define PRAGMA(text) _Pragma(#text)
 #define PARALLEL_FOR(threads) PRAGMA(omp parallel for num_threads((int)(threads)) schedule(dynamic))
 #define CRITICAL PRAGMA(omp critical(ff_losses))
+#define ATOMIC_READ PRAGMA(omp atomic read)
+#define ATOMIC_WRITE PRAGMA(omp atomic write)
 #else
 #define THREAD 0
 #define PARALLEL_FOR(threads)
 #define CRITICAL
+#define ATOMIC_READ
+#define ATOMIC_WRITE
 #endif
 
 /* Rows that a thread adds up before it hands its sums over. */
@@ -116,6 +120,12 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
     memset(totals, 0, (size_t)(segments * d) * sizeof *totals);
     PARALLEL_FOR(threads)
     for (int64_t at = 0; at < rounds; at += block) {
+        /* Nothing more is asked of a function that has failed. */
+        int64_t stop;
+        ATOMIC_READ
+        stop = failed;
+        if (stop < 0)
+            continue;
         const ff_losses_scratch *mine = &scratch[THREAD];
         const int64_t end = from + (at + block < rounds ? at + block : rounds);
         int64_t low = 0, high = segments, status = FF_OK;
@@ -135,9 +145,10 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
             done = last;
             CRITICAL
             {
-                if (status < 0)
+                if (status < 0) {
+                    ATOMIC_WRITE
                     failed = status;
-                else
+                } else
                     add_sums(mine->sums, d, &totals[low * d]);
             }
         }
@@ -166,6 +177,8 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
     for (int64_t i = 0; i < n; i++) {
         if (l->kind == FF_LOSS_GRADIENT) {
             double value = ff_losses_value(l, seed, replicate, silo, rounds[i], x, gradient);
+            for (int64_t k = 0; k < d; k++)
+                value += 0.0 * gradient[k]; /* NaN if any is not finite */
             if (!isfinite(value))
                 return FF_CALLBACK_FAILED;
         } else {
@@ -193,10 +206,15 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
     int64_t failed = FF_OK;
     PARALLEL_FOR(threads)
     for (int64_t silo = 0; silo < m; silo++) {
+        int64_t stop;
+        ATOMIC_READ
+        stop = failed;
+        if (stop < 0)
+            continue;
         int64_t status = add_gradients(l, seed, replicate, silo, rounds + silo * n, n, x,
                                        &scratch[THREAD], totals + silo * d);
         if (status < 0) {
-            CRITICAL
+            ATOMIC_WRITE
             failed = status;
         }
     }
