@@ -22,6 +22,15 @@ CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
+#: What the server's uniform numbers are for.
+PURPOSES = {
+    ROTATION: "the rotation",
+    RANGE: "the range",
+    LAPLACE: "the noise",
+    THRESHOLD: "the threshold's noise",
+    QUERY: "the query's noise",
+    CHOICE: "the choice",
+}
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
@@ -257,7 +266,7 @@ class SystemNoise:
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         if (purpose, release) in self._means:
             raise InputError(
-                f"the noise of mean {release} was drawn already; "
+                f"{PURPOSES[purpose]} of release {release} was drawn already; "
                 "use one SystemNoise for each system"
             )
         drawn = system_uniforms(count)

@@ -12,8 +12,8 @@ import pytest
 from scipy import integrate, optimize, special
 
 from fastfed._validate import InputError
-from fastfed.experts import bounds
-from fastfed.experts.bounds import Phase
+from fastfed.experts import bounds, stoch_bounds
+from fastfed.experts.bounds import PhaseNoise
 
 RNG = np.random.default_rng
 LAWS = [(1.0, 1.0), (4.0, 8.0), (5.0, 0.3), (0.0, 2.0), (2.0, 0.0), (3.0, 3.0 * (1 + 1e-9))]
@@ -33,7 +33,7 @@ def test_largest_laplace_is_its_integral(d: int) -> None:
 
     up = integrate.quad(above, 0, 60, epsabs=1e-12)[0]
     down = integrate.quad(lambda x: (0.5 * math.exp(x)) ** d, -60, 0, epsabs=1e-12)[0]
-    assert bounds._largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
+    assert stoch_bounds._largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_largest_error_is_above_and_near_what_is_drawn(
     largest = error.max(axis=1)
     low = largest.mean() - 4 * largest.std() / math.sqrt(runs)
     # Chernoff's bound costs the most, 1.41, where error and one draw of noise are alike.
-    assert low <= bounds._largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
+    assert low <= stoch_bounds._largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
 
 
 def test_largest_error_is_the_least_chernoff_bound() -> None:
     for variance, draws, scale, d in product((0.0, 1e-4, 1.0, 1e4), (2, 50), (1e-3, 2.0), (2, 900)):
         u = np.geomspace(1e-6, 1, 400_001)[:-1] / scale
         grid = math.log(d) + u * u * variance / 2 - draws * np.log1p(-((u * scale) ** 2))
-        agree(bounds._largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
+        agree(stoch_bounds._largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
 
 
 def leaves_of(trees: int) -> list[list[tuple[int, int]]]:
@@ -92,7 +92,7 @@ def moved(first: int, last: int) -> float:
 
 
 def slow_suboptimality(
-    phase: Phase, m: int, d: int, beta: float, spread: float, local: bool
+    phase: PhaseNoise, m: int, d: int, beta: float, spread: float, local: bool
 ) -> float:
     """The recursion leaf by leaf, each leaf with its own Chernoff bound on a grid."""
     h = math.inf
@@ -117,7 +117,7 @@ def slow_suboptimality(
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.05, 0.7])
 def test_a_phase_is_its_recursion_leaf_by_leaf(beta: float, local: bool) -> None:
-    phase = Phase(4, 32, (0.02, 0.05, 0.1, 0.3))
+    phase = PhaseNoise(4, 32, (0.02, 0.05, 0.1, 0.3))
     for m, d in ((1, 2), (3, 40), (20, 1000)):
         slow = slow_suboptimality(phase, m, d, beta, 1.0, local)
         ours = bounds.phase_suboptimality(
@@ -134,7 +134,7 @@ def test_a_phase_is_its_recursion_leaf_by_leaf(beta: float, local: bool) -> None
 
 
 def play_phase(
-    phase: Phase, m: int, d: int, beta: float, local: bool, runs: int, r: np.random.Generator
+    phase: PhaseNoise, m: int, d: int, beta: float, local: bool, runs: int, r: np.random.Generator
 ) -> np.ndarray:
     """Suboptimality of DP-FW from e_1 for losses <g, x> + (beta/2) <s, x>^2, g in {0, 1}^d coins.
 
@@ -188,7 +188,7 @@ def play_phase(
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_the_played_phase_is_within_its_bound(beta: float, local: bool) -> None:
-    phase = Phase(3, 64, (0.1, 0.2, 0.4))
+    phase = PhaseNoise(3, 64, (0.1, 0.2, 0.4))
     m, d, runs = 4, 12, 400
     lost = play_phase(phase, m, d, beta, local, runs, RNG(2))
     bound = bounds.phase_suboptimality(
@@ -223,7 +223,7 @@ COMMON: dict[str, Any] = {"lipschitz": 1.0, "smoothness": 0.05, "noise": "centra
 
 
 def test_phases_sum_to_the_regret() -> None:
-    phase = Phase(1, 4, (0.01,))
+    phase = PhaseNoise(1, 4, (0.01,))
     one = bounds.phase_suboptimality(phase, 50, 3, **COMMON)
     phases = [None, None, None, None, phase, None]
     for t in (32, 40, 63):
@@ -232,7 +232,7 @@ def test_phases_sum_to_the_regret() -> None:
     assert bounds.stoch_regret(63, [None] * 6, 50, 3, **COMMON) == 126
     # 6 of the 8 losses of phase 4 are used; a second tree would use 4 (1 + 1 + 1/2 + 1) = 14.
     with pytest.raises(InputError, match="at most 8 losses a client, got 14"):
-        bounds.stoch_regret(31, [None] * 4 + [Phase(2, 4, (0.1, 0.1))], 5, 3, **COMMON)
+        bounds.stoch_regret(31, [None] * 4 + [PhaseNoise(2, 4, (0.1, 0.1))], 5, 3, **COMMON)
     with pytest.raises(InputError, match="phases must be 6"):
         bounds.stoch_regret(40, phases[:5], 50, 3, **COMMON)
     with pytest.raises(InputError, match="begin with None"):
@@ -244,7 +244,7 @@ def test_a_phase_gets_worse_with_noise_and_better_with_data() -> None:
         b: int = 64, m: int = 4, d: int = 10, scale: float = 0.1, beta: float = 0.05, **other: Any
     ) -> float:
         kwargs = {**COMMON, "smoothness": beta, **other}
-        return bounds.phase_suboptimality(Phase(2, b, (scale, 2 * scale)), m, d, **kwargs)
+        return bounds.phase_suboptimality(PhaseNoise(2, b, (scale, 2 * scale)), m, d, **kwargs)
 
     assert at(b=128) < at() < at(b=32)
     assert at(m=5) < at() < at(m=3)
@@ -807,7 +807,7 @@ GOOD: dict[str, Any] = {
     "noise": "local",
     "spread": 1.0,
     "loss_range": 1.0,
-    "phase": Phase(1, 2, (0.1,)),
+    "phase": PhaseNoise(1, 2, (0.1,)),
     "phases": [None] * 7,
     "switches": 4,
     "decisions": 9,
@@ -835,7 +835,13 @@ BAD: dict[str, list[Any]] = {
     "noise": ["both", 1],
     "spread": [-1, 3.0],
     "loss_range": [-1, 3.0],
-    "phase": [None, Phase(0, 2, ()), Phase(1, 3, (0.1,)), Phase(1, 2, ()), Phase(1, 2, (-1.0,))],
+    "phase": [
+        None,
+        PhaseNoise(0, 2, ()),
+        PhaseNoise(1, 3, (0.1,)),
+        PhaseNoise(1, 2, ()),
+        PhaseNoise(1, 2, (-1.0,)),
+    ],
     "phases": [[], [None] * 6, [None] * 6 + [3]],
     "switches": [-1, 2.0],
     "decisions": [-1, 2.0],
@@ -854,9 +860,7 @@ BAD: dict[str, list[Any]] = {
 FUNCTIONS = {
     name: function
     for name, function in vars(bounds).items()
-    if inspect.isfunction(function)
-    and function.__module__ == bounds.__name__
-    and not name.startswith("_")
+    if inspect.isfunction(function) and not name.startswith("_")
 }
 
 

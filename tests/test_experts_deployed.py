@@ -20,6 +20,7 @@ from fastfed.experts import ALGORITHMS, Setting
 from fastfed.experts.messages import ExpertChoice, ExpertReport
 from fastfed.experts.plan import ExpertPlan
 from fastfed.privacy.certificate import SIMULATION
+from fastfed.privacy.vertex_sets import vertex_sets
 from fastfed.simulation.experts import loss_of, play_steps
 
 #: Keys with which everything happens within 100 rounds: switches, several phases, several trees.
@@ -527,7 +528,7 @@ def test_what_is_played_is_not_the_caller_s(name):
 
 
 def smooth(silos: int = 1, **keys: Any) -> ExpertPlan:
-    setting = Setting(silos, T, D, smoothness=1.0, linear=False)
+    setting = Setting(silos, T, D, lipschitz=50.0, spread=100.0, smoothness=1.0, linear=False)
     return ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
 
 
@@ -593,7 +594,7 @@ def test_what_a_gradient_function_returns_is_checked(returned):
 
 def test_a_gradient_that_fails_once_is_asked_again():
     """A report that was not made has not been: the next one is that of a play without failure."""
-    plan = smooth(epsilon=90.0, batch="largest")
+    plan = smooth(epsilon=4500.0, batch="largest")
     good, bad = (Federation(plan, SeededNoise(0)) for _ in range(2))
     failed = []
 
@@ -739,3 +740,42 @@ def test_the_least_that_there_is(name):
     found.play(1, lambda silo, round: [0.0, 1.0])
     with pytest.raises(InputError, match="the plan has 0 exchanges, got reports of one more"):
         found.server.combine([ExpertReport(1, np.zeros(2), 0)])
+
+
+@pytest.mark.parametrize("smoothness", [0.01, 1.0])
+def test_no_loss_moves_scores_by_more_than_the_noise_is_made_for(smoothness):
+    """Whatever a user's gradients are, clipping keeps one loss's part in every leaf's scores."""
+    setting = Setting(1, 511, 3, lipschitz=1.0, spread=2.0, smoothness=smoothness, linear=False)
+    keys = {"epsilon": 50.0, "noise": "central", "batch": "largest", "smoothness": 1.0}
+    plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
+    phase = plan.phases[-1]
+    sets = vertex_sets(phase.batch, phase.trees, 2.0, smoothness)
+    most = {(s.tree, s.depth): s.change for s in sets}
+    draw = np.random.default_rng(0)
+    steep = draw.normal(size=(512, 3, 3)) * 1e9
+
+    def losses(replaced: int | None) -> dict[int, Any]:
+        sign = {t: -1.0 if t == replaced else 1.0 for t in phase.samples}
+        return {t: lambda x, t=t: sign[t] * (steep[t] @ x) for t in phase.samples}
+
+    def scores(replaced: int | None) -> np.ndarray:
+        collector = plan.collector(0, SeededNoise(3))
+        collector._next = phase
+        for t, loss in losses(replaced).items():
+            collector.observe(t, loss)
+        x, found = np.full(3, 1.0 / 3.0), []
+        for release in range(phase.offset + 1, phase.offset + len(phase.leaves) + 1):
+            found.append(collector.values(release, x))
+            # The same experts for both, as the guarantee is given what was played so far.
+            x = plan.move(x, ExpertChoice(release, release % 3))
+        return np.array(found)
+
+    plain = scores(None)
+    order = SeededNoise(3).sample(0, phase.number, len(phase.samples))
+    seen = 0
+    for leaf in phase.leaves:
+        changed = scores(phase.samples.start + int(order[leaf.start]))
+        moved = np.abs(changed - plain).max()
+        assert moved <= most[leaf.tree, leaf.depth] * (1 + 1e-9)
+        seen += moved > 0.3 * most[leaf.tree, leaf.depth]
+    assert seen > len(phase.leaves) / 3

@@ -41,11 +41,10 @@ from fastfed.environments.stochastic_losses import (
 from fastfed.experts.frank_wolfe import (
     FrankWolfePlan,
     GradientCollector,
-    GradientCollectors,
     NoisyLeast,
 )
 from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES
-from fastfed.experts.vertices import Phase
+from fastfed.experts.vertices import Bounds, Phase
 from fastfed.simulation import experts
 from fastfed.simulation.experiment import Experiment, make_experiment
 
@@ -679,7 +678,7 @@ def tree_plan(m: int, central: bool) -> FrankWolfePlan:
     return FrankWolfePlan(
         silos=m, horizon=2**PHASE - 1, experts=D,
         protocol=CENTRAL_SCORES if central else LOCAL_SCORES,
-        phases=(Phase(PHASE, BATCH, SCALES),),
+        phases=(Phase(PHASE, BATCH, SCALES),), bounds=Bounds(0.0, 1.0, 0.0),
     )  # fmt: skip
 
 
@@ -699,10 +698,8 @@ def added(m: int, central: bool, together: bool) -> dict[int, np.ndarray]:
     assert len(plan.phases[0].samples) >= plan.phases[0].used
     x, zeros = np.full(D, 1 / D), np.zeros(D)
     if together:
-        everyone = GradientCollectors(
-            plan, source, lambda rounds, x: np.zeros((m, D)),
-            lambda release: native.laplace_rows(31, SCORE_NOISE, m, m, release, D),
-        )  # fmt: skip
+        nothing = kernel.Coins(31, m, m, np.zeros(D, np.uint32))
+        everyone = experts.Scores(plan, nothing, source, 1)
     else:
         collectors = [GradientCollector(plan, i, source) for i in range(m)]
         for collector in collectors:

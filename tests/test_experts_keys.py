@@ -79,8 +79,8 @@ PLAIN = {"epsilon": ..., "noise": "none"}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (SVT, {"epsilon": ...}, "required field `?epsilon`?"),
     (SVT, {"epsilon": None}, "epsilon must be float, got null"),
-    (SVT, {"epsilon": 0.0}, "epsilon must be >= 1e-09, got 0.0"),
-    (SVT, {"epsilon": -1.0}, "epsilon must be >= 1e-09, got -1.0"),
+    (SVT, {"epsilon": 0.0}, "epsilon must be >= 1e-09 and <= 1e\\+06, got 0.0"),
+    (SVT, {"epsilon": -1.0}, "epsilon must be >= 1e-09 and <= 1e\\+06, got -1.0"),
     (SVT, {"epsilon": math.inf}, "epsilon must be .*got inf"),
     (SVT, {"epsilon": math.nan}, "epsilon must be .*got nan"),
     (SVT, {"epsilon": "1"}, "epsilon must be float, got str"),
@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (SVT, {"failure_probability": 0.5}, "failure_probability must be .*< 0.5, got 0.5"),
     (SVT, {"calibration": "exakt"}, 'calibration must be one of .*did you mean "exact"'),
     (SVT, {"calibration": "corrected"}, 'calibration must be one of "exact", "printed", "zcdp"'),
-    (SVT, {"calibration": "zcdp"}, "delta must be > 0 and < 1, got 0.0"),
+    (SVT, {"calibration": "zcdp"}, 'calibration "zcdp" needs delta > 0'),
     (SVT, {"switches": 0}, "switches must be an integer >= 1 .*got 0"),
     (SVT, {"switches": 2**20 + 1}, "switches must be an integer .*<= 1048576, got 1048577"),
     (SVT, {"switches": 1.5}, "switches must be .*got float"),
@@ -109,7 +109,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (SVT, {"threshold": "print"}, 'threshold must be one of .*did you mean "printed"'),
     (SVT, {"batch_size": 3}, 'unknown key "batch_size" for fed-svt'),
     (OPE, {"epsilon": ...}, 'epsilon is required, or noise = "none"'),
-    (OPE, {"epsilon": 0.0}, "epsilon must be >= 1e-09, got 0.0"),
+    (OPE, {"epsilon": 0.0}, "epsilon must be >= 1e-09 and <= 1e\\+06, got 0.0"),
     (OPE, {"epsilon": math.inf}, "epsilon must be .*got inf"),
     (OPE, {"epsilon": "x"}, "epsilon must be float, got str"),
     (OPE, {"noise": "none"}, 'epsilon has no meaning where noise = "none"'),
@@ -471,7 +471,7 @@ def test_certificate_of_fed_dp_ope_stoch(setting, noise, protect, delta):
         # Local noise protects from the server too, with another epsilon.
         if noise == "central":
             assert found.also == () and found.model.startswith("central: the server is trusted")
-            assert any("clients send raw scores" in c for c in found.caveats)
+            assert any("clients send the server raw numbers" in c for c in found.caveats)
             continue
         (also,) = found.also
         assert (also.status, also.unit, also.claimed) == ("proven", "user", None)
@@ -563,7 +563,7 @@ def test_simulation_is_said_of_simulations_only():
         assert not any("simulation" in c for c in system.deployed_certificate.caveats)
         assert system.deployed_certificate.exact == system.certificate.exact
         text = " ".join(system.certificate.caveats)
-        assert "Laplace noise; what is released is float64" in text and "Gaussian" not in text
+        assert "real-valued Laplace noise and exact chances" in text and "Gaussian" not in text
 
 
 # -- Bounds ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from fastfed.environments import (
     StochasticLosses,
 )
 from fastfed.environments.losses import better_expert
-from fastfed.experts import frank_wolfe, hedge, leader, sparse_vector, vertices
+from fastfed.experts import hedge, leader, sparse_vector, vertices
 from fastfed.experts.client import ExpertClient
 from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollector, NoisyLeast
 from fastfed.experts.sparse_vector import SparseVectorPlan
@@ -950,14 +950,14 @@ def test_a_fault_of_one_driver_is_noticed(monkeypatch):
         for problem in ("N = 3, realizable", "hedge, N = 3, coins"):
             with pytest.raises(AssertionError):
                 check(problem, experts.play)
-    begin = frank_wolfe.GradientCollectors._begin
+    begin = experts.Scores._begin
 
     def shifted(self: Any, phase: Any) -> Any:
         made = begin(self, phase)
         self._rounds = self._rounds + 1
         return made
 
-    monkeypatch.setattr(frank_wolfe.GradientCollectors, "_begin", shifted)
+    monkeypatch.setattr(experts.Scores, "_begin", shifted)
     with pytest.raises(AssertionError):
         check("quadratic, none, largest", experts.play)
 

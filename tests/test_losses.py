@@ -837,7 +837,6 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
     for kind, keys in (
         ("stochastic-losses", {"mean": 0.9, "gap": 0.2, "experts": 7}),
         ("realizable-losses", {"mean": 0.9}),
-        ("near-realizable-losses", {"optimal_loss": 9}),
     ):
         curves = [
             {"label": "base", "algorithm": "hedge"},

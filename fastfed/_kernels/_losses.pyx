@@ -42,10 +42,18 @@ cdef extern from "ff_losses.h" nogil:
     int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate,
                            const int64_t *edges, int64_t segments, int64_t threads,
                            const ff_losses_scratch *scratch, int64_t *totals)
+    ctypedef struct ff_gradient_bounds:
+        double low
+        double high
+        double most
     int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                                 const int64_t *rounds, int64_t n, const double *x,
+                                const double *parent, const ff_gradient_bounds *bounds,
                                 int64_t threads, const ff_losses_scratch *scratch,
                                 double *totals)
+    double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                            int64_t last, const double *x, const double *optimum, double lost,
+                            const ff_losses_scratch *scratch)
     double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, const double *x, double *gradient)
     double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
@@ -132,7 +140,7 @@ cdef class Losses:
         threads = min(max(threads, 1), MOST_THREADS)
         while len(self.rows) < threads:
             row = np.zeros(ff_losses_words(self.c.experts), np.uint32)
-            called = np.zeros(2 * self.c.experts)
+            called = np.zeros(3 * self.c.experts)
             sums = np.zeros(self.c.experts, np.int64)
             self.scratch[len(self.rows)].row = &row[0]
             self.scratch[len(self.rows)].called = &called[0]
@@ -165,17 +173,37 @@ cdef class Losses:
             raise self.error() or loss_error(status)
         return np.asarray(totals)
 
-    def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1):
-        """Sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order."""
+    def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
+                  const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):
+        """Sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order; less those
+        at ``parent`` if it is given. ``bounds``: (low, high, most) of ff_gradient_bounds."""
         cdef int64_t status, n = rounds.shape[1]
         cdef double[:, ::1] totals = np.zeros((self.c.silos, self.c.experts))
+        cdef ff_gradient_bounds clip
+        cdef const double *before = NULL
+        clip.low, clip.high, clip.most = bounds
+        if parent is not None:
+            before = &parent[0]
         threads = self.prepare(threads)
         with nogil:
             status = ff_losses_gradients(&self.c, self.seed, self.replicate, &rounds[0, 0], n,
-                                         &x[0], threads, &self.scratch[0], &totals[0, 0])
+                                         &x[0], before, &clip, threads, &self.scratch[0],
+                                         &totals[0, 0])
         if status < 0:
             raise self.error() or loss_error(status)
         return np.asarray(totals)
+
+    def excess(self, int64_t first, int64_t last, const double[::1] x,
+               const double[::1] optimum, double lost):
+        """lost + what x loses more than ``optimum`` in rounds first..last at all silos, of losses
+        that are given as gradients, added up in this order."""
+        self.prepare(1)
+        with nogil:
+            lost = ff_losses_excess(&self.c, self.seed, self.replicate, first, last, &x[0],
+                                    &optimum[0], lost, &self.scratch[0])
+        if not isfinite(lost):
+            raise self.error() or loss_error(FF_CALLBACK_FAILED)
+        return lost
 
     def value(self, int64_t silo, int64_t round, const double[::1] x):
         """(loss, gradient (d,)) at x of a loss that is given as a gradient."""

@@ -1,6 +1,7 @@
 """Where rewards come from: one file for each environment, all behind one C interface.
 
-A new environment is one new file with a class of its ``kind``, and one line in ``ENVIRONMENTS``.
+A new environment is one new file with a class of its ``kind``, and one line in
+``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from fastfed.environments.replay import Replay
 from fastfed.environments.sphere import Sphere
 from fastfed.environments.stochastic_losses import StochasticLosses
 
-ENVIRONMENTS: dict[str, tuple[type, str]] = {
+#: Contexts and rewards.
+BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
     "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
     "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
@@ -36,6 +38,10 @@ ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
     "python": (Python, "your own: a numba.cfunc or a plain Python function"),
+}
+
+#: Losses of experts.
+ADVERSARIES: dict[str, tuple[type, str]] = {
     "stochastic-losses": (StochasticLosses, "experts' losses of one law, linear or quadratic"),
     "oblivious-losses": (ObliviousLosses, "experts' losses of your own: an array or a function"),
     "realizable-losses": (RealizableLosses, "experts' losses, one of whom never loses"),
@@ -43,6 +49,8 @@ ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "lower-bound-losses": (LowerBoundLosses, "experts' losses behind the lower bounds"),
     "gradient-losses": (GradientLosses, "any convex smooth loss of the weights, by its gradient"),
 }
+
+ENVIRONMENTS = {**BANDIT_ENVIRONMENTS, **ADVERSARIES}
 
 
 def environment_from_spec(spec: Any) -> Environment:
@@ -80,6 +88,8 @@ def environment_from_spec(spec: Any) -> Environment:
 
 
 __all__ = [
+    "ADVERSARIES",
+    "BANDIT_ENVIRONMENTS",
     "ENVIRONMENTS",
     "Adversary",
     "Classification",

@@ -10,7 +10,7 @@ import numpy as np
 from fastfed._kernels import losses as native
 from fastfed._validate import InputError, array, number, show
 from fastfed.environments.losses import Adversary, LossFacts, check_experts
-from fastfed.environments.python import fingerprint, imported
+from fastfed.environments.python import check_signature, fingerprint, imported
 
 
 def gradient_signature() -> Any:
@@ -35,9 +35,10 @@ class GradientLosses:
 
     ``function``: a ``numba.cfunc`` of ``gradient_signature()``, a plain callable
     ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
-    ``lipschitz`` = alpha, ``smoothness`` = beta and ``spread``, the length of the interval that all
-    coordinates of gradients lie in (2 alpha unless said), are the user's word: noise is
-    scaled by them. ``optimum`` (d,): the point of the simplex that regret is measured against.
+    Coordinates of gradients lie in [alpha - spread, alpha], ``lipschitz`` = alpha and ``spread`` (2
+    alpha unless said); clients clip them to it, and differences of gradients to what ``smoothness``
+    = beta allows, so that the noise that is scaled by these is enough. ``optimum`` (d,): the point
+    of the simplex that regret is measured against.
     """
 
     function: Any
@@ -65,6 +66,7 @@ class GradientLosses:
                 'function must be a numba.cfunc, a callable or "module:name", '
                 f"got {show(self.function)}"
             )
+        check_signature(self.function, gradient_signature, "gradient_signature")
         if self.state is not None:
             if not self.compiled:
                 raise InputError("state goes with a numba.cfunc; close over it instead")
@@ -88,8 +90,8 @@ class GradientLosses:
             linear=False,
             iid=True,
             notes=(
-                "losses are their user's own: that they are convex, and how large and how smooth, "
-                "is taken on trust",
+                "losses are their user's own: that they are convex and of one law is taken on "
+                "trust",
             ),
         )
 

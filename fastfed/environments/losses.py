@@ -11,6 +11,12 @@ from fastfed._kernels import losses as native
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError, integer, number
 
+#: Where all clients meet one and the same loss.
+COMMON = (
+    "all clients meet the same loss in a round: who stands behind it is a user at every client, "
+    "and the guarantee is for one of these"
+)
+
 #: Beyond this a number of experts is a typing error, and would fill the memory.
 MOST_EXPERTS = 2**24
 
@@ -20,12 +26,12 @@ COUNTED = 2.0**53
 
 @dataclass(frozen=True)
 class LossFacts:
-    """What an adversary guarantees; theory and certificates rest on it."""
+    """What an adversary guarantees; theory rests on it, and clients clip to it in code."""
 
     dimension: int  # d experts
     #: alpha: no coordinate of a gradient is larger.
     lipschitz: float = 1.0
-    #: Length of the interval that every coordinate of every gradient lies in.
+    #: Every coordinate of every gradient lies in [alpha - spread, alpha].
     spread: float = 1.0
     #: beta: gradients are beta-Lipschitz from the L1 to the maximum norm.
     smoothness: float = 0.0
@@ -41,6 +47,18 @@ class LossFacts:
     contexts_made: bool = True
     #: What a reader of the certificate should know about the losses.
     notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        integer("dimension", self.dimension, at_least=2, at_most=MOST_EXPERTS)
+        alpha = number("lipschitz", self.lipschitz, above=0.0)
+        number("spread", self.spread, above=0.0, at_most=2.0 * alpha)
+        number("smoothness", self.smoothness, at_least=0.0)
+        number("loss_range", self.loss_range, above=0.0, at_most=2.0 * alpha)
+        if self.linear and (alpha, self.spread, self.smoothness) != (1.0, 1.0, 0.0):
+            raise InputError(
+                "lipschitz, spread and smoothness must be 1, 1 and 0 for linear losses, which are "
+                f"in [0, 1]; got {alpha:g}, {self.spread:g} and {self.smoothness:g}"
+            )
 
 
 @dataclass(frozen=True)

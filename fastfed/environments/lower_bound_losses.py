@@ -11,6 +11,7 @@ from fastfed._kernels import losses as native
 from fastfed._validate import InputError, choice, integer
 from fastfed.environments.base import described
 from fastfed.environments.losses import (
+    COMMON,
     Adversary,
     LossFacts,
     better_expert,
@@ -54,7 +55,9 @@ class LowerBoundLosses:
     def facts(self, silos: int, horizon: int) -> LossFacts:
         check_countable(silos, horizon, 1.0)
         return LossFacts(
-            dimension=self.experts, optimal_loss=0.0 if self.theorem == "2.7" else None
+            dimension=self.experts,
+            optimal_loss=0.0 if self.theorem == "2.7" else None,
+            notes=(COMMON,) if silos > 1 else (),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:

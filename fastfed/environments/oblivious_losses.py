@@ -12,8 +12,14 @@ import numpy as np
 
 from fastfed._kernels import losses as native
 from fastfed._validate import InputError, array, boolean, integer, show
-from fastfed.environments.losses import Adversary, LossFacts, check_countable, check_experts
-from fastfed.environments.python import fingerprint, imported
+from fastfed.environments.losses import (
+    COMMON,
+    Adversary,
+    LossFacts,
+    check_countable,
+    check_experts,
+)
+from fastfed.environments.python import check_signature, fingerprint, imported
 
 UNIT = 2.0**-24
 
@@ -76,6 +82,7 @@ class ObliviousLosses:
                 'function must be a numba.cfunc, a callable or "module:name", '
                 f"got {show(self.function)}"
             )
+        check_signature(self.function, losses_signature, "losses_signature")
         if self.state is not None:
             if not self.compiled:
                 raise InputError("state goes with a numba.cfunc; close over it instead")
@@ -98,14 +105,21 @@ class ObliviousLosses:
             return LossFacts(
                 dimension=self.experts,
                 optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
-                notes=("losses are made by a user's function: taken on trust",),
+                notes=(
+                    "losses are made by a user's function: taken on trust",
+                    *((COMMON,) if self.common and silos > 1 else ()),
+                ),
             )
         if horizon > self._table.shape[1]:
             raise InputError(
                 f"horizon must be at most {self._table.shape[1]}, the rounds of losses, "
                 f"got {horizon}"
             )
-        return LossFacts(dimension=self._table.shape[2], contexts_made=False)
+        return LossFacts(
+            dimension=self._table.shape[2],
+            contexts_made=False,
+            notes=(COMMON,) if len(self._table) < silos else (),
+        )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         if self.losses is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,7 @@ class Python:
                 'function must be a numba.cfunc, a callable or "module:name", '
                 f"got {show(self.function)}"
             )
+        check_signature(self.function, environment_signature, "environment_signature")
         if self.state is not None:
             if not self.compiled:
                 raise InputError("state goes with a numba.cfunc; close over it instead")
@@ -133,6 +135,13 @@ class Python:
             "multiplicity": self.multiplicity,
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }
+
+
+def check_signature(function: Any, wanted: Callable[[], Any], name: str) -> None:
+    """InputError where a numba.cfunc has another signature: a call would read foreign memory."""
+    given = getattr(function, "_sig", None)
+    if given is not None and given != wanted():
+        raise InputError(f"function must be a numba.cfunc of {name}(), got one of {given}")
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:

@@ -21,23 +21,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, choice, number
-from fastfed.experts.fed_svt import USER
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
-from fastfed.experts.vertices import BATCHES, Phase, phases_of, shape, wanted_trees
+from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
+from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES, SENT
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
-    FLOATS,
     SIMULATION,
     Certificate,
+    ClaimCondition,
     Condition,
     Guarantee,
     SideCertificate,
@@ -81,7 +82,7 @@ class OpeKeys(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.epsilon is None:
             raise InputError('epsilon is required, or noise = "none"')
-        number("epsilon", self.epsilon, at_least=1e-9)
+        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
         if self.protect == "messages" and self.noise != "local":
             raise InputError('protect = "messages" needs noise = "local": a server sees the others')
 
@@ -100,6 +101,7 @@ def build(keys: OpeKeys, setting: Setting) -> System:
         protocol=NOISES[keys.noise],
         linear=setting.linear,
         phases=tuple(phases),
+        bounds=Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness),
     )
     return System(
         "fed-dp-ope-stoch", plan, certify(keys, setting, plan), lines(keys, setting, plan)
@@ -130,6 +132,7 @@ def wanted(keys: OpeKeys, setting: Setting, batch: int) -> float:
     return wanted_trees(batch, gain, setting.experts, epsilon, setting.lipschitz, beta)
 
 
+@lru_cache(maxsize=256)
 def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> VertexNoise:
     """The noise of one phase."""
     assert keys.epsilon is not None
@@ -148,79 +151,79 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
 
 def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificate:
     """What holds for one loss of one client in one round."""
-    about = (*_about_learning(setting, plan),)
+    about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
         return no_privacy(plan.protocol.source, caveats=about)
-    noises = {
-        (p.batch, p.trees): vertex_noise(keys, setting, p.batch, p.trees) for p in plan.phases
-    }.values()
+    shapes = {(p.batch, p.trees) for p in plan.phases}
+    noises = [vertex_noise(keys, setting, *each) for each in sorted(shapes)]
     # Phases look at different losses, so the worst of them is what one loss pays.
-    exact = max((n.exact() for n in noises), default=0.0)
-    worst = max(noises, key=lambda n: n.exact(), default=None)
-    conditions = [
+    played = Guarantee(max((n.exact() for n in noises), default=0.0), keys.delta)
+    sent = None
+    if keys.noise == "local":
+        sent = Guarantee(max((n.exact_messages() for n in noises), default=0.0), keys.delta)
+    claims_messages = keys.protect == "messages" and sent is not None
+    exact = sent if claims_messages and sent is not None else played
+    conditions = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
-        *(worst.conditions() if worst is not None else ()),
-    ]
-    claimed = Guarantee(keys.epsilon, keys.delta)
-    told = _messages(keys, plan, list(noises))
-    top = keys.protect == "messages" and told is not None
-    if top:
-        assert told is not None
-        exact = told
+        Condition("clients clip losses, gradients and their differences, in code", True),
+        *_worst(noises, keys.protect),
+    )
     stds = {
         f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / _share(keys, plan)
         for p in plan.phases
     }
-    floats = FLOATS.replace("Gaussian", "Laplace")
-    caveats = (
-        USER,
-        *about,
-        *(
-            ("clients send raw scores: they are protected from nobody but other clients",)
-            if keys.noise == "central"
-            else ()
-        ),
-        *(
-            ("the claimed budget is not met; the exact value is what holds",)
-            if exact > keys.epsilon
-            else ()
-        ),
-        SIMULATION,
-        floats,
-        *setting.notes,
-    )
     also: tuple[SideCertificate, ...] = ()
-    if told is not None:
-        experts = max((n.exact() for n in noises), default=0.0)
+    if sent is not None:
+        other = played if claims_messages else sent
         also = (
             SideCertificate(
                 unit="user",
                 relation="replace",
-                model=plan.protocol.model if top else MESSAGES,
+                model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=Guarantee(experts if top else told, keys.delta),
+                exact=other,
                 status="proven",
                 noise_std=stds,
-                caveats=(USER,),
+                conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
+                caveats=(PLAYED if claims_messages else SENT,),
                 source="what is played comes of the messages, and tells less"
-                if top
+                if claims_messages
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
     return Certificate(
         unit="user",
         relation="replace",
-        model=MESSAGES if top else plan.protocol.model,
-        claimed=claimed,
-        exact=Guarantee(exact, keys.delta),
+        model=MESSAGES if claims_messages else plan.protocol.model,
+        claimed=Guarantee(keys.epsilon, keys.delta),
+        exact=exact,
         status="proven",
         noise_std=stds,
-        conditions=tuple(conditions),
-        caveats=caveats,
-        source=worst.source if worst is not None else plan.protocol.source,
+        conditions=conditions,
+        caveats=(
+            *about,
+            SENT if claims_messages else PLAYED,
+            *((RAW_MESSAGES,) if keys.noise == "central" else ()),
+            *((NOT_MET,) if exact.epsilon > keys.epsilon else ()),
+            SIMULATION,
+            DRAWS,
+            *setting.notes,
+        ),
+        source=noises[0].source if noises else plan.protocol.source,
         also=also,
     )
+
+
+def _worst(noises: list[VertexNoise], protect: str) -> list[Condition]:
+    """The conditions of the phase that costs most."""
+    if not noises:
+        return []
+
+    def cost(noise: VertexNoise) -> float:
+        return noise.exact() if protect == "experts" else noise.exact_messages()
+
+    return max(noises, key=cost).conditions()
 
 
 #: Whom local noise can protect from.
@@ -232,21 +235,21 @@ def _share(keys: OpeKeys, plan: FrankWolfePlan) -> float:
     return float(plan.silos) if keys.noise == "central" else 1.0
 
 
-def _messages(keys: OpeKeys, plan: FrankWolfePlan, noises: list[VertexNoise]) -> float | None:
-    """Epsilon of one client's messages, where they are noisy."""
-    if keys.noise != "local":
-        return None
-    return max((n.exact_messages() for n in noises), default=0.0)
-
-
-def _about_learning(setting: Setting, plan: FrankWolfePlan) -> list[str]:
+def _about_learning(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> tuple[str, ...]:
     """What a reader should know before trusting the regret."""
     found = []
+    if not plan.phases:
+        found.append(
+            "nothing is learnt, x_1 is played to the end: "
+            + (
+                "no phase has losses enough for a tree"
+                if keys.epsilon is None or wanted(keys, setting, setting.horizon) >= 1.0
+                else "for so small an epsilon or smoothness the rule for T1 asks for no tree"
+            )
+        )
     if not setting.iid:
         found.append("these losses are not promised to be of one law, as the regret bound needs")
-    if not plan.phases:
-        found.append("no phase has losses enough for a tree: x_1 is played to the end")
-    return found
+    return tuple(found)
 
 
 def lines(
@@ -260,7 +263,9 @@ def lines(
     m = plan.silos
     local = keys.noise != "central"
     by_number = {
-        p.number: bounds.Phase(p.trees, p.batch, tuple(s if local else s / m for s in p.scales))
+        p.number: bounds.PhaseNoise(
+            p.trees, p.batch, tuple(s if local else s / m for s in p.scales)
+        )
         for p in plan.phases
     }
 

@@ -25,14 +25,15 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.experts.leader import check_linear, check_phase_length
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.plan import SPARSE_SWITCHING
 from fastfed.experts.setting import Setting
 from fastfed.experts.sparse_vector import SparseVectorPlan
+from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
+from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.certificate import FLOATS, SIMULATION, Certificate, Condition, Guarantee
+from fastfed.privacy.certificate import SIMULATION, Certificate, Condition, Guarantee
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
 
 PROVEN, PRINTED = "proven", "printed"
@@ -55,11 +56,13 @@ class SvtKeys(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | str = PROVEN
 
     def __post_init__(self) -> None:
-        number("epsilon", self.epsilon, at_least=1e-9)
+        number("epsilon", self.epsilon, at_least=1e-9, at_most=1e6)
         number("delta", self.delta, at_least=0.0, below=1.0)
         integer("phase_length", self.phase_length, at_least=1)
         number("failure_probability", self.failure_probability, at_least=1e-12, below=0.5)
         choice("calibration", self.calibration, CALIBRATIONS)
+        if self.calibration == "zcdp" and self.delta == 0.0:
+            raise InputError('calibration "zcdp" needs delta > 0: it composes concentrated privacy')
         if self.optimal_loss is not None:
             number("optimal_loss", self.optimal_loss, at_least=0.0)
         for key in ("switches", "threshold"):
@@ -95,7 +98,8 @@ def build(keys: SvtKeys, setting: Setting) -> System:
         threshold=threshold(keys, setting, noise, best),
         floor=setting.silos * best,
     )
-    return System("fed-svt", plan, certify(keys, setting, plan, best), lines(keys, plan, best))
+    certificate = certify(keys, setting, plan, best)
+    return System("fed-svt", plan, certificate, lines(keys, setting, plan, best))
 
 
 def switching_budget(keys: SvtKeys, setting: Setting) -> int:
@@ -131,14 +135,16 @@ def threshold(keys: SvtKeys, setting: Setting, noise: SparseSwitching, best: flo
 
 
 def lines(
-    keys: SvtKeys, plan: SparseVectorPlan, best: float
+    keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.6 with 1 for O."""
     from fastfed.experts import bounds
 
     m, noise = plan.silos, plan.noise
-    # Each of three things fails with probability rho/3, if kappa and L are those of the proof.
-    proven = keys.switches == keys.threshold == PROVEN
+    # Each of three things fails with probability rho/3, if kappa and L are those of the proof and
+    # the losses themselves promise L*.
+    promised = setting.optimal_loss is not None and best >= setting.optimal_loss
+    proven = promised and keys.switches == keys.threshold == PROVEN
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
         found = {}
@@ -190,25 +196,16 @@ def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
             *noise.conditions(),
         ),
         caveats=(
-            USER,
+            PLAYED,
             RAW_MESSAGES,
             *_about_regret(keys, setting, plan, best),
-            *(
-                ("the claimed budget is not met; the exact value is what holds",)
-                if exact > keys.epsilon
-                else ()
-            ),
+            *((NOT_MET,) if exact > keys.epsilon else ()),
             SIMULATION,
-            FLOATS.replace("Gaussian", "Laplace"),
+            DRAWS,
             *setting.notes,
         ),
         source=noise.source,
     )
-
-
-#: What a user is where there are losses.
-USER = "a user is one loss function of one client in one round; what is protected is what is played"
-RAW_MESSAGES = "clients send sums of raw losses: they are protected from nobody but other clients"
 
 
 def _about_regret(

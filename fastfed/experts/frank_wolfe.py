@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +13,7 @@ from fastfed._random import NoiseSource
 from fastfed._validate import array
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
-from fastfed.experts.vertices import Phase, Walk
+from fastfed.experts.vertices import Bounds, Gradients, Phase, Walk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +21,11 @@ class FrankWolfePlan(ExpertPlan):
     """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
 
     phases: tuple[Phase, ...]  # those that learn
+    bounds: Bounds
+
+    def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
+        """The way of so many clients through the trees of a phase."""
+        return Walk(phase, rows, self.experts, gradients, self.bounds, self.linear)
 
     @cached_property
     def _first_rounds(self) -> list[int]:
@@ -42,6 +46,9 @@ class FrankWolfePlan(ExpertPlan):
 
     def exchanges_before(self, round: int) -> int:
         return self._exchanges[bisect_right(self._first_rounds, round)]
+
+    def asking_rounds(self, last: int) -> np.ndarray:
+        return np.array([first for first in self._first_rounds if first <= last], np.int64)
 
     def phase_of(self, release: int) -> Phase:
         """The phase that exchange 1, 2, ... belongs to."""
@@ -102,15 +109,23 @@ class GradientCollector:
         # Another phase looks at other losses.
         self._losses = []
         self._next = next(self._waiting, None)
-        return Walk(phase, 1, self.plan.experts, self._sum, self.plan.linear)
+        return self.plan.walk(phase, 1, self._sum)
 
-    def _sum(self, start: int, stop: int, x: np.ndarray) -> np.ndarray:
+    def _sum(
+        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
+    ) -> np.ndarray:
         total = np.zeros(self.plan.experts)
         for loss in self._taken[start:stop]:
-            if not isinstance(loss, np.ndarray):
-                loss = array("gradient", loss(x), shape=x.shape)
-            native.add(total, loss)
+            taken = self._clipped(loss, x)
+            if parent is not None:
+                taken = np.clip(taken - self._clipped(loss, parent), -most, most)
+            native.add(total, taken)
         return total[None]
+
+    def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
+        """The gradient at x, checked, for it is a user's function, and clipped."""
+        found = loss if isinstance(loss, np.ndarray) else array("gradient", loss(x), shape=x.shape)
+        return np.clip(found, self.plan.bounds.low, self.plan.bounds.high)
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         phase = self.plan.phase_of(release)
@@ -149,49 +164,3 @@ class NoisyLeast:
             mean = mean + plan.scale(release) / plan.silos * drawn
         self._release = release
         return ExpertChoice(release, int(mean.argmin()))
-
-
-#: Sums of gradients (r, d) at x over rounds (r, n) of r clients.
-Gradients = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-class GradientCollectors:
-    """All clients' collectors at once: the same numbers, from losses that are made when needed.
-
-    ``gradients(rounds, x)``: sums (m, d) of each client's gradients over its rounds (m, n).
-    ``laplace(release)``: every client's standard Laplace draws, (m, d).
-    """
-
-    def __init__(
-        self,
-        plan: FrankWolfePlan,
-        noise: NoiseSource,
-        gradients: Gradients,
-        laplace: Callable[[int], np.ndarray],
-    ) -> None:
-        self.plan, self.noise = plan, noise
-        self._gradients, self._laplace = gradients, laplace
-        self._rounds = np.zeros((plan.silos, 0), np.int64)
-        self._walk: Walk | None = None
-
-    def _begin(self, phase: Phase) -> Walk:
-        count, silos = len(phase.samples), range(self.plan.silos)
-        orders = [self.noise.sample(i, phase.number, count)[: phase.used] for i in silos]
-        self._rounds = phase.samples.start + np.array(orders)
-        return Walk(phase, self.plan.silos, self.plan.experts, self._sum, self.plan.linear)
-
-    def _sum(self, start: int, stop: int, x: np.ndarray) -> np.ndarray:
-        return self._gradients(np.ascontiguousarray(self._rounds[:, start:stop]), x)
-
-    def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """What all clients send in one exchange, added up in order, (d,)."""
-        phase = self.plan.phase_of(release)
-        if self._walk is None or self._walk.phase is not phase:
-            self._walk = self._begin(phase)
-        rows = self._walk.leaf(x)
-        if self.plan.protocol.noise_by == "silos":
-            rows = rows + self.plan.scale(release) * self._laplace(release)
-        total = np.zeros(self.plan.experts)
-        for row in rows:
-            total += row
-        return total

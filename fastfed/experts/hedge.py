@@ -17,12 +17,11 @@ import numpy as np
 
 from fastfed._random import NoiseSource
 from fastfed._validate import integer, number
-from fastfed.experts.leader import check_linear, check_phase_length
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import NO_PRIVACY, Decider
 from fastfed.experts.setting import Setting
-from fastfed.experts.sums import SumsPlan
+from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
 from fastfed.privacy.certificate import no_privacy
 

@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 
 from fastfed._random import NoiseSource
-from fastfed._validate import InputError, integer
+from fastfed._validate import integer
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.messages import ExpertChoice
-from fastfed.experts.plan import NO_PRIVACY, Decider
+from fastfed.experts.plan import NO_PRIVACY, Decider, start_expert
 from fastfed.experts.setting import Setting
-from fastfed.experts.sparse_vector import start_expert
-from fastfed.experts.sums import SumsPlan
+from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
 from fastfed.privacy.certificate import no_privacy
 
@@ -81,21 +80,6 @@ def build(keys: LeaderKeys, setting: Setting) -> System:
     return System(
         "follow-the-leader", plan, no_privacy(NO_PRIVACY.source), partial(lower_lines, plan)
     )
-
-
-def check_linear(algorithm: str, setting: Setting) -> None:
-    """InputError unless every expert has a loss of its own."""
-    if not setting.linear:
-        raise InputError(
-            f"{algorithm} needs linear losses, one number for each expert; these are not"
-        )
-
-
-def check_phase_length(length: int, setting: Setting) -> int:
-    """N, if a phase ends within the horizon."""
-    if length > setting.horizon:
-        raise InputError(f"phase_length must be <= horizon ({setting.horizon}), got {length}")
-    return length
 
 
 ALGORITHM = Algorithm(

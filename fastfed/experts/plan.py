@@ -9,7 +9,7 @@ from typing import Protocol as Interface
 
 import numpy as np
 
-from fastfed._random import NoiseSource
+from fastfed._random import CHOICE, NoiseSource
 from fastfed._validate import InputError
 from fastfed.experts.messages import ExpertChoice
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
@@ -113,6 +113,10 @@ class ExpertPlan(ABC):
         """Exchanges that must have been made before a round is played."""
 
     @abstractmethod
+    def asking_rounds(self, last: int) -> np.ndarray:
+        """The rounds up to ``last`` before which messages are exchanged, ascending."""
+
+    @abstractmethod
     def collector(self, index: int, noise: NoiseSource) -> Collector:
         """What a client keeps."""
 
@@ -151,3 +155,8 @@ def check_expert_plan(plan: object) -> ExpertPlan:
             f"got {type(plan).__name__}"
         )
     return plan
+
+
+def start_expert(experts: int, noise: NoiseSource) -> int:
+    """A uniformly random expert before the first round."""
+    return int(noise.uniform(CHOICE, 0) * experts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastfed._random import CHOICE, QUERY, THRESHOLD, NoiseSource
 from fastfed.experts.messages import ExpertChoice
-from fastfed.experts.plan import Decider
+from fastfed.experts.plan import Decider, start_expert
 from fastfed.experts.sums import SumsPlan
 from fastfed.privacy.laplace import standard_laplace
 from fastfed.privacy.sparse_switching import SparseSwitching
@@ -79,8 +79,3 @@ class SparseVector:
             "switches": self.switches,
             "switches_spent": int(self.switches == self.plan.noise.switches),
         }
-
-
-def start_expert(experts: int, noise: NoiseSource) -> int:
-    """A uniformly random expert before the first round."""
-    return int(noise.uniform(CHOICE, 0) * experts)

@@ -8,7 +8,9 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
+from fastfed._validate import InputError
 from fastfed.experts.plan import Collector, ExpertPlan, Gradient
+from fastfed.experts.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,9 @@ class SumsPlan(ExpertPlan):
         last = min(round, self.horizon)
         return last // self.phase_length - (self.phase_length == 1)
 
+    def asking_rounds(self, last: int) -> np.ndarray:
+        return np.arange(max(self.phase_length, 2), last + 1, self.phase_length)
+
     def collector(self, index: int, noise: NoiseSource) -> Collector:
         return SumCollector(self.experts)
 
@@ -45,3 +50,18 @@ class SumCollector:
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         sent, self._sum = self._sum, np.zeros_like(self._sum)
         return sent
+
+
+def check_linear(algorithm: str, setting: Setting) -> None:
+    """InputError unless every expert has a loss of its own."""
+    if not setting.linear:
+        raise InputError(
+            f"{algorithm} needs linear losses, one number for each expert; these are not"
+        )
+
+
+def check_phase_length(length: int, setting: Setting) -> int:
+    """N, if a phase ends within the horizon."""
+    if length > setting.horizon:
+        raise InputError(f"phase_length must be <= horizon ({setting.horizon}), got {length}")
+    return length

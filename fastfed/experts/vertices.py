@@ -136,11 +136,32 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
     return 1, 0
 
 
+class Bounds(NamedTuple):
+    """What clients clip gradients to, so that noise is enough whatever losses they meet.
+
+    Every coordinate of a gradient to [low, high], and of a difference of two gradients to what
+    beta-smooth losses allow. Losses that keep their promises are not touched.
+    """
+
+    low: float
+    high: float
+    smoothness: float  # beta
+
+    def most(self, x: np.ndarray, parent: np.ndarray) -> float:
+        """Of a difference between gradients at x and at parent."""
+        return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
+
+
+#: Sums (r, d) of r clients' clipped gradients at x over their losses start..stop - 1, less those at
+#: the parent, if there is one, each difference clipped to [-most, most].
+Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarray]
+
+
 class Walk:
     """Gradient estimates of some clients along the path to the current leaf, depth by depth.
 
-    ``gradients(start, stop, x)``: sums (r, d) of r clients' gradients at x over their losses
-    start..stop - 1. Of linear losses a right vertex has its parent's estimate: nothing is drawn.
+    Of linear losses a right vertex has its parent's estimate, the root's: nothing else is looked
+    at, and one row is kept for all depths.
     """
 
     def __init__(
@@ -148,12 +169,15 @@ class Walk:
         phase: Phase,
         rows: int,
         experts: int,
-        gradients: Callable[[int, int, np.ndarray], np.ndarray],
+        gradients: Gradients,
+        bounds: Bounds,
         linear: bool,
     ) -> None:
-        self.phase, self._gradients, self._linear = phase, gradients, linear
-        self._v = np.zeros((phase.trees + 1, rows, experts))
-        self._x = np.zeros((phase.trees + 1, experts))
+        self.phase, self._gradients = phase, gradients
+        self._bounds, self._linear = bounds, linear
+        depths = 1 if linear else phase.trees + 1
+        self._v = np.zeros((depths, rows, experts))
+        self._x = np.zeros((depths, experts))
         self._next = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
@@ -162,12 +186,13 @@ class Walk:
             raise InputError(f"the phase has {self._next} leaves, asked for one more")
         tree, h, start, stop, _ = self.phase.leaves[self._next]
         if h == 0:
-            v = self._gradients(start, stop, x) / (stop - start)
+            v = self._gradients(start, stop, x, None, 0.0) / (stop - start)
+        elif self._linear:
+            v = self._v[0]
         else:
-            v = self._v[h - 1]
-            if not self._linear:
-                here = self._gradients(start, stop, x)
-                v = v + (here - self._gradients(start, stop, self._x[h - 1])) / (stop - start)
+            parent = self._x[h - 1]
+            most = self._bounds.most(x, parent)
+            v = self._v[h - 1] + self._gradients(start, stop, x, parent, most) / (stop - start)
         # Left children below take over both.
         self._v[h : tree + 1] = v
         self._x[h : tree + 1] = x

@@ -185,19 +185,12 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         budget = self.budget
         found = self.exact() if self.protect == "experts" else self.exact_messages()
         what = "the experts" if self.protect == "experts" else "one client's messages"
-        steps = (
-            "losses are linear"
-            if self.smoothness == 0.0
-            else "losses are convex"
-            if self.smoothness == math.inf
-            else f"losses are convex and {self.smoothness:g}-smooth in the L1 norm"
-        )
+        smooth = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
         return [
             Condition("a loss is in one set of one tree of one phase", True),
             Condition("sets, batches and numbers of trees do not depend on losses", True),
             Condition(
-                f"{steps}, and all coordinates of gradients are in an interval of length "
-                f"{self.spread:g}",
+                f"coordinates of gradients are in an interval of length {self.spread:g}{smooth}",
                 True,
             ),
             ClaimCondition(

@@ -25,9 +25,11 @@ from fastfed.environments import (
     LossFacts,
     environment_from_spec,
 )
+from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
 from fastfed.simulation.outcome import checkpoint_rounds
-from fastfed.simulation.systems import algorithm, check_kind, setting_of
+from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
 SEMANTICS = 3
@@ -183,9 +185,12 @@ def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
 
 
 def size_keys(world: World) -> set[str]:
-    """What a curve may change of its world: the number of silos, and the environment's numbers."""
+    """What a curve may change of its world: the number of silos, and the environment's numbers, but
+    for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
-    return {"silos", *(f.name for f in fields if f.init and f.type in ("int", "float"))}
+    keys = {key for entry in ALGORITHMS.values() for key in entry.keys.__struct_fields__}
+    numbers = (f.name for f in fields if f.init and f.type in ("int", "float"))
+    return {"silos", *(name for name in numbers if name not in keys)}
 
 
 def changed(base: World, sizes: dict[str, Any], horizon: int) -> World:
@@ -250,6 +255,7 @@ def make_experiment(
             raise InputError(f'label must be unique, got "{curve.label}" twice')
         seen.add(curve.label)
     check_history(built)
+    check_experts(built)
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"name must be a text, got {show(name)}")
     return Experiment(
@@ -283,6 +289,32 @@ def check_history(curves: Iterable[Curve]) -> None:
             f"most {MOST_HISTORY / 1e9:.3g} GB; fewer such curves at once or a larger batch_size "
             'need less, and "honaker" next to nothing'
         )
+
+
+#: Bytes of gradients that one replicate of experts may keep, and exchanges that it may take.
+MOST_GRADIENTS, MOST_EXCHANGES = 4 * 2**30, 2**28
+
+
+def check_experts(curves: Iterable[Curve]) -> None:
+    """InputError where a curve of experts would not fit into memory, or not end in days."""
+    for curve in curves:
+        plan = curve.system.plan
+        if not isinstance(plan, ExpertPlan):
+            continue
+        if plan.exchanges > MOST_EXCHANGES:
+            raise InputError(
+                f"{plan.exchanges:.3g} exchanges are too many to simulate, at most "
+                f'{MOST_EXCHANGES:.3g}; a larger phase_length needs fewer (curve "{curve.label}")'
+            )
+        if isinstance(plan, FrankWolfePlan):
+            depths = 1 if plan.linear else 1 + max((p.trees for p in plan.phases), default=0)
+            needed = 8 * (depths + 3) * plan.silos * plan.experts
+            if needed > MOST_GRADIENTS:
+                raise InputError(
+                    f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
+                    f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
+                    f'(curve "{curve.label}")'
+                )
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:

@@ -17,16 +17,17 @@ from fastfed._kernels import native
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.losses import Adversary
 from fastfed.experts.client import ExpertClient
-from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollectors
+from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan, Gradient
 from fastfed.experts.server import ExpertServer
 from fastfed.experts.sums import SumsPlan
+from fastfed.experts.vertices import Phase, Walk
 from fastfed.simulation.outcome import Outcome
 
 Progress = Callable[[int], None]
 
-#: Numbers in the sums of one call into the compiled side.
-MOST_SUMS = 2**20
+#: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
+MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 
 
 class Ledger:
@@ -58,10 +59,7 @@ class Ledger:
         """
         losses, optimum = self.adversary.losses, self.adversary.optimum
         if optimum is not None:
-            for round in range(first, last + 1):
-                for silo in range(losses.silos):
-                    here, _ = losses.value(silo, round, x)
-                    self._lost += here - losses.value(silo, round, optimum)[0]
+            self._lost = losses.excess(first, last, x, optimum, self._lost)
         self._rounds += last - first + 1
         if sums is not None and self.needs_sums:
             self._sums += sums
@@ -151,7 +149,9 @@ def play(
     ask = totals(adversary.losses, plan, noise, threads)
     made = end = 0
     sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
-    stretches = stretches_of(plan, checkpoints, last or plan.horizon)
+    pseudo = adversary.suboptimality is not None and not sums_needed
+    most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
+    stretches = stretches_of(plan, checkpoints, last or plan.horizon, most)
     for first, end, sums in with_sums(adversary.losses, stretches, sums_needed, threads):
         if plan.exchanges_before(first) > made:
             ledger.settle(x)
@@ -167,27 +167,40 @@ def play(
     return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
 
 
-def stretches_of(plan: ExpertPlan, checkpoints: np.ndarray, last: int) -> np.ndarray:
-    """Edges (n + 1,) of stretches of rounds edges[i] + 1 .. edges[i + 1] without an exchange or a
-    checkpoint inside."""
-    rounds = np.arange(1, last + 1)
-    before = np.array([plan.exchanges_before(t) for t in range(1, last + 1)])
-    changes = rounds[:-1][np.diff(before) > 0]
+def stretches_of(
+    plan: ExpertPlan, checkpoints: np.ndarray, last: int, most_rounds: int
+) -> np.ndarray:
+    """Edges (n + 1,) of stretches of rounds edges[i] + 1 .. edges[i + 1], at most so many rounds
+    each, without an exchange or a checkpoint inside."""
+    asking = plan.asking_rounds(last)
     inside = checkpoints[checkpoints < last]
-    edges: np.ndarray = np.unique(np.concatenate([[0], changes, inside, [last]])).astype(np.int64)
-    return edges
+    cuts = np.arange(0, last, most_rounds)
+    edges = np.unique(np.concatenate([cuts, asking[asking > 1] - 1, inside, [last]]))
+    return edges.astype(np.int64)
+
+
+def rounds_of_call(losses: compiled.Losses) -> int:
+    """Rounds of all silos that one call into the losses takes on: progress and Ctrl-C come between
+    calls."""
+    if isinstance(losses, compiled.Called):
+        return max(1, MOST_CALLS // losses.silos)
+    return max(1, MOST_LOSSES // (losses.silos * losses.experts))
 
 
 def with_sums(
     losses: compiled.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
-    block = max(1, MOST_SUMS // losses.experts)
-    for at in range(0, len(edges) - 1, block):
-        part = edges[at : at + block + 1]
+    most_rounds, most_stretches = rounds_of_call(losses), max(1, MOST_SUMS // losses.experts)
+    at = 0
+    while at < len(edges) - 1:
+        reach = int(np.searchsorted(edges, edges[at] + most_rounds, side="right")) - 1
+        end = max(at + 1, min(reach, at + most_stretches))
+        part = edges[at : end + 1]
         sums = losses.unit * losses.sums(part, threads) if needed else None
-        for i, (before, end) in enumerate(pairwise(part)):
-            yield int(before) + 1, int(end), None if sums is None else sums[i]
+        for i, (before, after) in enumerate(pairwise(part)):
+            yield int(before) + 1, int(after), None if sums is None else sums[i]
+        at = end
 
 
 class Sums:
@@ -204,26 +217,60 @@ class Sums:
         return sent
 
 
-class Scores(GradientCollectors):
-    """What all clients of a plan of gradients send together."""
+class Scores:
+    """What all clients of a plan of gradients send together, from losses made when needed."""
+
+    def __init__(
+        self, plan: FrankWolfePlan, losses: compiled.Losses, noise: SeededNoise, threads: int
+    ) -> None:
+        self.plan, self.losses, self.noise, self.threads = plan, losses, noise, threads
+        self._rounds = np.zeros((plan.silos, 0), np.int64)
+        self._walk: Walk | None = None
 
     def saw(self, sums: np.ndarray) -> None:
         """Sums are for the regret alone."""
+
+    def _begin(self, phase: Phase) -> Walk:
+        count, used = len(phase.samples), phase.used
+        # Copies: a view would keep the whole order of every client.
+        orders = [self.noise.sample(i, phase.number, count)[:used].copy() for i in self._silos]
+        self._rounds = phase.samples.start + np.array(orders)
+        return self.plan.walk(phase, self.plan.silos, self._sum)
+
+    @property
+    def _silos(self) -> range:
+        return range(self.plan.silos)
+
+    def _sum(
+        self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
+    ) -> np.ndarray:
+        rounds = np.ascontiguousarray(self._rounds[:, start:stop])
+        bounds = self.plan.bounds.low, self.plan.bounds.high, most
+        return self.losses.gradients(rounds, x, self.threads, parent, bounds)
+
+    def total(self, release: int, x: np.ndarray) -> np.ndarray:
+        """What all clients send in one exchange, added up in order, (d,)."""
+        plan = self.plan
+        phase = plan.phase_of(release)
+        if self._walk is None or self._walk.phase is not phase:
+            self._walk = self._begin(phase)
+        rows = self._walk.leaf(x)
+        if plan.protocol.noise_by == "silos":
+            key = self.noise.seed, SCORE_NOISE, self.noise.replicate, plan.silos
+            rows = rows + plan.scale(release) * native.laplace_rows(*key, release, plan.experts)
+        total = np.zeros(plan.experts)
+        for row in rows:
+            total += row
+        return total
 
 
 def totals(
     losses: compiled.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
     """All clients of a plan at once."""
-    if not isinstance(plan, FrankWolfePlan):
-        return Sums(plan.experts)
-    key = noise.seed, SCORE_NOISE, noise.replicate, plan.silos
-    return Scores(
-        plan,
-        noise,
-        lambda rounds, x: losses.gradients(rounds, x, threads),
-        lambda release: native.laplace_rows(*key, release, plan.experts),
-    )
+    if isinstance(plan, FrankWolfePlan):
+        return Scores(plan, losses, noise, threads)
+    return Sums(plan.experts)
 
 
 def outcome(

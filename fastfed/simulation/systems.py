@@ -7,7 +7,7 @@ from typing import Any
 
 from fastfed import _system, bandits, experts
 from fastfed._validate import InputError, integer, nearest
-from fastfed.environments import ENVIRONMENTS, Facts, LossFacts
+from fastfed.environments import ADVERSARIES, BANDIT_ENVIRONMENTS, Facts, LossFacts
 
 ALGORITHMS: dict[str, _system.Algorithm] = {**bandits.ALGORITHMS, **experts.ALGORITHMS}
 
@@ -66,7 +66,7 @@ def check_kind(entry: _system.Algorithm, kind: str, facts: Facts | LossFacts) ->
     losses = isinstance(facts, LossFacts)
     if of_experts(entry) == losses:
         return
-    fitting = [name for name in ENVIRONMENTS if name.endswith("-losses") != losses]
+    fitting = BANDIT_ENVIRONMENTS if losses else ADVERSARIES
     raise InputError(
         f"{entry.id} {'plays against losses of experts' if losses is False else 'needs contexts'}"
         f', which "{kind}" has not (those that fit: {", ".join(fitting)})'
@@ -112,10 +112,12 @@ def make_system(
     if of_experts(entry):
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
         promised = losses if losses is not None else LossFacts(d)
+        if not isinstance(promised, LossFacts):
+            raise InputError(f"losses must be LossFacts, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
         setting = setting_of(promised, silos, horizon)
-        return entry.make(keys, replace(setting, notes=(*setting.notes, ON_TRUST)))
+        return entry.make(keys, replace(setting, notes=(*setting.notes, LOSSES_ON_TRUST)))
     if losses is not None:
         raise InputError(f"losses go with systems of experts, not with {algorithm}")
     linear = bandits.Setting(
@@ -131,4 +133,5 @@ def make_system(
 
 
 #: What no deployment can see for itself.
+LOSSES_ON_TRUST = "deployment: that every loss is another user's is taken on trust"
 ON_TRUST = "deployment: who is served how often, and at which silo, is taken on trust"

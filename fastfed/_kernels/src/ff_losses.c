@@ -166,41 +166,68 @@ double ff_square_gradient(const double *g, const double *x, int64_t d, double *o
     return inner;
 }
 
-/* total (d) += gradients of one silo's losses. */
+/* The gradient at x of the loss of one silo in one round, clipped, into out (d); its row, where it
+ * has one, is in g (d) already. */
+static int64_t one_gradient(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                            int64_t round, const double *x, const ff_gradient_bounds *bounds,
+                            const double *restrict g, double *restrict out)
+{
+    const int64_t d = l->experts;
+    if (l->kind == FF_LOSS_GRADIENT) {
+        double value = ff_losses_value(l, seed, replicate, silo, round, x, out);
+        for (int64_t k = 0; k < d; k++)
+            value += 0.0 * out[k]; /* NaN if any is not finite */
+        if (!isfinite(value))
+            return FF_CALLBACK_FAILED;
+    } else if (l->quadratic) {
+        ff_square_gradient(g, x, d, out);
+    } else {
+        memcpy(out, g, (size_t)d * sizeof *g);
+    }
+    for (int64_t k = 0; k < d; k++) {
+        const double low = out[k] < bounds->low ? bounds->low : out[k];
+        out[k] = low > bounds->high ? bounds->high : low;
+    }
+    return FF_OK;
+}
+
+/* total (d) += gradients of one silo's losses, or their differences. */
 static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                              const int64_t *rounds, int64_t n, const double *x,
+                             const double *parent, const ff_gradient_bounds *bounds,
                              const ff_losses_scratch *scratch, double *total)
 {
     const int64_t d = l->experts;
-    const double unit = unit_of(l);
-    double *g = scratch->called, *gradient = g + d;
+    const double unit = unit_of(l), most = bounds->most;
+    double *g = scratch->called, *here = g + d, *there = here + d;
     for (int64_t i = 0; i < n; i++) {
-        if (l->kind == FF_LOSS_GRADIENT) {
-            double value = ff_losses_value(l, seed, replicate, silo, rounds[i], x, gradient);
-            for (int64_t k = 0; k < d; k++)
-                value += 0.0 * gradient[k]; /* NaN if any is not finite */
-            if (!isfinite(value))
-                return FF_CALLBACK_FAILED;
-        } else {
-            int64_t status = ff_losses_row(l, seed, replicate, silo, rounds[i], scratch);
-            if (status < 0)
-                return status;
-            for (int64_t k = 0; k < d; k++)
+        int64_t status = FF_OK;
+        if (l->kind != FF_LOSS_GRADIENT) {
+            status = ff_losses_row(l, seed, replicate, silo, rounds[i], scratch);
+            for (int64_t k = 0; status == FF_OK && k < d; k++)
                 g[k] = unit * (double)scratch->row[k];
-            if (l->quadratic)
-                ff_square_gradient(g, x, d, gradient);
-            else
-                memcpy(gradient, g, (size_t)d * sizeof *g);
+        }
+        if (status == FF_OK)
+            status = one_gradient(l, seed, replicate, silo, rounds[i], x, bounds, g, here);
+        if (status == FF_OK && parent)
+            status = one_gradient(l, seed, replicate, silo, rounds[i], parent, bounds, g, there);
+        if (status < 0)
+            return status;
+        for (int64_t k = 0; parent && k < d; k++) {
+            const double step = here[k] - there[k];
+            const double low = step < -most ? -most : step;
+            here[k] = low > most ? most : low;
         }
         for (int64_t k = 0; k < d; k++)
-            total[k] += gradient[k];
+            total[k] += here[k];
     }
     return FF_OK;
 }
 
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x, int64_t threads,
-                            const ff_losses_scratch *scratch, double *totals)
+                            const int64_t *rounds, int64_t n, const double *x,
+                            const double *parent, const ff_gradient_bounds *bounds,
+                            int64_t threads, const ff_losses_scratch *scratch, double *totals)
 {
     const int64_t m = l->silos, d = l->experts;
     int64_t failed = FF_OK;
@@ -211,14 +238,31 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
         stop = failed;
         if (stop < 0)
             continue;
-        int64_t status = add_gradients(l, seed, replicate, silo, rounds + silo * n, n, x,
-                                       &scratch[THREAD], totals + silo * d);
+        int64_t status = add_gradients(l, seed, replicate, silo, rounds + silo * n, n, x, parent,
+                                       bounds, &scratch[THREAD], totals + silo * d);
         if (status < 0) {
             ATOMIC_WRITE
             failed = status;
         }
     }
     return failed;
+}
+
+double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                        int64_t last, const double *x, const double *optimum, double lost,
+                        const ff_losses_scratch *scratch)
+{
+    double *gradient = scratch->called;
+    for (int64_t round = first; round <= last; round++)
+        for (int64_t silo = 0; silo < l->silos; silo++) {
+            const double here = ff_losses_value(l, seed, replicate, silo, round, x, gradient);
+            const double best =
+                ff_losses_value(l, seed, replicate, silo, round, optimum, gradient);
+            lost += here - best;
+            if (!isfinite(lost))
+                return NAN;
+        }
+    return lost;
 }
 
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,

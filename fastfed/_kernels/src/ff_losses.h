@@ -41,7 +41,7 @@ typedef struct {
     void *state;
 } ff_losses;
 
-/* What a thread works in: a row, 2 d doubles, d sums. */
+/* What a thread works in: a row, 3 d doubles, d sums. */
 typedef struct {
     uint32_t *row;
     double *called;
@@ -60,11 +60,24 @@ int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, con
                        int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
                        int64_t *totals);
 
+/* What gradients are clipped to: every coordinate to [low, high], every coordinate of a difference
+ * of two of them to [-most, most]. */
+typedef struct {
+    double low, high, most;
+} ff_gradient_bounds;
+
 /* totals (m, d) += gradients at x of the losses of each silo in its rounds (m, n), one after the
- * other. */
+ * other; where parent (d) is not NULL, less the gradients there. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
-                            const int64_t *rounds, int64_t n, const double *x, int64_t threads,
-                            const ff_losses_scratch *scratch, double *totals);
+                            const int64_t *rounds, int64_t n, const double *x,
+                            const double *parent, const ff_gradient_bounds *bounds,
+                            int64_t threads, const ff_losses_scratch *scratch, double *totals);
+
+/* lost + sum over rounds first..last and silos, in this order, of the loss at x less that at
+ * `optimum`, of losses given as gradients; NaN for a failure. */
+double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                        int64_t last, const double *x, const double *optimum, double lost,
+                        const ff_losses_scratch *scratch);
 
 /* Of one loss given as a gradient: its value at x, which is NaN for a failure, and the gradient. */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
