@@ -772,10 +772,9 @@ def test_no_loss_moves_scores_by_more_than_the_noise_is_made_for(smoothness):
 
     plain = scores(None)
     order = SeededNoise(3).sample(0, phase.number, len(phase.samples))
-    seen = 0
     for leaf in phase.leaves:
         changed = scores(phase.samples.start + int(order[leaf.start]))
         moved = np.abs(changed - plain).max()
         assert moved <= most[leaf.tree, leaf.depth] * (1 + 1e-9)
-        seen += moved > 0.3 * most[leaf.tree, leaf.depth]
-    assert seen > len(phase.leaves) / 3
+        # A root's loss goes from one end of the interval to the other.
+        assert leaf.depth > 0 or moved == pytest.approx(most[leaf.tree, 0])
