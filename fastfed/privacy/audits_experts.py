@@ -118,7 +118,7 @@ def crossing_laws(
     return law
 
 
-def _fed_svt(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
+def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
     """One loss of the first segment is replaced; the statistic is the likelihood ratio of all
     switches and experts.
 
@@ -166,17 +166,19 @@ AUDITS: dict[str, Audit] = {
     # Gaps of three times the scale: the worse candidate is rare enough to tell much and frequent
     # enough to be counted.
     "noisy-argmin": partial(_noisy_argmin, "noisy-argmin", 2.0, 6.0),
-    "fed-svt": partial(_fed_svt, "fed-svt", True),
+    "sparse-switching": partial(_sparse_switching, "sparse-switching", True),
     # Lemma C.6 takes an argmin of scores of sensitivity 1 and noise of scale 1 for (1, 0)-private.
     "fault-noisy-argmin-printed": partial(_noisy_argmin, "fault-noisy-argmin-printed", 1.0, 3.0),
-    "fault-fed-svt-printed-threshold": partial(_fed_svt, "fault-fed-svt-printed-threshold", False),
+    "fault-sparse-switching-printed-threshold": partial(
+        _sparse_switching, "fault-sparse-switching-printed-threshold", False
+    ),
 }
 
 #: The audits that must end with "caught".
-FAULTY = frozenset({"fault-noisy-argmin-printed", "fault-fed-svt-printed-threshold"})
+FAULTY = frozenset({"fault-noisy-argmin-printed", "fault-sparse-switching-printed-threshold"})
 
 #: Runs on each dataset that make every verdict all but certain, within seconds.
 TRIALS: dict[str, int] = {
     **dict.fromkeys(AUDITS, 20_000),
-    **dict.fromkeys(("fed-svt", "fault-fed-svt-printed-threshold"), 8000),
+    **dict.fromkeys(("sparse-switching", "fault-sparse-switching-printed-threshold"), 8000),
 }

@@ -2,7 +2,7 @@
 
 Every silo plays the same one action in every round, so that the datasets differ in nothing but one
 record: the first user of silo 0, who enters the most tree nodes. What the server may see is
-projected on what the change of that record moves.
+projected on what the change of that record moves. Systems of experts: `audits_experts`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
+from fastfed.simulation import audits_experts as of_experts
 from fastfed.simulation.schedule_audit import SCHEDULE_AUDITS, audit_schedule
 from fastfed.simulation.step import Users
 from fastfed.simulation.systems import make_system
@@ -205,17 +206,23 @@ AUDITS: dict[str, Audit] = {
     **mechanisms.AUDITS,
     **{name: partial(run, case, name) for name, case in _CASES.items()},
     **{name: partial(audit_schedule, name) for name in SCHEDULE_AUDITS},
+    **of_experts.AUDITS,
 }
 #: What an audit is to catch: planted faults, and the schedule that raw data make.
-FAULTY = mechanisms.FAULTY | {
-    "fault-quarter-of-the-bits",
-    "fault-users-quarter-of-the-bits",
-    "feducb-schedule",
-}
+FAULTY = (
+    mechanisms.FAULTY
+    | of_experts.FAULTY
+    | {
+        "fault-quarter-of-the-bits",
+        "fault-users-quarter-of-the-bits",
+        "feducb-schedule",
+    }
+)
 TRIALS: dict[str, int] = {
     **mechanisms.TRIALS,
     **dict.fromkeys(_CASES, 6000),
     **dict.fromkeys(("feducb-decentralized", *SCHEDULE_AUDITS), 4000),
+    **of_experts.TRIALS,
 }
 
 
