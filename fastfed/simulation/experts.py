@@ -29,6 +29,9 @@ Progress = Callable[[int], None]
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
 
+#: Progress is heard of, and Ctrl-C looked for, once in so many stretches of rounds.
+STRETCHES_HEARD = 256
+
 
 class Ledger:
     """Group regret as it adds up, against what the adversary says it is measured by.
@@ -147,11 +150,12 @@ def play(
     ledger = Ledger(adversary, checkpoints)
     x = plan.move(None, decider.start())
     ask = totals(adversary.losses, plan, noise, threads)
-    made = end = 0
+    made = end = told = count = 0
+    until = last or plan.horizon
     sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
-    stretches = stretches_of(plan, checkpoints, last or plan.horizon, most)
+    stretches = stretches_of(plan, checkpoints, until, most)
     for first, end, sums in with_sums(adversary.losses, stretches, sums_needed, threads):
         if plan.exchanges_before(first) > made:
             ledger.settle(x)
@@ -161,8 +165,10 @@ def play(
         if sums is not None:
             ask.saw(sums)
         ledger.played(first, end, x, sums)
-        if progress is not None:
-            progress(end - first + 1)
+        count += 1
+        if progress is not None and (count % STRETCHES_HEARD == 0 or end == until):
+            progress(end - told)
+            told = end
     reached = [plan.exchanges_before(int(c)) if c <= end else 0 for c in checkpoints]
     return outcome(plan, ledger, np.array(reached, np.int64), x, decider.events)
 
