@@ -150,13 +150,14 @@ def play(
     ledger = Ledger(adversary, checkpoints)
     x = plan.move(None, decider.start())
     ask = totals(adversary.losses, plan, noise, threads)
-    made = end = told = count = 0
+    made = end = told = 0
     until = last or plan.horizon
     sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
     stretches = stretches_of(plan, checkpoints, until, most)
-    for first, end, sums in with_sums(adversary.losses, stretches, sums_needed, threads):
+    played = with_sums(adversary.losses, stretches, sums_needed, threads)
+    for count, (first, end, sums) in enumerate(played, start=1):
         if plan.exchanges_before(first) > made:
             ledger.settle(x)
         for release in range(made + 1, plan.exchanges_before(first) + 1):
@@ -165,7 +166,6 @@ def play(
         if sums is not None:
             ask.saw(sums)
         ledger.played(first, end, x, sums)
-        count += 1
         if progress is not None and (count % STRETCHES_HEARD == 0 or end == until):
             progress(end - told)
             told = end
