@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import losses as native
-from fastfed._validate import InputError, array, number, show
+from fastfed._validate import InputError, array, number
 from fastfed.environments.losses import Adversary, LossFacts, check_experts
-from fastfed.environments.python import check_signature, fingerprint, imported
+from fastfed.environments.python import fingerprint, user_function
 
 
 def gradient_signature() -> Any:
@@ -59,18 +59,9 @@ class GradientLosses:
         self.optimum = array("optimum", self.optimum, shape=(d,))
         if self.optimum.min() < 0.0 or abs(self.optimum.sum() - 1.0) > 1e-9:
             raise InputError("optimum must hold weights >= 0 that add up to 1")
-        if isinstance(self.function, str):
-            self.function = imported(self.function)
-        if not callable(self.function) and not self.compiled:
-            raise InputError(
-                'function must be a numba.cfunc, a callable or "module:name", '
-                f"got {show(self.function)}"
-            )
-        check_signature(self.function, gradient_signature, "gradient_signature")
-        if self.state is not None:
-            if not self.compiled:
-                raise InputError("state goes with a numba.cfunc; close over it instead")
-            self.state = array("state", self.state)
+        self.function, self.state = user_function(
+            self.function, self.state, gradient_signature, "gradient_signature"
+        )
 
     @property
     def compiled(self) -> bool:

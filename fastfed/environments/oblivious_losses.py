@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fastfed._kernels import losses as native
-from fastfed._validate import InputError, array, boolean, integer, show
+from fastfed._validate import InputError, array, boolean, integer
 from fastfed.environments.losses import (
     COMMON,
     Adversary,
@@ -19,7 +19,7 @@ from fastfed.environments.losses import (
     check_countable,
     check_experts,
 )
-from fastfed.environments.python import check_signature, fingerprint, imported
+from fastfed.environments.python import fingerprint, user_function
 
 UNIT = 2.0**-24
 
@@ -75,18 +75,9 @@ class ObliviousLosses:
         if self.experts is None:
             raise InputError("experts is required with function")
         check_experts(self.experts)
-        if isinstance(self.function, str):
-            self.function = imported(self.function)
-        if not callable(self.function) and not self.compiled:
-            raise InputError(
-                'function must be a numba.cfunc, a callable or "module:name", '
-                f"got {show(self.function)}"
-            )
-        check_signature(self.function, losses_signature, "losses_signature")
-        if self.state is not None:
-            if not self.compiled:
-                raise InputError("state goes with a numba.cfunc; close over it instead")
-            self.state = array("state", self.state)
+        self.function, self.state = user_function(
+            self.function, self.state, losses_signature, "losses_signature"
+        )
         if self.optimal_loss is not None:
             integer("optimal_loss", self.optimal_loss, at_least=0)
 

@@ -61,18 +61,9 @@ class Python:
         integer("multiplicity", self.multiplicity, at_least=1)
         boolean("linear", self.linear)
         boolean("bounded", self.bounded)
-        if isinstance(self.function, str):
-            self.function = imported(self.function)
-        if not callable(self.function) and not hasattr(self.function, "address"):
-            raise InputError(
-                'function must be a numba.cfunc, a callable or "module:name", '
-                f"got {show(self.function)}"
-            )
-        check_signature(self.function, environment_signature, "environment_signature")
-        if self.state is not None:
-            if not self.compiled:
-                raise InputError("state goes with a numba.cfunc; close over it instead")
-            self.state = array("state", self.state)
+        self.function, self.state = user_function(
+            self.function, self.state, environment_signature, "environment_signature"
+        )
 
     @property
     def compiled(self) -> bool:
@@ -137,11 +128,28 @@ class Python:
         }
 
 
-def check_signature(function: Any, wanted: Callable[[], Any], name: str) -> None:
-    """InputError where a numba.cfunc has another signature: a call would read foreign memory."""
+def user_function(
+    function: Any, state: Any, signature: Callable[[], Any], name: str
+) -> tuple[Any, np.ndarray | None]:
+    """A user's function, imported if it is a text, and its state; InputError for what is none.
+
+    A numba.cfunc must have this signature, for with another a call would read foreign memory.
+    """
+    if isinstance(function, str):
+        function = imported(function)
+    compiled = hasattr(function, "address")
+    if not callable(function) and not compiled:
+        raise InputError(
+            f'function must be a numba.cfunc, a callable or "module:name", got {show(function)}'
+        )
     given = getattr(function, "_sig", None)
-    if given is not None and given != wanted():
+    if given is not None and given != signature():
         raise InputError(f"function must be a numba.cfunc of {name}(), got one of {given}")
+    if state is None:
+        return function, None
+    if not compiled:
+        raise InputError("state goes with a numba.cfunc; close over it instead")
+    return function, array("state", state)
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:

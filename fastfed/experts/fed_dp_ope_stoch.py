@@ -4,7 +4,7 @@ Deviations from the paper, and why:
 - b = 2^(p-1)/(p-1)^2 is rounded down to a power of two, so that sets of b / 2^h losses exist, and
   T1 to the largest number of trees whose disjoint sets fit into the last phase; a phase without a
   tree keeps x. ``batch = "largest"`` takes the most losses that fit, where the paper's b leaves
-  more than nine in ten unused.
+  nine in ten or so unused.
 - ``calibration = "exact"``: the least noise whose composition is proven, from the ranges that the
   losses promise. The printed lambda = 4 alpha 2^j/(b eps) gives the experts up to 2 eps, as an
   argmin of scores that move both ways costs twice what the proof says; "corrected" has 8 for 4.
@@ -299,7 +299,7 @@ def lines(
                 for t in rounds
             ]
         if setting.linear:
-            found.update(lower_lines(plan, rounds, keys.epsilon, keys.delta))
+            found.update(lower_lines(plan, setting, rounds, keys.epsilon, keys.delta))
         return found
 
     return at

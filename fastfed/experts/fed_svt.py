@@ -171,7 +171,7 @@ def lines(
             delta=keys.delta or None,
         )
         found["theorem-2-6"] = [m * min(float(t), printed) for t in rounds]
-        return {**found, **lower_lines(plan, rounds, keys.epsilon, keys.delta)}
+        return {**found, **lower_lines(plan, setting, rounds, keys.epsilon, keys.delta)}
 
     return at
 

@@ -92,7 +92,7 @@ def build(keys: HedgeKeys, setting: Setting) -> System:
         phase_length=length,
         learning_rate=rate,
     )
-    return System("hedge", plan, no_privacy(NO_PRIVACY.source), partial(lower_lines, plan))
+    return System("hedge", plan, no_privacy(NO_PRIVACY.source), partial(lower_lines, plan, setting))
 
 
 ALGORITHM = Algorithm(

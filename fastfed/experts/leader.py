@@ -78,7 +78,10 @@ def build(keys: LeaderKeys, setting: Setting) -> System:
         phase_length=check_phase_length(keys.phase_length, setting),
     )
     return System(
-        "follow-the-leader", plan, no_privacy(NO_PRIVACY.source), partial(lower_lines, plan)
+        "follow-the-leader",
+        plan,
+        no_privacy(NO_PRIVACY.source),
+        partial(lower_lines, plan, setting),
     )
 
 

@@ -254,3 +254,9 @@ def _bounds(
         bound = np.log(np.maximum(low - delta, 0.0)) - np.log(up)
     result: np.ndarray = np.maximum(bound, 0.0)
     return result
+
+
+def open_uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
+    """Uniforms in (0, 1) for audits: multiples of 2^-53, and half of one instead of 0."""
+    result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
+    return result

@@ -18,7 +18,7 @@ from fastfed._kernels import native
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.privacy import audits_experts, honaker, toeplitz
-from fastfed.privacy.audit import AuditResult, audit
+from fastfed.privacy.audit import AuditResult, audit, open_uniforms
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.continual import calibrate_release
@@ -289,7 +289,7 @@ def _laplace(name: str, trials: int, seed: int) -> AuditResult:
     draw = np.random.default_rng(check_seed(seed))
 
     def play(value: float, n: int) -> np.ndarray:
-        return mechanism.release(np.full(n, value), _uniforms(draw, n))
+        return mechanism.release(np.full(n, value), open_uniforms(draw, n))
 
     return audit(
         name,
@@ -310,7 +310,7 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
     logs = [mechanism.log_probabilities(costs) for costs in worlds]
 
     def play(world: int, n: int) -> np.ndarray:
-        uniforms = _uniforms(draw, (n, 2))
+        uniforms = open_uniforms(draw, (n, 2))
         if gumbel:
             chosen = [mechanism.choose_gumbel(worlds[world], u) for u in uniforms]
         else:
@@ -342,7 +342,7 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     logs = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
 
     def play(world: int, n: int) -> np.ndarray:
-        uniforms = _uniforms(draw, (n, count + 1))
+        uniforms = open_uniforms(draw, (n, count + 1))
         found = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
         result: np.ndarray = (logs[1] - logs[0])[[count if k is None else k for k in found]]
         return result
@@ -373,7 +373,9 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     (midpoints, first), (_, second) = (range_law(x, 1.0, radius, bound) for x in worlds)
 
     def play(world: int, n: int) -> np.ndarray:
-        low = [private_range(worlds[world], 1.0, radius, bound, u)[0] for u in _uniforms(draw, n)]
+        low = [
+            private_range(worlds[world], 1.0, radius, bound, u)[0] for u in open_uniforms(draw, n)
+        ]
         chosen = np.abs(np.array(low)[:, None] + 2.0 * radius - midpoints).argmin(axis=1)
         result: np.ndarray = (second - first)[chosen]
         return result
@@ -406,7 +408,7 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
 
     def play(world: int, n: int) -> np.ndarray:
-        uniforms = _uniforms(draw, (n, 2))
+        uniforms = open_uniforms(draw, (n, 2))
         y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
         logs = [_log_law(x, 1.0, radius, bound, y) for x in worlds]
         result: np.ndarray = np.round(logs[1] - logs[0], _DIGITS)
@@ -444,7 +446,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 
     def play(world: int, n: int) -> np.ndarray:
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
-        uniforms = _uniforms(draw, (n, 2, d))
+        uniforms = open_uniforms(draw, (n, 2, d))
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(worlds[world], flips, *u)
@@ -466,12 +468,6 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         delta=BUDGET.delta,
         trials=trials,
     )
-
-
-def _uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Uniforms in (0, 1): multiples of 2^-53, and half of one instead of 0."""
-    result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
-    return result
 
 
 _LIST: list[tuple[str, Audit]] = [

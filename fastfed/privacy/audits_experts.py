@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from fastfed._random import check_seed
-from fastfed.privacy.audit import AuditResult, audit
+from fastfed.privacy.audit import AuditResult, audit, open_uniforms
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.laplace import laplace_quantile
 from fastfed.privacy.noisy_argmin import NoisyArgmin
@@ -30,7 +30,7 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
     logs = [mechanism.log_probabilities(scores) for scores in worlds]
 
     def play(world: int, n: int) -> np.ndarray:
-        noise = laplace_quantile(_uniforms(draw, (n, 2)))
+        noise = laplace_quantile(open_uniforms(draw, (n, 2)))
         chosen = [mechanism.choose(worlds[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
         return result
@@ -142,7 +142,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         return second - first
 
     def play(world: int, n: int) -> np.ndarray:
-        uniforms = _uniforms(draw, (n, claimed.switches, len(worlds[0]) + 2))
+        uniforms = open_uniforms(draw, (n, claimed.switches, len(worlds[0]) + 2))
         return np.array([ratio(played(mechanism, worlds[world], _LEVEL, u)) for u in uniforms])
 
     return audit(
@@ -153,12 +153,6 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         delta=BUDGET.delta,
         trials=trials,
     )
-
-
-def _uniforms(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniforms in (0, 1): multiples of 2^-53, and half of one instead of 0."""
-    result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
-    return result
 
 
 #: Name -> audit(trials, seed), with `trials` independent runs on each of two neighbouring datasets.

@@ -68,7 +68,7 @@ def check_kind(entry: _system.Algorithm, kind: str, facts: Facts | LossFacts) ->
         return
     fitting = BANDIT_ENVIRONMENTS if losses else ADVERSARIES
     raise InputError(
-        f"{entry.id} {'plays against losses of experts' if losses is False else 'needs contexts'}"
+        f"{entry.id} {'plays against losses of experts' if not losses else 'needs contexts'}"
         f', which "{kind}" has not (those that fit: {", ".join(fitting)})'
     )
 
