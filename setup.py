@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 KERNELS = Path("fastfed") / "_kernels"
 SOURCES = [
     *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
-    *("clock", "contend", "mean", "play"),
+    *("clock", "contend", "mean", "play", "short"),
 ]
 #: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
 FUSED = KERNELS / "src" / "ff_sieve.c"
@@ -24,6 +24,17 @@ CLONES_PROBE = """
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 int twice(int x) { return 2 * x; }
 int main(void) { return twice(0); }
+"""
+#: 16-bit products by name, used where the processor has them.
+SHORT_PROBE = """
+#include <immintrin.h>
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twice(int x)
+{
+    __m512i sum = _mm512_set1_epi32(x);
+    __asm__("vpdpwssd %1, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi16(1)));
+    return _mm512_reduce_add_epi32(sum);
+}
+int main(void) { return __builtin_cpu_supports("avx512vnni") ? twice(0) : 0; }
 """
 OPENMP_PROBE = """
 #include <omp.h>
@@ -93,6 +104,8 @@ class BuildKernels(build_ext):
                 "(same results, slower)",
                 file=sys.stderr,
             )
+        if self.compiles(SHORT_PROBE):
+            macros.append(("FF_SHORT_SIEVE", "1"))
         return compile_args, link_args, macros
 
 

@@ -20,7 +20,8 @@ from fastfed._kernels import native
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
-EXACT, FUSED = ("random", "linalg", "scores", "environment", "protocol"), ("sieve",)
+EXACT = ("random", "linalg", "scores", "environment", "protocol", "short")
+FUSED = ("sieve",)
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
 # for compilers without vector extensions.
@@ -84,6 +85,7 @@ class Actions(ctypes.Structure):
         ("actions", ctypes.c_int64),
         ("mean", ctypes.c_void_p),
         ("best", ctypes.c_double),
+        ("shorts", ctypes.c_void_p),
     ]
 
 
@@ -136,6 +138,8 @@ class Leaves:
             command += ["-o", objects[-1], f"-march={'x86-64' if level == 'portable' else level}"]
             # As in the extension: the sieve alone may fuse multiplications and additions.
             command += [] if name in FUSED else ["-ffp-contract=off"]
+            # The other sieve is for some processors of the highest level, and found when it runs.
+            command += ["-DFF_SHORT_SIEVE=1"] if level == "x86-64-v4" else []
             running.append(subprocess.Popen(command))
         assert not any([process.wait() for process in running])
         library = folder / "leaves.so"

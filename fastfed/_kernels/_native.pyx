@@ -48,6 +48,7 @@ cdef extern from "ff_scores.h" nogil:
         int64_t actions
         const double *mean
         double best
+        const void *shorts
     int64_t ff_score_scratch(int64_t d, int64_t actions)
     void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
                    double gamma, int64_t d, double *scratch, double *scores)
@@ -57,6 +58,16 @@ cdef extern from "ff_scores.h" nogil:
                       double beta, double gamma, int64_t d, double *scratch, double *x,
                       ff_reach *reach)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
+
+cdef extern from "ff_short.h" nogil:
+    ctypedef struct ff_short_store:
+        char *room
+        const int64_t *starts
+        uint8_t *made
+    int64_t ff_short_fits(const ff_actions *actions, int64_t d)
+    int64_t ff_short_bytes(int64_t d, int64_t actions)
+    int64_t ff_short_sieve(const ff_actions *actions, const double *w, const double *theta,
+                           double beta, int64_t d, double *scratch, int64_t *candidates)
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -122,6 +133,7 @@ cdef extern from "ff_environment.h" nogil:
         const int64_t *silo_starts
         const int64_t *order
         int64_t sampling
+        ff_short_store shorts
     int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, ff_actions *out) noexcept
     int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
@@ -187,6 +199,8 @@ cdef extern from "ff_clock.h" nogil:
         double *saved
 
 cdef extern from "ff_play.h" nogil:
+    enum:
+        FF_MOST_CURVES
     ctypedef struct ff_contenders:
         const void *x
     ctypedef struct ff_choice:
@@ -262,7 +276,7 @@ cdef extern from "ff_play.h" nogil:
         double *scratch
         int64_t scratch_size
         int64_t *status
-    int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels)
+    int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves)
     int64_t ff_play_saved(int64_t dimension)
     int64_t ff_begin(ff_pass *p)
     int64_t ff_play(ff_pass *p, int64_t first, int64_t last)
@@ -462,6 +476,7 @@ cdef ff_actions view_of(actions) except *:
     view.actions = actions.shape[0]
     view.mean = NULL
     view.best = 0.0
+    view.shorts = NULL
     return view
 
 
@@ -482,6 +497,25 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     cdef double[::1] x = np.empty(d)
     cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
     return a, np.asarray(x)
+
+
+def has_short_sieve():
+    """Whether this build and this processor have the 16-bit sieve."""
+    cdef ff_actions view
+    view.is_double, view.action_stride = 0, 1
+    return bool(ff_short_fits(&view, 1))
+
+
+def short_candidates(actions, const double[:, ::1] w, const double[::1] theta, double beta):
+    """What the 16-bit sieve keeps, indices ascending; None where it does not fit or cannot tell."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef int64_t[::1] out = np.empty(view.actions, np.int64)
+    if not ff_short_fits(&view, d):
+        return None
+    cdef int64_t kept = ff_short_sieve(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
+    return None if kept < 0 else np.asarray(out)[:kept]
 
 
 # ---- protocol arithmetic ------------------------------------------------------------------------
@@ -725,16 +759,48 @@ cdef class HardInstance(Environment):
         self.c.fill, self.c.state = ff_hard_fill, &self.state
 
 
+cdef class Shorts:
+    """Room for the actions of all queries in 16 bits, each made when first met.
+
+    Shared by the replicates that play one pool; nothing where the processor does without.
+    """
+
+    cdef readonly object room, starts, made
+    cdef readonly int64_t size  # bytes
+
+    def __init__(self, const int64_t[::1] starts, int64_t dimension):
+        cdef int64_t q
+        cdef int64_t[::1] places = np.zeros(starts.shape[0], np.int64)
+        for q in range(starts.shape[0] - 1):
+            places[q + 1] = places[q] + ff_short_bytes(dimension, starts[q + 1] - starts[q])
+        self.size = places[starts.shape[0] - 1]
+        self.starts, self.made = np.asarray(places), np.zeros(starts.shape[0] - 1, np.uint8)
+        self.room = None
+
+    cdef ff_short_store store(self) except *:
+        cdef ff_short_store store
+        cdef uint8_t[::1] room, made = self.made
+        cdef const int64_t[::1] starts = self.starts
+        if self.room is None:
+            # Memory that nobody writes is not taken.
+            room = np.empty(self.size + 63, np.uint8)
+            self.room = np.asarray(room)
+        room = self.room
+        store.room = <char *>((<uintptr_t>&room[0] + 63) & ~<uintptr_t>63)
+        store.starts, store.made = &starts[0], &made[0]
+        return store
+
+
 cdef class Pool(Environment):
     cdef ff_pool state
 
     def __init__(self, seed, replicate, values, dimension, feature_major,
                  const double[::1] means, const double[::1] best, const int64_t[::1] starts,
-                 const int64_t[::1] silo_starts, sampling, order, reward):
+                 const int64_t[::1] silo_starts, sampling, order, reward, Shorts shorts=None):
         cdef uintptr_t address = values.__array_interface__["data"][0]
         cdef const int64_t[::1] shuffled
         self.seed, self.replicate = seed, replicate
-        self.keep = (values, means, best, starts, silo_starts, order)
+        self.keep = (values, means, best, starts, silo_starts, order, shorts)
         self.state.values = <const void *>address
         self.state.is_double, self.state.feature_major = values.itemsize == 8, feature_major
         self.state.dimension, self.state.sampling = dimension, sampling
@@ -744,6 +810,9 @@ cdef class Pool(Environment):
         if order is not None:
             shuffled = order
             self.state.order = &shuffled[0]
+        self.state.shorts.starts = NULL
+        if shorts is not None and shorts.size:
+            self.state.shorts = shorts.store()
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
                       self.state.is_double, feature_major, reward)
         self.c.borrow, self.c.state = ff_pool_borrow, &self.state
@@ -848,7 +917,7 @@ cdef class Pass:
     """
 
     cdef ff_pass c
-    cdef ff_curve curves[64]
+    cdef ff_curve curves[FF_MOST_CURVES]
     cdef object keep
     cdef Environment environment
 
@@ -859,8 +928,8 @@ cdef class Pass:
         cdef double[:, ::1] scratch
         cdef int64_t[::1] status = np.zeros(silos, np.int64)
         cdef ff_curve *c
-        if len(curves) > 64:
-            raise ValueError("a pass plays at most 64 curves")
+        if len(curves) > FF_MOST_CURVES:
+            raise ValueError(f"a pass plays at most {FF_MOST_CURVES} curves")
         if len(curves) > 1 and any(curve["clock"] is not None for curve in curves):
             raise ValueError("a curve with a clock plays alone")
         self.environment = environment
@@ -877,7 +946,8 @@ cdef class Pass:
         self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
         # Rows padded so that no two threads share a cache line.
         most = max(curve["levels"] for curve in curves)
-        self.c.scratch_size = (ff_play_scratch(environment.c.actions, d, most) + 63) // 64 * 64
+        self.c.scratch_size = ff_play_scratch(environment.c.actions, d, most, len(curves))
+        self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
         scratch = np.empty((self.c.threads, self.c.scratch_size))
         self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
         self.keep = (checkpoints, scratch, status, curves, names)

@@ -73,11 +73,18 @@ def _build(problems: list[str]) -> dict[str, Any]:
         from fastfed.simulation.run import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
-        return {"compiled": False, "openmp": None, "target_clones": None, "threads": None}
+        return {
+            "compiled": False,
+            "openmp": None,
+            "target_clones": None,
+            "short_sieve": None,
+            "threads": None,
+        }
     return {
         "compiled": True,
         "openmp": native.HAS_OPENMP,
         "target_clones": native.HAS_TARGET_CLONES,
+        "short_sieve": native.has_short_sieve(),
         "threads": default_threads(),
     }
 
@@ -115,7 +122,8 @@ def _print(found: dict[str, Any]) -> None:
     build = found["build"]
     click.echo(
         f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
-        f"processor clones: {without[build['target_clones']]}; threads: {build['threads'] or '-'}"
+        f"processor clones: {without[build['target_clones']]}; "
+        f"16-bit sieve: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     rows = [
         (name, version or "missing", OPTIONAL.get(name, "required"))

@@ -11,7 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
+from fastfed._kernels import native
 from fastfed._validate import InputError, array, integer
+
+#: A pool whose features take more bytes in 16 bits is played without keeping them.
+LARGEST_SHORTS = 2**29
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +96,12 @@ class Pool:
     def best(self) -> np.ndarray:
         """float64 (queries,): the largest mean reward of each query."""
         return np.maximum.reduceat(self.means, self.starts[:-1])
+
+    @cached_property
+    def shorts(self) -> native.Shorts | None:
+        """Room for the features in 16 bits, which a fast sieve reads; None where it is too much."""
+        shorts = native.Shorts(self.starts, self.dimension)
+        return shorts if 0 < shorts.size <= LARGEST_SHORTS else None
 
     def rows(self, query: int) -> np.ndarray:
         """(n_q, d) view of the rows query offers; nothing is copied."""

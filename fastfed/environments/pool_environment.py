@@ -119,4 +119,6 @@ class PoolEnvironment(ABC):
             SAMPLING[self.sampling],
             order,
             self.reward.c,
+            # Rows that come only once are not worth the keeping.
+            pool.shorts if self.sampling == "with-replacement" else None,
         )

@@ -21,8 +21,11 @@
 
 #if defined(__GNUC__)
 #define FF_INLINE static inline __attribute__((always_inline))
+/* For small arrays that loops run over: vectors then begin where the array does. */
+#define FF_ALIGNED __attribute__((aligned(64)))
 #else
 #define FF_INLINE static inline
+#define FF_ALIGNED
 #endif
 
 #endif

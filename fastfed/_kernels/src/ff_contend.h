@@ -11,6 +11,7 @@
 
 typedef struct {
     const void *x;    /* the rows that were offered last */
+    int64_t times;    /* in a row before that */
     int64_t released; /* synchronisations when the rest was made */
     int64_t count;    /* of members; 0: the rest is not known */
     int64_t left;     /* rounds for which the rest may be used */

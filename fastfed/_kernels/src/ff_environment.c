@@ -9,6 +9,37 @@ int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     return ff_normal_capacity_f32(actions * (dimension + 1)) + 64;
 }
 
+/* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
+typedef struct {
+    double least, most, sum;
+} extent;
+
+/* In eight lanes: one chain of comparisons would wait for its own latency. */
+FF_CLONES
+static extent extent_of(const double *restrict mean, int64_t k)
+{
+    double least[8] FF_ALIGNED, most[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
+    for (int l = 0; l < 8; l++)
+        least[l] = most[l] = mean[0];
+    for (int64_t a = 0; a < k; a += 8) {
+        double next[8] FF_ALIGNED;
+        for (int l = 0; l < 8; l++)
+            next[l] = a + 8 <= k || a + l < k ? mean[a + l] : mean[0];
+        for (int l = 0; l < 8; l++) {
+            least[l] = next[l] < least[l] ? next[l] : least[l];
+            most[l] = next[l] > most[l] ? next[l] : most[l];
+            sum[l] += next[l];
+        }
+    }
+    extent seen = {least[0], most[0], sum[0]};
+    for (int l = 1; l < 8; l++) {
+        seen.least = least[l] < seen.least ? least[l] : seen.least;
+        seen.most = most[l] > seen.most ? most[l] : seen.most;
+        seen.sum += sum[l];
+    }
+    return seen;
+}
+
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, void *x, double *mean, ff_actions *out)
 {
@@ -25,18 +56,14 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->feature_stride = env->feature_major ? env->actions : 1;
     out->actions = k;
     out->mean = mean;
-    /* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
-    double worst = mean[0], sum = mean[0];
-    out->best = mean[0];
-    for (int64_t a = 1; a < k; a++) {
-        out->best = mean[a] > out->best ? mean[a] : out->best;
-        worst = mean[a] < worst ? mean[a] : worst;
-        sum += mean[a];
-    }
-    if (!isfinite(sum))
+    out->shorts = NULL;
+    const extent seen = extent_of(mean, k);
+    out->best = seen.most;
+    if (!isfinite(seen.sum))
         return FF_NOT_FINITE;
     const double rounding = 1e-6;
-    if (env->reward_law == FF_REWARD_BERNOULLI && (worst < -rounding || out->best > 1.0 + rounding))
+    if (env->reward_law == FF_REWARD_BERNOULLI &&
+        (seen.least < -rounding || seen.most > 1.0 + rounding))
         return FF_NOT_FINITE;
     return FF_OK;
 }
@@ -53,7 +80,53 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
     return mean + env->reward_std * ff_normal(&s);
 }
 
+/* So many actions at a time, then fewer: a number known to the compiler keeps sums in registers. */
+#define STRIP 32
+#define IN_STRIPS(strip, state, k, x, mean)                                                    \
+    {                                                                                          \
+        int64_t first = 0;                                                                     \
+        for (; first + 32 <= (k); first += 32)                                                 \
+            strip(state, 32, first, x, mean);                                                  \
+        for (; first + 8 <= (k); first += 8)                                                   \
+            strip(state, 8, first, x, mean);                                                   \
+        for (; first + 4 <= (k); first += 4)                                                   \
+            strip(state, 4, first, x, mean);                                                   \
+        for (; first < (k); first++)                                                           \
+            strip(state, 1, first, x, mean);                                                   \
+    }
+
 /* ---- sphere ---------------------------------------------------------------------------------- */
+
+/* Turns the normals of n <= STRIP actions into features, and fills in their means. */
+FF_INLINE void sphere_strip(const ff_sphere *sphere, int64_t n, int64_t first, float *restrict x,
+                            double *restrict mean)
+{
+    const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
+    const double *restrict theta = sphere->theta;
+    const float root_half = 0.70710678f;
+    float scale[STRIP] FF_ALIGNED = {0};
+    double product[STRIP] FF_ALIGNED = {0};
+    for (int64_t j = 0; j < free; j++)
+        for (int64_t a = 0; a < n; a++)
+            scale[a] += x[j * k + first + a] * x[j * k + first + a];
+    for (int64_t a = 0; a < n; a++)
+        scale[a] = root_half / sqrtf(scale[a] + 1e-30f);
+    for (int64_t j = 0; j < free; j++)
+        for (int64_t a = 0; a < n; a++)
+            x[j * k + first + a] *= scale[a];
+    for (int64_t a = 0; a < n; a++)
+        x[free * k + first + a] = root_half;
+    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
+    for (int64_t a = first; a < first + n && a < sphere->basis_actions; a++)
+        for (int64_t j = 0; j < d; j++)
+            x[j * k + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
+                                    : (j == free ? 1.0f : 0.0f);
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t a = 0; a < n; a++)
+            product[a] += theta[j] * (double)x[j * k + first + a];
+    for (int64_t a = 0; a < n; a++)
+        mean[first + a] = product[a];
+}
 
 /* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo).
  * Feature-major, so that every step below runs along the actions. */
@@ -62,39 +135,13 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
-    const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
-    const double *restrict theta = sphere->theta;
+    const int64_t k = sphere->actions, free = sphere->dimension - 1;
     float *restrict x = (float *)buffer;
-    const float root_half = 0.70710678f;
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, sphere->shared ? 0u : (uint32_t)replicate,
                                        (uint32_t)silo, (uint32_t)round);
     if (free > 0)
         ff_normals_f32(&s, k * free, x);
-    /* Sixty-four actions a strip keeps the norms in registers. */
-    for (int64_t first = 0; first < k; first += 64) {
-        const int64_t n = k - first < 64 ? k - first : 64;
-        float scale[64] = {0};
-        for (int64_t j = 0; j < free; j++)
-            for (int64_t a = 0; a < n; a++)
-                scale[a] += x[j * k + first + a] * x[j * k + first + a];
-        for (int64_t a = 0; a < 64; a++)
-            scale[a] = root_half / sqrtf(scale[a] + 1e-30f);
-        for (int64_t j = 0; j < free; j++)
-            for (int64_t a = 0; a < n; a++)
-                x[j * k + first + a] *= scale[a];
-    }
-    for (int64_t a = 0; a < k; a++)
-        x[free * k + a] = root_half;
-    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
-    for (int64_t a = 0; a < sphere->basis_actions; a++)
-        for (int64_t j = 0; j < d; j++)
-            x[j * k + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
-                                    : (j == free ? 1.0f : 0.0f);
-    for (int64_t a = 0; a < k; a++)
-        mean[a] = 0.0;
-    for (int64_t j = 0; j < d; j++)
-        for (int64_t a = 0; a < k; a++)
-            mean[a] += theta[j] * (double)x[j * k + a];
+    IN_STRIPS(sphere_strip, sphere, k, x, mean)
     return k;
 }
 
@@ -134,15 +181,14 @@ static double gap_inside(const ff_gap *gap, float *x, int64_t a)
     }
 }
 
-/* Turns the normals of n <= GAP_STRIP actions into features, and m into their means. */
-#define GAP_STRIP 32
+/* Turns the normals of n <= STRIP actions into features, and m into their means. */
 FF_INLINE void gap_strip(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
                          double *restrict mean)
 {
     const int64_t d = gap->dimension, k = gap->actions;
     const double *restrict theta = gap->theta;
-    float scale[GAP_STRIP] = {0}, along[GAP_STRIP] = {0};
-    double product[GAP_STRIP] = {0}, square[GAP_STRIP] = {0};
+    float scale[STRIP] FF_ALIGNED = {0}, along[STRIP] FF_ALIGNED = {0};
+    double product[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
     for (int64_t j = 0; j < d; j++) {
         const float t = (float)theta[j];
         for (int64_t a = 0; a < n; a++) {
@@ -198,12 +244,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
     ff_normals_f32(&s, k * (d + 1), x);
-    /* A length known to the compiler keeps the sums in registers. */
-    int64_t first = 0;
-    for (; first + GAP_STRIP <= k; first += GAP_STRIP)
-        gap_strip(gap, GAP_STRIP, first, x, mean);
-    if (first < k)
-        gap_strip(gap, k - first, first, x, mean);
+    IN_STRIPS(gap_strip, gap, k, x, mean)
     return k;
 }
 
@@ -274,5 +315,6 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->actions = k;
     out->mean = pool->means + start;
     out->best = pool->best[q];
+    out->shorts = pool->shorts.starts ? ff_short_kept(&pool->shorts, q, out, pool->dimension) : NULL;
     return FF_OK;
 }

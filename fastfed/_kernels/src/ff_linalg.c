@@ -7,11 +7,43 @@
 /* Eight doubles at any address; elsewhere the same eight one by one. */
 #if defined(__GNUC__)
 typedef double eight __attribute__((vector_size(64), aligned(8)));
+typedef int64_t mask8 __attribute__((vector_size(64)));
+typedef double four __attribute__((vector_size(32)));
+typedef double two __attribute__((vector_size(16)));
 #define LOAD(p) (*(const eight *)(p))
 #define STORE(p, v) (*(eight *)(p) = (v))
 #endif
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector) && defined(LOAD)
+#define SHUFFLES
+#endif
+#endif
+
 /* Eight partial sums, then a fixed tree: the same at every SIMD width. */
+FF_INLINE double tree(const double *restrict s)
+{
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+#if defined(__GNUC__)
+/* The same of a vector, without a way through memory where the compiler knows how. */
+FF_INLINE double fold(eight sum)
+{
+#ifdef SHUFFLES
+    const four half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) +
+                      __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+    const two quarter = __builtin_shufflevector(half, half, 0, 1) +
+                        __builtin_shufflevector(half, half, 2, 3);
+    return quarter[0] + quarter[1];
+#else
+    double s[8];
+    memcpy(s, &sum, sizeof s);
+    return tree(s);
+#endif
+}
+#endif
+
 FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
 {
     double s[8] = {0};
@@ -20,6 +52,8 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
     eight sum = {0};
     for (; i + 8 <= n; i += 8)
         sum += LOAD(a + i) * LOAD(b + i);
+    if (i == n)
+        return fold(sum);
     memcpy(s, &sum, sizeof s);
 #else
     for (; i + 8 <= n; i += 8)
@@ -28,7 +62,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 #endif
     for (int l = 0; i < n; i++, l++)
         s[l] += a[i] * b[i];
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    return tree(s);
 }
 
 /* y += f x */
@@ -100,12 +134,36 @@ FF_INLINE int64_t columns_of(int64_t i, int64_t d)
     return whole < d ? whole : d;
 }
 
+/* z = W x, row by row a dot. */
+FF_INLINE void product(const double *restrict w, const double *restrict x, int64_t d,
+                       double *restrict z)
+{
+    int64_t i = 0;
+#if defined(__GNUC__)
+    /* Eight rows of one length side by side: loops so short cost most where they end. */
+    for (; i + 8 <= d; i += 8) {
+        const double *restrict rows = w + i * d;
+        eight sum[8];
+        for (int r = 0; r < 8; r++)
+            sum[r] = (eight){0};
+        for (int64_t j = 0; j < i + 8; j += 8) {
+            const eight shared = LOAD(x + j);
+            for (int r = 0; r < 8; r++)
+                sum[r] += LOAD(rows + r * d + j) * shared;
+        }
+        for (int r = 0; r < 8; r++)
+            z[i + r] = fold(sum[r]);
+    }
+#endif
+    for (; i < d; i++)
+        z[i] = dot(w + i * d, x, columns_of(i, d));
+}
+
 FF_CLONES
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta)
 {
-    for (int64_t i = 0; i < d; i++)
-        scratch[i] = dot(w + i * d, u, columns_of(i, d));
+    product(w, u, d, scratch);
     memset(theta, 0, (size_t)d * sizeof(double));
     for (int64_t i = 0; i < d; i++) {
         const double *restrict row = w + i * d;
@@ -129,8 +187,7 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
                   int64_t d, double *restrict scratch)
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
-    for (int64_t i = 0; i < d; i++)
-        z[i] = dot(w + i * d, x, columns_of(i, d));
+    product(w, x, d, z);
     memset(partial, 0, (size_t)d * sizeof(double));
     /* s_i into take first: the roots then run as vectors, and the rows need not wait for them. */
     double *restrict keep = scratch + 2 * d, *restrict take = scratch + 3 * d;
@@ -145,22 +202,30 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
         keep[i] *= root;
         take[i] = z[i] * root;
     }
-    for (int64_t i = 0; i < d; i++) {
-        double *restrict row = w + i * d;
-        const double zi = z[i], kept = keep[i], taken = take[i];
-        const int64_t n = columns_of(i, d);
-        int64_t j = 0;
+    int64_t first = 0;
 #if defined(__GNUC__)
-        for (; j + 8 <= n; j += 8) {
-            const eight old = LOAD(row + j), sum = LOAD(partial + j);
-            STORE(row + j, kept * old - taken * sum);
-            STORE(partial + j, sum + zi * old);
+    /* Sixteen columns at a time, down the rows: their sums then stay in registers. Above the
+     * diagonal this turns zeros into zeros. */
+    for (; first + 16 <= d; first += 16) {
+        eight low = {0}, high = {0};
+        for (int64_t i = first; i < d; i++) {
+            double *restrict at = w + i * d + first;
+            const eight a = LOAD(at), b = LOAD(at + 8);
+            STORE(at, keep[i] * a - take[i] * low);
+            STORE(at + 8, keep[i] * b - take[i] * high);
+            low += z[i] * a;
+            high += z[i] * b;
         }
+        STORE(partial + first, low);
+        STORE(partial + first + 8, high);
+    }
 #endif
-        for (; j < n; j++) {
+    for (int64_t i = first; i < d; i++) {
+        double *restrict row = w + i * d;
+        for (int64_t j = first; j <= i; j++) {
             const double old = row[j], sum = partial[j];
-            row[j] = kept * old - taken * sum;
-            partial[j] = sum + zi * old;
+            row[j] = keep[i] * old - take[i] * sum;
+            partial[j] = sum + z[i] * old;
         }
     }
     if (theta) {
@@ -181,6 +246,58 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
         axpy(x[i], x, row, i + 1);
         bias[i] += x[i] * y;
     }
+}
+
+#if defined(__GNUC__)
+/* Columns j..j+7 of `rows` rows from the i-th of a packed matrix take n points. */
+FF_INLINE void take_points(double *restrict gram, const double *restrict points, int64_t n,
+                           int64_t d, int64_t i, int64_t j, const int rows)
+{
+    eight sum[4];
+    for (int r = 0; r < rows; r++)
+        sum[r] = LOAD(gram + (i + r) * (i + r + 1) / 2 + j);
+    for (int64_t p = 0; p < n; p++) {
+        const double *restrict x = points + p * (d + 1);
+        const eight shared = LOAD(x + j);
+        for (int r = 0; r < rows; r++)
+            sum[r] += x[i + r] * shared;
+    }
+    for (int r = 0; r < rows; r++) {
+        double *at = gram + (i + r) * (i + r + 1) / 2 + j;
+        const int64_t last = i + r - j;
+        /* What is past a row's end belongs to the next one, and stays as it is by now. */
+        const mask8 in = (mask8){0, 1, 2, 3, 4, 5, 6, 7} <= last;
+        STORE(at, (eight)(((mask8)sum[r] & in) | ((mask8)LOAD(at) & ~in)));
+    }
+}
+#endif
+
+/* Every entry takes the points in their order, as if they came one by one, but is loaded and stored
+ * once. */
+FF_CLONES
+void ff_accumulate_many(double *restrict gram, double *restrict bias,
+                        const double *restrict points, int64_t n, int64_t d)
+{
+    int64_t i = 0;
+#if defined(__GNUC__)
+    /* Four rows share what is loaded of a point; the last ones would run over the matrix' end. */
+    for (; i + 4 + 8 <= d; i += 4)
+        for (int64_t j = 0; j < i + 4; j += 8)
+            take_points(gram, points, n, d, i, j, 4);
+#endif
+    for (; i < d; i++) {
+        double *restrict row = gram + i * (i + 1) / 2;
+        int64_t j = 0;
+#if defined(__GNUC__)
+        for (; j + 8 <= i + 1; j += 8)
+            take_points(gram, points, n, d, i, j, 1);
+#endif
+        for (; j <= i; j++)
+            for (int64_t p = 0; p < n; p++)
+                row[j] += points[p * (d + 1) + i] * points[p * (d + 1) + j];
+    }
+    for (int64_t p = 0; p < n; p++)
+        axpy(points[p * (d + 1) + d], points + p * (d + 1), bias, d);
 }
 
 FF_CLONES

@@ -31,6 +31,11 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d);
 
+/* The same of n points, one after the other: point p is x (d) and y at points + p (d + 1). What
+ * follows the last one is read, 8 doubles far, and does not count. */
+void ff_accumulate_many(double *restrict gram, double *restrict bias,
+                        const double *restrict points, int64_t n, int64_t d);
+
 /* The same on a whole matrix: gram (d x d) += x x', bias += x y. */
 void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
                  double y, int64_t d);

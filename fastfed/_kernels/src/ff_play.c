@@ -27,15 +27,25 @@
 /* Where this thread works. */
 #define SCRATCH(pass) ((pass)->scratch + THREAD * (pass)->scratch_size)
 
+/* So many data points of a silo wait to enter its batch together. */
+#define WAITING 16
+
 /* One thread's scratch, cut into its parts. */
 typedef struct {
     void *x;
-    double *mean, *score, *feature, *observe, *normals, *packed, *clock, *point;
+    double *mean, *score, *feature, *observe, *normals, *packed, *clock, *point, *waiting;
     uint32_t *words;
 } scratch_parts;
 
-static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
+/* Of one curve: WAITING x (d + 1), features and reward. */
+typedef struct {
+    double *points;
+    int64_t count;
+} ff_waiting;
+
+static scratch_parts cut(double *scratch, const ff_pass *pass)
 {
+    const int64_t actions = pass->environment->actions, d = pass->dimension;
     scratch_parts p;
     p.x = scratch;
     p.mean = scratch + ff_fill_capacity(actions, d);
@@ -46,14 +56,16 @@ static scratch_parts cut(double *scratch, int64_t actions, int64_t d)
     p.packed = p.normals + ff_noise_capacity(d);
     p.clock = p.packed + ff_packed(d) + 2 * d;
     p.point = p.clock + 2 * ff_statistic(d);
-    p.words = (uint32_t *)(p.point + ff_statistic(d));
+    p.waiting = p.point + ff_statistic(d);
+    p.words = (uint32_t *)(p.waiting + pass->curve_count * WAITING * (d + 1) + 8);
     return p;
 }
 
-int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels)
+int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 5 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + 3 * ff_statistic(d) +
+           curves * WAITING * (d + 1) + 8 +
            ff_word_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
 
@@ -86,15 +98,28 @@ FF_INLINE ff_stream stream_of(const ff_pass *pass, uint64_t purpose, int64_t sil
                           (uint32_t)name_of(pass, silo), (uint32_t)time_of(pass, round));
 }
 
+/* Data points that wait enter the batch. */
+static void settle(const ff_pass *pass, ff_curve *c, int64_t silo, ff_waiting *waiting)
+{
+    const int64_t d = pass->dimension;
+    double *batch = c->batch + silo * ff_statistic(d);
+    if (waiting->count)
+        ff_accumulate_many(batch + d, batch, waiting->points, waiting->count, d);
+    waiting->count = 0;
+}
+
 /* The data point of a round enters what the silo will send: its batch, or every tree node that
  * will hold it, rounded for each of them anew (Alg. 5 line 7). */
 static void take_in(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round, double y,
-                    const scratch_parts *p)
+                    const scratch_parts *p, ff_waiting *waiting)
 {
     const int64_t d = pass->dimension, s = ff_statistic(d);
     if (c->randomizer != FF_SEND_BITS) {
-        double *batch = c->batch + silo * s;
-        ff_accumulate(batch + d, batch, p->feature, y, d);
+        double *point = waiting->points + waiting->count++ * (d + 1);
+        memcpy(point, p->feature, (size_t)d * sizeof(double));
+        point[d] = y;
+        if (waiting->count == WAITING)
+            settle(pass, c, silo, waiting);
         return;
     }
     int64_t levels[64] = {0}, leaf = (round - 1) / c->batch_size + 1;
@@ -146,17 +171,19 @@ static int64_t choose(const ff_pass *pass, const ff_curve *c, int64_t silo, int6
         return a;
     }
     ff_contenders *k = c->contend + silo;
-    const int again = k->x == actions->x;
+    k->times = k->x == actions->x ? k->times + 1 : 0;
     int64_t a = -1;
-    if (again && k->count && k->released == c->released)
+    if (k->times && k->count && k->released == c->released)
         a = ff_contend_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
                               p->feature);
     if (a < 0) {
+        /* Rows that do not come again and again are not worth the making. */
+        const int settled = k->times > 3;
         ff_reach reach;
-        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature, &reach);
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature,
+                      settled ? &reach : NULL);
         k->count = 0;
-        /* Rows that do not come again are not worth the making. */
-        if (again)
+        if (settled)
             ff_contend_make(k, &reach, actions->actions, w, beta, c->released, d);
         k->x = actions->x;
     }
@@ -180,7 +207,7 @@ static void learn(const ff_pass *pass, ff_curve *c, int64_t silo, double y,
 }
 
 static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
-                          const ff_actions *actions, const scratch_parts *p)
+                          const ff_actions *actions, const scratch_parts *p, ff_waiting *waiting)
 {
     const int64_t d = pass->dimension;
     int64_t a;
@@ -213,7 +240,7 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
             c->clipped[2 * silo + 1]++;
         }
     }
-    take_in(pass, c, silo, round, y, p);
+    take_in(pass, c, silo, round, y, p, waiting);
     if (!c->lazy)
         learn(pass, c, silo, y, p);
     return FF_OK;
@@ -249,31 +276,40 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
                          int64_t watch, double *scratch)
 {
     const ff_environment *env = pass->environment;
-    const scratch_parts p = cut(scratch, env->actions, pass->dimension);
-    int64_t next = checkpoint_from(pass, first);
+    const int64_t curves = pass->curve_count;
+    const scratch_parts p = cut(scratch, pass);
+    ff_waiting waiting[FF_MOST_CURVES];
+    for (int64_t i = 0; i < curves; i++)
+        waiting[i] = (ff_waiting){p.waiting + i * WAITING * (pass->dimension + 1), 0};
+    int64_t next = checkpoint_from(pass, first), status = FF_OK;
     for (int64_t round = first; round <= last; round++) {
         ff_actions actions;
-        int64_t status = ff_actions_of(env, pass->seed, pass->replicate, name_of(pass, silo),
-                                       time_of(pass, round), p.x, p.mean, &actions);
-        for (int64_t i = 0; status == FF_OK && i < pass->curve_count; i++)
-            status = play_round(pass, &pass->curves[i], silo, round, &actions, &p);
+        status = ff_actions_of(env, pass->seed, pass->replicate, name_of(pass, silo),
+                               time_of(pass, round), p.x, p.mean, &actions);
+        for (int64_t i = 0; status == FF_OK && i < curves; i++)
+            status = play_round(pass, &pass->curves[i], silo, round, &actions, &p, &waiting[i]);
         if (status != FF_OK) {
             if (watch)
                 pass->curves[0].clock.fired[silo] = round;
-            return status;
+            break;
         }
         if (next < pass->checkpoint_count && pass->checkpoints[next] == round) {
-            for (int64_t i = 0; i < pass->curve_count; i++)
+            for (int64_t i = 0; i < curves; i++)
                 pass->curves[i].curve[silo * pass->checkpoint_count + next] =
                     pass->curves[i].regret[silo];
             next++;
         }
-        if (watch && fires(pass, &pass->curves[0], silo, round, &p)) {
+        if (!watch)
+            continue;
+        settle(pass, &pass->curves[0], silo, &waiting[0]);
+        if (fires(pass, &pass->curves[0], silo, round, &p)) {
             pass->curves[0].clock.fired[silo] = round;
-            return FF_OK;
+            break;
         }
     }
-    return FF_OK;
+    for (int64_t i = 0; i < curves; i++)
+        settle(pass, &pass->curves[i], silo, &waiting[i]);
+    return status;
 }
 
 /* Standard normals of the noise in prefix k, into p.normals; owner: a silo, or M for the server,
@@ -339,12 +375,12 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
     if (c->randomizer == FF_SEND_BATCH) {
         memcpy(message, batch, (size_t)s * sizeof(double));
     } else if (c->randomizer == FF_SEND_NOISY_BATCH) {
-        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        const scratch_parts p = cut(scratch, pass);
         ff_node_normals(pass->seed, pass->replicate, name_of(pass, silo), key_of(pass, k), d,
                         p.normals);
         ff_add_noise(batch, p.normals, &std, d, message);
     } else if (c->randomizer == FF_SEND_NOISY_SUM) {
-        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        const scratch_parts p = cut(scratch, pass);
         double *sum = c->sums + silo * c->levels * s;
         ff_add(sum, batch, s);
         release_noise(pass, c, name_of(pass, silo), silo, k, &p);
@@ -355,7 +391,7 @@ static void report(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t k, do
         if (c->randomizer == FF_SEND_NODE) {
             memcpy(message, sum, (size_t)s * sizeof(double));
         } else {
-            const scratch_parts p = cut(scratch, pass->environment->actions, d);
+            const scratch_parts p = cut(scratch, pass);
             ff_node_normals(pass->seed, pass->replicate, name_of(pass, silo), key_of(pass, k), d,
                             p.normals);
             if (c->randomizer == FF_SEND_NOISY_NODE) {
@@ -390,14 +426,14 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
     } else if (c->analyzer == FF_REPLACE) {
         memcpy(c->total, sum, (size_t)s * sizeof(double));
     } else if (c->analyzer == FF_NOISY_ADD) {
-        const scratch_parts p = cut(scratch, pass->environment->actions, d);
+        const scratch_parts p = cut(scratch, pass);
         ff_add(c->sums, sum, s);
         release_noise(pass, c, pass->silos, 0, k, &p);
         ff_add_noise(c->sums, p.normals, &c->noise_std, d, c->total);
     } else {
         double *node = c->nodes + level * s;
         if (c->analyzer == FF_NOISY_TREE) {
-            const scratch_parts p = cut(scratch, pass->environment->actions, d);
+            const scratch_parts p = cut(scratch, pass);
             ff_node_normals(pass->seed, pass->replicate, pass->silos, k, d, p.normals);
             ff_add_noise(sum, p.normals, &c->noise_std, d, node);
         } else {
@@ -410,7 +446,7 @@ static void combine(const ff_pass *pass, ff_curve *c, int64_t k, double *scratch
 static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
 {
     const int64_t d = pass->dimension, k = entry(c);
-    const scratch_parts p = cut(scratch, pass->environment->actions, d);
+    const scratch_parts p = cut(scratch, pass);
     double lambda = c->regularizer[k];
     if (c->direct) {
         const double full = lambda;
@@ -428,7 +464,9 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
     if (c->clock.kind)
         ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.packed);
     for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {
-        memcpy(c->w + i * d * d, c->w, (size_t)(d * d) * sizeof(double));
+        /* Above the diagonal all are zeros already. */
+        for (int64_t j = 0; j < d; j++)
+            memcpy(c->w + i * d * d + j * d, c->w + j * d, (size_t)(j + 1) * sizeof(double));
         memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));
     }
     return FF_OK;

@@ -106,8 +106,11 @@ typedef struct {
     int64_t *status; /* (M) */
 } ff_pass;
 
+/* The most curves of a pass. */
+#define FF_MOST_CURVES 64
+
 /* Doubles of scratch one thread needs; levels: the most of any curve that sends bits. */
-int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels);
+int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves);
 
 /* Doubles of one silo that a clock keeps to play a chunk again. */
 int64_t ff_play_saved(int64_t dimension);

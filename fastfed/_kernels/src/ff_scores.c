@@ -3,15 +3,23 @@
 #include <math.h>
 
 #include "ff_panel.h"
+#include "ff_short.h"
 #include "ff_sieve.h"
+
+/* From this dimension on 16 bits are faster even if the actions are yet to be brought to them. */
+#define WIDE 32
+
+/* Scoring more of K candidates than these exactly takes longer than the float32 sieve. */
+#define FEW(actions) (PANEL + (actions) / 8)
 
 PRODUCT(product_6, double, lanes, VECTORS, 6)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
-    /* Exact panel and W x of it, candidates, the sieve's own; and room to align. */
-    return 2 * PANEL * d + actions + ff_sieve_scratch(d, actions) + 16;
+    const int64_t sieve = ff_sieve_scratch(d, actions), other = ff_short_scratch(d, actions);
+    /* Exact panel and W x of it, candidates, the sieves' own; and room to align. */
+    return 2 * PANEL * d + actions + (sieve > other ? sieve : other) + 16;
 }
 
 /* A panel of consecutive actions from `first`, zeros past the last one. */
@@ -143,8 +151,12 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
 {
     /* Panel and W x of it come first, see ff_best_of. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    const int64_t kept = ff_sieve(actions, w, theta, beta, gamma, d,
-                                  (double *)(candidates + actions->actions), candidates, reach);
+    double *own = (double *)(candidates + actions->actions);
+    int64_t kept = -1;
+    if (!reach && gamma == 0.0 && (actions->shorts || d >= WIDE) && ff_short_fits(actions, d))
+        kept = ff_short_sieve(actions, w, theta, beta, d, own, candidates);
+    if (kept < 0 || kept > FEW(actions->actions))
+        kept = ff_sieve(actions, w, theta, beta, gamma, d, own, candidates, reach);
     double score;
     const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
                                                  d, scratch, &score)

@@ -13,6 +13,7 @@ typedef struct {
     int64_t actions;        /* K >= 1 */
     const double *mean;     /* expected reward of each action; the scores do not read it */
     double best;            /* the largest of them */
+    const void *shorts;     /* the actions in 16 bits (ff_short.h), or NULL */
 } ff_actions;
 
 /* Doubles of scratch that ff_scores and ff_select need for at most K actions. */

@@ -43,7 +43,7 @@ FF_INLINE void second_panel(const float *restrict transposed, const float *restr
             for (int v = 0; v < VECTORS32; v++)
                 square[r & 1][v] += g[r][v] * g[r][v];
     }
-    float q[SIEVE_PANEL];
+    float q[SIEVE_PANEL] FF_ALIGNED;
     for (int v = 0; v < VECTORS32; v++)
         square[0][v] += square[1][v];
     memcpy(q, square[0], sizeof q);
@@ -118,7 +118,7 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
             else if (i + r == d)
                 mean[v] = z[r][v];
         }
-    float m[SIEVE_PANEL], q[SIEVE_PANEL], x[SIEVE_PANEL];
+    float m[SIEVE_PANEL] FF_ALIGNED, q[SIEVE_PANEL] FF_ALIGNED, x[SIEVE_PANEL] FF_ALIGNED;
     for (int v = 0; v < VECTORS32; v++) {
         square[0][v] += square[1][v];
         norm[0][v] = (norm[0][v] + norm[1][v]) + (norm[2][v] + norm[3][v]);
@@ -128,8 +128,9 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
     memcpy(x, norm[0], sizeof x);
     const float beta = n->beta, gamma = n->gamma, slack = n->slack;
     const float theta_norm = n->theta_norm, w_norm = n->w_norm, slope = n->slope;
-    float second[SIEVE_PANEL] = {0}, up[SIEVE_PANEL], low[SIEVE_PANEL];
-    float wide[SIEVE_PANEL], far[SIEVE_PANEL];
+    float second[SIEVE_PANEL] FF_ALIGNED = {0}, up[SIEVE_PANEL] FF_ALIGNED;
+    float low[SIEVE_PANEL] FF_ALIGNED, wide[SIEVE_PANEL] FF_ALIGNED;
+    float far[SIEVE_PANEL] FF_ALIGNED;
     if (n->twice)
         second_panel(n->transposed, kept, d, second);
     /* Into arrays of its own: the compiler then sees that nothing overlaps. */
