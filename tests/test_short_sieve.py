@@ -1,4 +1,4 @@
-"""The 16-bit sieve: what it keeps holds the best action, whatever V, the actions and their scales."""
+"""The 16-bit sieve: what it keeps holds the best action, whatever V, actions and scales."""
 
 from __future__ import annotations
 

@@ -219,6 +219,16 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
         STORE(partial + first, low);
         STORE(partial + first + 8, high);
     }
+    for (; first + 8 <= d; first += 8) {
+        eight low = {0};
+        for (int64_t i = first; i < d; i++) {
+            double *restrict at = w + i * d + first;
+            const eight a = LOAD(at);
+            STORE(at, keep[i] * a - take[i] * low);
+            low += z[i] * a;
+        }
+        STORE(partial + first, low);
+    }
 #endif
     for (int64_t i = first; i < d; i++) {
         double *restrict row = w + i * d;

@@ -103,7 +103,9 @@ static void settle(const ff_pass *pass, ff_curve *c, int64_t silo, ff_waiting *w
 {
     const int64_t d = pass->dimension;
     double *batch = c->batch + silo * ff_statistic(d);
-    if (waiting->count)
+    if (waiting->count == 1)
+        ff_accumulate(batch + d, batch, waiting->points, waiting->points[d], d);
+    else if (waiting->count)
         ff_accumulate_many(batch + d, batch, waiting->points, waiting->count, d);
     waiting->count = 0;
 }

@@ -10,6 +10,8 @@ typedef float loose32 __attribute__((vector_size(64), aligned(4)));
 #else
 typedef float loose32;
 #endif
+/* Up to here a factor is small. */
+#define SMALL 24
 #define WIDTH32 (SIEVE_PANEL / VECTORS32)
 
 /* z = ROWS rows of w (ld apart) times features 0..columns of a panel, `stride` floats apart. */
@@ -218,13 +220,18 @@ FF_INLINE double sum_of(const double *lane)
  * Frobenius norm of the rest. */
 FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restrict w32)
 {
-    double lane[8] = {0}, diagonal = 0.0, largest = 0.0;
+    double lane[8] FF_ALIGNED = {0}, diagonal = 0.0, largest = 0.0;
+    /* Few columns are copied with all their zeros: rows so short are mostly tails. */
+    const int small = d <= SMALL;
+    if (small)
+        narrow(w, d * d, w32, lane);
     for (int64_t i = 0; i < d; i++) {
         /* As far as its group's product reads, and on to whole vectors: zeros, but no tails. */
         const int64_t group = ((i / ROWS + 1) * ROWS + 7) & ~(int64_t)7;
         const int64_t columns = group < d ? group : d;
         const double entry = fabs(w[i * d + i]);
-        narrow(w + i * d, columns, w32 + i * d, lane);
+        if (!small)
+            narrow(w + i * d, columns, w32 + i * d, lane);
         diagonal += entry * entry;
         largest = entry > largest ? entry : largest;
     }
@@ -240,9 +247,12 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
 FF_INLINE int64_t keep(const float *restrict upper, const float *restrict lower, int64_t count,
                        int64_t *restrict candidates)
 {
-    float floor = -INFINITY;
-    for (int a = 0; a < SIEVE_PANEL; a++)
-        floor = lower[a] > floor ? lower[a] : floor;
+    float top[SIEVE_PANEL] FF_ALIGNED;
+    memcpy(top, lower, sizeof top);
+    for (int n = SIEVE_PANEL / 2; n > 0; n /= 2)
+        for (int a = 0; a < n; a++)
+            top[a] = top[a + n] > top[a] ? top[a + n] : top[a];
+    const float floor = top[0];
     const int sound = floor > -INFINITY && floor < INFINITY;
     int64_t kept = 0;
     for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
