@@ -215,11 +215,12 @@ def test_bench_prints_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         "ratio": 40.5,
         "ratio_without_data": 30.1,
         "limit_microseconds": 2.0,
+        "share_of_limit": 0.62,
         "threads": 1,
     }
     monkeypatch.setattr(bench, "run_bench", lambda: [row])
     assert json.loads(fastfed("bench", "--json").stdout) == [row]
-    assert "tiny" in (text := fastfed("bench").stdout) and "1.23" in text and "40.5" in text
+    assert "tiny" in (text := fastfed("bench").stdout) and "1.23" in text and "62 %" in text
 
 
 # ---- run ---------------------------------------------------------------------------------------

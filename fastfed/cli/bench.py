@@ -38,6 +38,9 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    for row in rows:
+        share = row["share_of_limit"]
+        row["share_of_limit"] = None if share is None else f"{share:.0%}".replace("%", " %")
     cells = [[_cell(row[key]) for key in COLUMNS] for row in rows]
     print_table(list(COLUMNS.values()), cells, right=range(1, len(COLUMNS)))
 
