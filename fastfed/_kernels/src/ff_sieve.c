@@ -33,73 +33,60 @@ FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
 /* Rows of the float32 matrix [W; theta; zeros], a whole number of ROWS groups. */
 FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
 
-/* ||V^{-1} x|| of a panel, approximately: V^{-1} x = W' z. transposed: W' and zeros, z: W x. */
+/* ||V^{-1} x|| of a panel, squared, approximately: V^{-1} x = W' z. transposed: W' and zeros,
+ * z: W x. */
 FF_INLINE void second_panel(const float *restrict transposed, const float *restrict z, int64_t d,
-                            float *restrict second)
+                            float *restrict square)
 {
-    lanes32 square[2][VECTORS32], g[ROWS][VECTORS32];
-    memset(square, 0, sizeof square);
+    lanes32 sum[2][VECTORS32], g[ROWS][VECTORS32];
+    memset(sum, 0, sizeof sum);
     for (int64_t j = 0; j < d; j += ROWS) {
         product32(transposed + j * d + j, d, d - j, z + j * SIEVE_PANEL, SIEVE_PANEL, g);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS32; v++)
-                square[r & 1][v] += g[r][v] * g[r][v];
+                sum[r & 1][v] += g[r][v] * g[r][v];
     }
-    float q[SIEVE_PANEL] FF_ALIGNED;
     for (int v = 0; v < VECTORS32; v++)
-        square[0][v] += square[1][v];
-    memcpy(q, square[0], sizeof q);
-    for (int a = 0; a < SIEVE_PANEL; a++)
-        second[a] = sqrtf(q[a]);
+        sum[0][v] += sum[1][v];
+    memcpy(square, sum[0], sizeof sum[0]);
 }
 
 /* What a sieve knows of V and the bonuses, in float32. */
 typedef struct {
     const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
-    float beta, gamma, slack, slope, theta_norm, w_norm;
+    float beta, gamma;
     int twice; /* gamma is not 0, though as a float it may be */
 } narrowed;
 
-/* Lane by lane over the panels so far: the largest lower bound of a score, the largest bounds of a
- * width and of a length. */
+/* Lane by lane over the panels so far: the largest approximate score, and the largest squares of
+ * ||W x||, ||V^-1 x|| and ||x||. */
 typedef struct {
-    float lower[SIEVE_PANEL], width[SIEVE_PANEL], length[SIEVE_PANEL];
+    float score[SIEVE_PANEL] FF_ALIGNED, width[SIEVE_PANEL] FF_ALIGNED;
+    float second[SIEVE_PANEL] FF_ALIGNED, length[SIEVE_PANEL] FF_ALIGNED;
 } extremes;
 
-/* Of each action of a panel an upper bound on its exact score, and the extremes with this panel. The
- * approximate score is off by slope length + own at most.
- *
- * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
- * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
- * exact one (Higham 2002, Section 3.1). g is the same with d + 8: six roundings more pay for beta
- * and gamma, for the sum of mean and bonuses, and for the comparison with the floor. Over the rows of W
- * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
- * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
- * most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by w_norm
- * ||z^ - z|| more. Where gamma vanishes as a float, g gamma w_norm ||z|| is not in own: slope, made
- * in double, has it if ||z|| <= w_norm ||x|| / 100, and else ||V^-1 x|| >= ||z||^2 / ||x|| keeps it
- * below 100 g gamma 2^64. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
- * and of the exact float64 score, both of the order of u g and d 2^-53.
- *
- * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
- * from 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86
- * at most: the constants added to length and own are above all that, and far below what matters. */
+/* Approximate scores of a panel, and the extremes with it. */
 FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const narrowed *n,
                            int64_t d, int64_t held, float *restrict kept,
-                           float *restrict upper, extremes *restrict seen)
+                           float *restrict score, extremes *restrict seen)
 {
     const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
-    lanes32 square[2][VECTORS32], norm[4][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
+    lanes32 square[2][VECTORS32], norm[2][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
     for (int v = 0; v < VECTORS32; v++) {
-        square[0][v] = square[1][v] = (lanes32){0};
-        norm[0][v] = norm[1][v] = norm[2][v] = norm[3][v] = (lanes32){0};
+        square[0][v] = square[1][v] = norm[0][v] = norm[1][v] = mean[v] = (lanes32){0};
     }
-    for (int64_t j = 0; j < d; j++)
-        for (int v = 0; v < VECTORS32; v++) {
-            const lanes32 x = *(const loose32 *)(panel + j * stride + v * WIDTH32);
-            norm[j & 3][v] += x * x;
-        }
+    int64_t j = 0;
+    for (; j + 2 <= d; j += 2)
+        for (int i = 0; i < 2; i++)
+            for (int v = 0; v < VECTORS32; v++) {
+                const lanes32 x = *(const loose32 *)(panel + (j + i) * stride + v * WIDTH32);
+                norm[i][v] += x * x;
+            }
+    for (int v = 0; j < d && v < VECTORS32; v++) {
+        const lanes32 x = *(const loose32 *)(panel + j * stride + v * WIDTH32);
+        norm[0][v] += x * x;
+    }
     int64_t i = 0;
     for (; i + ROWS <= d; i += ROWS) {
         product32(w + i * d, d, i + ROWS, panel, stride, z);
@@ -121,43 +108,65 @@ FF_INLINE void sieve_panel(const float *restrict panel, int64_t stride, const na
                 mean[v] = z[r][v];
         }
     float m[SIEVE_PANEL] FF_ALIGNED, q[SIEVE_PANEL] FF_ALIGNED, x[SIEVE_PANEL] FF_ALIGNED;
+    float second[SIEVE_PANEL] FF_ALIGNED = {0}, made[SIEVE_PANEL] FF_ALIGNED;
     for (int v = 0; v < VECTORS32; v++) {
         square[0][v] += square[1][v];
-        norm[0][v] = (norm[0][v] + norm[1][v]) + (norm[2][v] + norm[3][v]);
+        norm[0][v] += norm[1][v];
     }
     memcpy(m, mean, sizeof m);
     memcpy(q, square[0], sizeof q);
     memcpy(x, norm[0], sizeof x);
-    const float beta = n->beta, gamma = n->gamma, slack = n->slack;
-    const float theta_norm = n->theta_norm, w_norm = n->w_norm, slope = n->slope;
-    float second[SIEVE_PANEL] FF_ALIGNED = {0}, up[SIEVE_PANEL] FF_ALIGNED;
-    float low[SIEVE_PANEL] FF_ALIGNED, wide[SIEVE_PANEL] FF_ALIGNED;
-    float far[SIEVE_PANEL] FF_ALIGNED;
-    if (n->twice)
+    const float beta = n->beta, gamma = n->gamma;
+    if (n->twice) {
         second_panel(n->transposed, kept, d, second);
-    /* Into arrays of its own: the compiler then sees that nothing overlaps. */
-    for (int a = 0; a < SIEVE_PANEL; a++) {
-        const float width = sqrtf(q[a]), length = sqrtf(x[a]) + 0x1p-60f;
-        const float score = (m[a] + beta * width) + gamma * second[a];
-        const float own = slack * (theta_norm * length + beta * width +
-                                   gamma * (w_norm * width + second[a])) +
-                          (beta + gamma * (1.0f + w_norm)) * 0x1p-60f + 0x1p-75f;
-        const float error = slope * length + own;
-        up[a] = score + error;
-        low[a] = score - error;
-        wide[a] = width + slack * (w_norm * length + width);
-        far[a] = length + slack * length;
-        wide[a] = wide[a] < INFINITY ? wide[a] : INFINITY;
-        far[a] = far[a] < INFINITY ? far[a] : INFINITY;
+        for (int a = 0; a < SIEVE_PANEL; a++) {
+            seen->second[a] = second[a] > seen->second[a] ? second[a] : seen->second[a];
+            m[a] += gamma * sqrtf(second[a]);
+        }
     }
-    memcpy(upper, up, sizeof up);
-    /* What a short panel is filled up with is no action, and proves nothing; it is not long, either.
-     * What is not a number counts as infinite. */
     for (int a = 0; a < SIEVE_PANEL; a++) {
-        seen->lower[a] = (a < held) & (low[a] > seen->lower[a]) ? low[a] : seen->lower[a];
-        seen->width[a] = wide[a] > seen->width[a] ? wide[a] : seen->width[a];
-        seen->length[a] = far[a] > seen->length[a] ? far[a] : seen->length[a];
+        made[a] = m[a] + beta * sqrtf(q[a]);
+        /* What a short panel is filled up with is no action; nor is it long. What is not a number
+         * proves nothing. */
+        seen->score[a] = (a < held) & (made[a] > seen->score[a]) ? made[a] : seen->score[a];
+        seen->width[a] = q[a] > seen->width[a] ? q[a] : seen->width[a];
+        seen->length[a] = x[a] > seen->length[a] ? x[a] : seen->length[a];
     }
+    memcpy(score, made, sizeof made);
+}
+
+FF_INLINE double largest_of(const float *restrict lane)
+{
+    float top[SIEVE_PANEL] FF_ALIGNED;
+    memcpy(top, lane, sizeof top);
+    for (int n = SIEVE_PANEL / 2; n > 0; n /= 2)
+        for (int a = 0; a < n; a++)
+            top[a] = top[a + n] > top[a] ? top[a + n] : top[a];
+    return (double)top[0];
+}
+
+/* What an approximate score of any of the actions is off by at most.
+ *
+ * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
+ * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
+ * exact one (Higham 2002, Section 3.1). g is the same with d + 8: six roundings more pay for beta
+ * and gamma, for the sum of mean and bonuses, and for the comparison with the floor. Over the rows of W
+ * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
+ * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
+ * most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by w_norm
+ * ||z^ - z|| more. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
+ * and of the exact float64 score, both of the order of u g and d 2^-53.
+ *
+ * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
+ * from 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86
+ * at most: the constants added to length and the sum are above all that, and far below what
+ * matters. */
+FF_INLINE double error_of(double beta, double gamma, double slack, double theta_norm,
+                          double w_norm, double length, double width, double second)
+{
+    return slack * (w_norm * (beta + gamma * w_norm) * length + theta_norm * length +
+                    beta * width + gamma * (w_norm * width + second)) +
+           (beta + gamma * (1.0 + w_norm)) * 0x1p-60 + 0x1p-75;
 }
 
 FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
@@ -243,22 +252,16 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
     return split < frobenius ? split : frobenius;
 }
 
-/* The actions that the bounds leave; all of them when the bounds are not finite. */
-FF_INLINE int64_t keep(const float *restrict upper, const float *restrict lower, int64_t count,
+/* The actions whose score is not below `least`; all of them when that is not finite. */
+FF_INLINE int64_t keep(const float *restrict score, float least, int64_t count,
                        int64_t *restrict candidates)
 {
-    float top[SIEVE_PANEL] FF_ALIGNED;
-    memcpy(top, lower, sizeof top);
-    for (int n = SIEVE_PANEL / 2; n > 0; n /= 2)
-        for (int a = 0; a < n; a++)
-            top[a] = top[a + n] > top[a] ? top[a + n] : top[a];
-    const float floor = top[0];
-    const int sound = floor > -INFINITY && floor < INFINITY;
+    const int sound = least > -INFINITY && least < INFINITY;
     int64_t kept = 0;
     for (int64_t first = 0; first < count; first += SIEVE_PANEL) {
-        int may[SIEVE_PANEL], any = 0;
+        int may[SIEVE_PANEL] FF_ALIGNED, any = 0;
         for (int a = 0; a < SIEVE_PANEL; a++)
-            may[a] = !sound | !(upper[first + a] < floor);
+            may[a] = !sound | !(score[first + a] < least);
         for (int a = 0; a < SIEVE_PANEL; a++)
             any |= may[a];
         for (int64_t a = 0; any && a < SIEVE_PANEL && first + a < count; a++)
@@ -291,26 +294,23 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SIEVE_PANEL - 1) / SIEVE_PANEL * SIEVE_PANEL;
-    float *upper = (float *)aligned(scratch), *panel = upper + padded;
+    float *score = (float *)aligned(scratch), *panel = score + padded;
     float *kept = panel + SIEVE_PANEL * d, *w32 = kept + SIEVE_PANEL * d;
     float *transposed = w32 + rows * d;
     extremes seen;
     for (int a = 0; a < SIEVE_PANEL; a++) {
-        seen.lower[a] = -INFINITY;
-        seen.width[a] = seen.length[a] = 0.0f;
+        seen.score[a] = -INFINITY;
+        seen.width[a] = seen.second[a] = seen.length[a] = 0.0f;
     }
     const double n = (double)(d + 8);
     const double slack = 1.01 * n * 0x1p-24 / (1.0 - n * 0x1p-24);
     const double w_norm = narrow_factor(w, d, w32);
-    double lane[8] = {0};
+    double lane[8] FF_ALIGNED = {0};
     narrow(theta, d, w32 + d * d, lane);
     memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
     if (gamma != 0.0)
         transpose(w32, d, transposed);
-    const float slope = (float)(slack * w_norm * (beta + gamma * w_norm));
-    const narrowed made = {w32,          transposed, (float)beta,
-                           (float)gamma, (float)slack, slope,
-                           (float)sqrt(sum_of(lane)), (float)w_norm, gamma != 0.0};
+    const narrowed made = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0};
     const int ready = lies_ready(actions);
     for (int64_t from = 0; from < count; from += SIEVE_PANEL) {
         /* The last panel of ready actions overlaps the one before instead of running over. */
@@ -321,17 +321,20 @@ int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
             x = panel;
         }
         sieve_panel(x, ready ? actions->feature_stride : SIEVE_PANEL, &made, d, count - first, kept,
-                    upper + first, &seen);
+                    score + first, &seen);
     }
     for (int64_t a = count; a < padded; a++)
-        upper[a] = -INFINITY;
+        score[a] = -INFINITY;
+    const double length = sqrt(largest_of(seen.length)) * (1.0 + slack) + 0x1p-60;
+    const double width = sqrt(largest_of(seen.width));
+    const double second = sqrt(largest_of(seen.second));
+    const double error = error_of(beta, gamma, slack, sqrt(sum_of(lane)), w_norm, length, width,
+                                  second);
     if (reach) {
-        *reach = (ff_reach){upper, 0.0, 0.0};
-        for (int a = 0; a < SIEVE_PANEL; a++) {
-            const double width = seen.width[a], length = seen.length[a];
-            reach->width = width > reach->width ? width : reach->width;
-            reach->length = length > reach->length ? length : reach->length;
-        }
+        for (int64_t a = 0; a < count; a++)
+            score[a] += (float)(1.01 * error);
+        *reach = (ff_reach){score, width + slack * (w_norm * length + width), length};
     }
-    return keep(upper, seen.lower, count, candidates);
+    const double best = largest_of(seen.score) + (reach ? 1.01 * error : 0.0);
+    return keep(score, (float)(best - 2.02 * error), count, candidates);
 }
