@@ -24,9 +24,6 @@
 /* For small arrays that loops run over: vectors then begin where the array does. */
 #define FF_ALIGNED __attribute__((aligned(64)))
 #else
-#define FF_ROLLED _Pragma("omp simd")
-#endif
-#else
 #define FF_INLINE static inline
 #define FF_ALIGNED
 #endif
