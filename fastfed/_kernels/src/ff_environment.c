@@ -82,35 +82,44 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
 
 /* So many actions at a time, then fewer: a number known to the compiler keeps sums in registers. */
 #define STRIP 32
-#define IN_STRIPS(strip, state, k, x, mean)                                                    \
+#define IN_STRIPS(k, strip, state, ...)                                                        \
     {                                                                                          \
         int64_t first = 0;                                                                     \
         for (; first + 32 <= (k); first += 32)                                                 \
-            strip(state, 32, first, x, mean);                                                  \
+            strip(state, 32, first, __VA_ARGS__);                                              \
         for (; first + 8 <= (k); first += 8)                                                   \
-            strip(state, 8, first, x, mean);                                                   \
+            strip(state, 8, first, __VA_ARGS__);                                               \
         for (; first + 4 <= (k); first += 4)                                                   \
-            strip(state, 4, first, x, mean);                                                   \
+            strip(state, 4, first, __VA_ARGS__);                                               \
         for (; first < (k); first++)                                                           \
-            strip(state, 1, first, x, mean);                                                   \
+            strip(state, 1, first, __VA_ARGS__);                                               \
     }
 
 /* ---- sphere ---------------------------------------------------------------------------------- */
 
-/* Turns the normals of n <= STRIP actions into features, and fills in their means. */
-FF_INLINE void sphere_strip(const ff_sphere *sphere, int64_t n, int64_t first, float *restrict x,
-                            double *restrict mean)
+/* The squared lengths of the normals of n <= STRIP actions, where their last feature will stand. */
+FF_INLINE void sphere_squares(const ff_sphere *sphere, int64_t n, int64_t first, float *restrict x)
+{
+    const int64_t k = sphere->actions, free = sphere->dimension - 1;
+    float square[STRIP] FF_ALIGNED = {0};
+    for (int64_t j = 0; j < free; j++)
+        for (int64_t a = 0; a < n; a++)
+            square[a] += x[j * k + first + a] * x[j * k + first + a];
+    for (int64_t a = 0; a < n; a++)
+        x[free * k + first + a] = square[a];
+}
+
+/* Turns these normals into features, by the scales that stand there now, and fills in the means. */
+FF_INLINE void sphere_features(const ff_sphere *sphere, int64_t n, int64_t first,
+                               float *restrict x, double *restrict mean)
 {
     const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
     const double *restrict theta = sphere->theta;
     const float root_half = 0.70710678f;
-    float scale[STRIP] FF_ALIGNED = {0};
+    float scale[STRIP] FF_ALIGNED;
     double product[STRIP] FF_ALIGNED = {0};
-    for (int64_t j = 0; j < free; j++)
-        for (int64_t a = 0; a < n; a++)
-            scale[a] += x[j * k + first + a] * x[j * k + first + a];
     for (int64_t a = 0; a < n; a++)
-        scale[a] = root_half / sqrtf(scale[a] + 1e-30f);
+        scale[a] = x[free * k + first + a];
     for (int64_t j = 0; j < free; j++)
         for (int64_t a = 0; a < n; a++)
             x[j * k + first + a] *= scale[a];
@@ -141,7 +150,13 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
                                        (uint32_t)silo, (uint32_t)round);
     if (free > 0)
         ff_normals_f32(&s, k * free, x);
-    IN_STRIPS(sphere_strip, sphere, k, x, mean)
+    IN_STRIPS(k, sphere_squares, sphere, x)
+    /* All roots at once, and whole vectors of them: in short strips gcc takes them one by one. The
+     * buffer goes on, see ff_fill_capacity. */
+    float *restrict scale = x + free * k;
+    for (int64_t a = 0; a < ((k + 15) & ~(int64_t)15); a++)
+        scale[a] = 0.70710678f / sqrtf(scale[a] + 1e-30f);
+    IN_STRIPS(k, sphere_features, sphere, x, mean)
     return k;
 }
 
@@ -244,7 +259,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
     ff_normals_f32(&s, k * (d + 1), x);
-    IN_STRIPS(gap_strip, gap, k, x, mean)
+    IN_STRIPS(k, gap_strip, gap, x, mean)
     return k;
 }
 
