@@ -357,6 +357,8 @@ def test_interrupt_keeps_what_was_played(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "fastfed", "run", spec, "-o", out, "--threads", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Tests that were started in the background of a shell ignore it, and so would the child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert child.stderr is not None
     line = child.stderr.readline()  # the estimate: it plays from now on
