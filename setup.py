@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 KERNELS = Path("fastfed") / "_kernels"
 SOURCES = [
     *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
-    *("clock", "contend", "mean", "play", "short"),
+    *("clock", "contend", "mean", "play", "short", "short_model", "shorten", "widths"),
 ]
 #: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
 FUSED = KERNELS / "src" / "ff_sieve.c"

@@ -69,6 +69,14 @@ cdef extern from "ff_short.h" nogil:
     int64_t ff_short_sieve(const ff_actions *actions, const double *w, const double *theta,
                            double beta, int64_t d, double *scratch, int64_t *candidates)
 
+cdef extern from "ff_widths.h" nogil:
+    ctypedef struct ff_widths:
+        float *bound
+        int64_t *made
+        int64_t *useless
+        double *room
+    int64_t ff_widths_room(int64_t d)
+
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
     void ff_hadamard(double *values, int64_t n)
@@ -243,6 +251,7 @@ cdef extern from "ff_play.h" nogil:
         double inflation
         ff_choice *choice
         ff_contenders *contend
+        ff_widths widths
         double *history
         double *w
         double *theta
@@ -674,6 +683,7 @@ cdef class Environment:
     cdef ff_environment c
     cdef readonly uint64_t seed
     cdef readonly int64_t replicate
+    cdef int64_t queries, rows  # of a pool that keeps its actions in 16 bits, else 0
     cdef object keep  # whatever the C side points at
 
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
@@ -813,6 +823,8 @@ cdef class Pool(Environment):
         self.state.shorts.starts = NULL
         if shorts is not None and shorts.size:
             self.state.shorts = shorts.store()
+            self.queries = starts.shape[0] - 1
+            self.rows = starts[self.queries]
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
                       self.state.is_double, feature_major, reward)
         self.c.borrow, self.c.state = ff_pool_borrow, &self.state
@@ -918,7 +930,7 @@ cdef class Pass:
 
     cdef ff_pass c
     cdef ff_curve curves[FF_MOST_CURVES]
-    cdef object keep
+    cdef object keep, widths
     cdef Environment environment
 
     def __init__(self, Environment environment, int64_t silos, int64_t horizon,
@@ -951,8 +963,25 @@ cdef class Pass:
         scratch = np.empty((self.c.threads, self.c.scratch_size))
         self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
         self.keep = (checkpoints, scratch, status, curves, names)
+        self.widths = []
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
+            if environment.rows and not curve["random"]:
+                self.keep_widths(&self.curves[i].widths)
+
+    def kept_widths(self):
+        """Of every curve that keeps widths: by query the release, plus one, that its bounds are of, and
+        by silo the last one for which they told it next to nothing."""
+        return [(np.array(made), np.array(useless)) for _, made, useless, _ in self.widths]
+
+    cdef void keep_widths(self, ff_widths *k) except *:
+        # Zeros that nobody writes take no memory.
+        cdef float[::1] bound = np.zeros(self.environment.rows, np.float32)
+        cdef int64_t[::1] made = np.zeros(self.environment.queries, np.int64)
+        cdef int64_t[::1] useless = np.zeros(self.c.silos, np.int64)
+        cdef double[::1] room = np.zeros(max(1, ff_widths_room(self.c.dimension)))
+        k.bound, k.made, k.useless, k.room = &bound[0], &made[0], &useless[0], &room[0]
+        self.widths.append((bound, made, useless, room))
 
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))

@@ -330,6 +330,8 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->actions = k;
     out->mean = pool->means + start;
     out->best = pool->best[q];
+    out->query = q;
+    out->first = start;
     out->shorts = pool->shorts.starts ? ff_short_kept(&pool->shorts, q, out, pool->dimension) : NULL;
     return FF_OK;
 }

@@ -182,12 +182,10 @@ double ff_log_det(const double *w, int64_t d)
 /* With z = W x and V + x x' = L (I + z z') L', the Cholesky factor C of I + z z' has a closed
  * inverse: with s_0 = 1, s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
  *     sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k. */
-FF_CLONES
-double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
-                  int64_t d, double *restrict scratch)
+FF_INLINE double enter(double *restrict w, double *restrict theta, const double *restrict x,
+                       double y, int64_t d, double *restrict scratch)
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
-    product(w, x, d, z);
     memset(partial, 0, (size_t)d * sizeof(double));
     /* s_i into take first: the roots then run as vectors, and the rows need not wait for them. */
     double *restrict keep = scratch + 2 * d, *restrict take = scratch + 3 * d;
@@ -245,6 +243,27 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
             theta[j] += error * partial[j];
     }
     return s;
+}
+
+FF_CLONES
+double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
+                  int64_t d, double *restrict scratch)
+{
+    product(w, x, d, scratch);
+    return enter(w, theta, x, y, d, scratch);
+}
+
+FF_CLONES
+double ff_observe_image(double *restrict w, double *restrict theta, const double *restrict x,
+                        double y, int64_t d, double *restrict scratch)
+{
+    return enter(w, theta, x, y, d, scratch);
+}
+
+FF_CLONES
+void ff_image(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
+{
+    product(w, x, d, z);
 }
 
 FF_CLONES

@@ -27,6 +27,13 @@ double ff_log_det(const double *w, int64_t d);
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch);
 
+/* z = W x. */
+void ff_image(const double *restrict w, const double *restrict x, int64_t d, double *restrict z);
+
+/* ff_observe where W x stands in the first d of the scratch already. */
+double ff_observe_image(double *restrict w, double *restrict theta, const double *restrict x,
+                        double y, int64_t d, double *restrict scratch);
+
 /* gram += x x' (packed), bias += x y. */
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d);

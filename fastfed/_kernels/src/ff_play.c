@@ -34,6 +34,7 @@
 typedef struct {
     void *x;
     double *mean, *score, *feature, *observe, *normals, *packed, *clock, *point, *waiting;
+    ff_imaged known; /* its image stands where ff_observe wants it */
     uint32_t *words;
 } scratch_parts;
 
@@ -52,7 +53,8 @@ static scratch_parts cut(double *scratch, const ff_pass *pass)
     p.score = p.mean + actions;
     p.feature = p.score + ff_score_scratch(d, actions);
     p.observe = p.feature + d;
-    p.normals = p.observe + 4 * d;
+    p.known = (ff_imaged){p.observe + 4 * d, p.observe};
+    p.normals = p.observe + 5 * d;
     p.packed = p.normals + ff_noise_capacity(d);
     p.clock = p.packed + ff_packed(d) + 2 * d;
     p.point = p.clock + 2 * ff_statistic(d);
@@ -63,7 +65,7 @@ static scratch_parts cut(double *scratch, const ff_pass *pass)
 
 int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
-    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 5 * d +
+    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + 3 * ff_statistic(d) +
            curves * WAITING * (d + 1) + 8 +
            ff_word_capacity(levels * ff_statistic(d)) / 2 + 16;
@@ -154,7 +156,7 @@ static double radius_of(const ff_curve *c, const double *w, int64_t round, int64
 }
 
 /* The action of a silo: by upper confidence, or remembered. */
-static int64_t choose(const ff_pass *pass, const ff_curve *c, int64_t silo, int64_t round,
+static int64_t choose(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
                       const ff_actions *actions, const scratch_parts *p)
 {
     const int64_t d = pass->dimension;
@@ -165,16 +167,23 @@ static int64_t choose(const ff_pass *pass, const ff_curve *c, int64_t silo, int6
     }
     const double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
     const double beta = radius_of(c, w, round, d);
+    int64_t a = -1;
+    if (actions->shorts && c->second_bonus == 0.0)
+        a = ff_widths_choose(&c->widths, silo, round - c->clock.last, actions, w, theta, beta,
+                             c->clip ? c->feature_bound : 0.0, d, p->score, p->feature, &p->known);
+    if (a >= 0) {
+        if (last)
+            *last = (ff_choice){actions->x, c->released, a};
+        return a;
+    }
     if (c->lazy || !pass->environment->borrow) {
-        const int64_t a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score,
-                                    p->feature, NULL);
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature, NULL);
         if (last)
             *last = (ff_choice){actions->x, c->released, a};
         return a;
     }
     ff_contenders *k = c->contend + silo;
     k->times = k->x == actions->x ? k->times + 1 : 0;
-    int64_t a = -1;
     if (k->times && k->count && k->released == c->released)
         a = ff_contend_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
                               p->feature);
@@ -204,7 +213,9 @@ static void learn(const ff_pass *pass, ff_curve *c, int64_t silo, double y,
         prediction += theta[j] * p->feature[j];
         square += theta[j] * theta[j];
     }
-    const double s = ff_observe(w, theta, p->feature, y, d, p->observe);
+    const int known = memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0;
+    const double s = known ? ff_observe_image(w, theta, p->feature, y, d, p->observe)
+                           : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_contend_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
 }
 
@@ -213,6 +224,7 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
 {
     const int64_t d = pass->dimension;
     int64_t a;
+    p->known.x[0] = NAN;
     if (c->random) {
         const ff_stream stream = stream_of(pass, FF_POLICY, silo, round);
         a = ff_below(&stream, actions->actions);
@@ -463,6 +475,7 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
         c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
     if (c->radius.determinant)
         c->log_det = ff_log_det(c->w, d);
+    ff_widths_begin(&c->widths, c->w, c->released, d);
     if (c->clock.kind)
         ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.packed);
     for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {

@@ -12,6 +12,7 @@
 #include "ff_protocol.h"
 #include "ff_release.h"
 #include "ff_scores.h"
+#include "ff_widths.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and what the server makes of it. */
 enum {
@@ -72,6 +73,7 @@ typedef struct {
     double log_det;         /* ln det V of what is synchronised */
     ff_choice *choice;      /* (M): of lazy play, what was chosen last and from what */
     ff_contenders *contend; /* (M): of eager play, over rows that come again */
+    ff_widths widths;       /* of the actions of a pool */
     double *history;        /* (M or 1, K, s): standard normals of a Toeplitz release */
     double *w, *theta;      /* (M or 1, d, d), (M or 1, d) */
     double *batch;          /* (M, s): this batch's statistic */

@@ -14,6 +14,7 @@ typedef struct {
     const double *mean;     /* expected reward of each action; the scores do not read it */
     double best;            /* the largest of them */
     const void *shorts;     /* the actions in 16 bits (ff_short.h), or NULL */
+    int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
 } ff_actions;
 
 /* Doubles of scratch that ff_scores and ff_select need for at most K actions. */

@@ -5,6 +5,9 @@
 #include "ff_base.h"
 #include "ff_scores.h"
 
+/* Whether this build and this processor have the instructions. */
+int64_t ff_short_able(void);
+
 /* Whether this processor has the instructions, and these actions the layout (float32, features side
  * by side) and the dimension for it. */
 int64_t ff_short_fits(const ff_actions *actions, int64_t d);

@@ -224,9 +224,7 @@ FF_INLINE double sum_of(const double *lane)
            ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-/* Copy the rows of W as floats; returns a bound on || |W| ||_2: the smaller of the Frobenius
- * norm and, far below it while W is near a multiple of I, the largest diagonal entry plus the
- * Frobenius norm of the rest. */
+/* Copy the rows of W as floats; returns a bound on || |W| ||_2. */
 FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restrict w32)
 {
     double lane[8] FF_ALIGNED = {0}, diagonal = 0.0, largest = 0.0;
@@ -244,12 +242,7 @@ FF_INLINE double narrow_factor(const double *restrict w, int64_t d, float *restr
         diagonal += entry * entry;
         largest = entry > largest ? entry : largest;
     }
-    const double total = sum_of(lane);
-    /* A lane has about d^2 / 16 terms: cancellation can take rest d^2 2^-56 of the total too low,
-     * and below zero. */
-    const double rest = total > diagonal ? total - diagonal : 0.0;
-    const double frobenius = sqrt(total), split = largest + sqrt(rest + (1e-12 + (double)(d * d) * 0x1p-56) * total);
-    return split < frobenius ? split : frobenius;
+    return norm_bound(sum_of(lane), diagonal, largest, d);
 }
 
 /* The actions whose score is not below `least`; all of them when that is not finite. */
