@@ -20,7 +20,7 @@ from fastfed._kernels import native
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
-EXACT = ("random", "linalg", "scores", "environment", "protocol", "short")
+EXACT = ("random", "linalg", "scores", "environment", "protocol", "short", "shorten")
 FUSED = ("sieve",)
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
@@ -86,6 +86,8 @@ class Actions(ctypes.Structure):
         ("mean", ctypes.c_void_p),
         ("best", ctypes.c_double),
         ("shorts", ctypes.c_void_p),
+        ("query", ctypes.c_int64),
+        ("first", ctypes.c_int64),
     ]
 
 
