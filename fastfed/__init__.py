@@ -53,10 +53,12 @@ _PUBLIC = {
     "LowerBoundLosses": "fastfed.environments",
     "GradientLosses": "fastfed.environments",
     "LossFacts": "fastfed.environments",
+    "Score": "fastfed.protocols.score",
+    "score_signature": "fastfed.protocols.score",
     "losses_signature": "fastfed.environments",
     "gradient_signature": "fastfed.environments",
 }
-_MODULES = ("kernels", "privacy")
+_MODULES = ("kernels", "keyed", "privacy")
 
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 

@@ -22,6 +22,7 @@ CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
+SCORE_KEY = 20
 #: What the server's uniform numbers are for.
 PURPOSES = {
     ROTATION: "the rotation",
@@ -77,6 +78,10 @@ class NoiseSource(Protocol):
         """A uniform action out of ``count``."""
         ...
 
+    def score_key(self, silo: int, round: int) -> int:
+        """64 uniform bits for the score function of one silo in one round."""
+        ...
+
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
         ...
@@ -129,6 +134,9 @@ class SeededNoise:
 
     def action(self, silo: int, round: int, count: int) -> int:
         return native.below(self.seed, POLICY, self.replicate, silo, round, count)
+
+    def score_key(self, silo: int, round: int) -> int:
+        return native.key(self.seed, SCORE_KEY, self.replicate, silo, round)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
@@ -192,6 +200,9 @@ class InterleavedNoise:
     def action(self, silo: int, round: int, count: int) -> int:
         return self.source.action(self.names[silo], self._time(round), count)
 
+    def score_key(self, silo: int, round: int) -> int:
+        return self.source.score_key(self.names[silo], self._time(round))
+
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         return self.source.trigger(self.names[silo], self._time(round), dimension)
 
@@ -252,6 +263,9 @@ class SystemNoise:
 
     def action(self, silo: int, round: int, count: int) -> int:
         return secrets.randbelow(count)
+
+    def score_key(self, silo: int, round: int) -> int:
+        return secrets.randbits(64)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         if (silo, round) in self._rounds:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._validate import InputError, nearest
+from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.certificate import SIMULATION, Certificate
 
 
@@ -45,7 +45,10 @@ class Algorithm:
 
     def make(self, keys: dict[str, Any], setting: Any) -> Any:
         """The system for the keys of one curve; InputError names a bad key."""
-        return self.build(self.check(keys), setting)
+        made = self.build(self.check(keys), setting)
+        if not isinstance(made, System):
+            raise InputError(f'algorithm "{self.id}" must build a System, got {show(made)}')
+        return made
 
     def check(self, keys: dict[str, Any]) -> Any:
         """The keys as a struct, defaults filled in; InputError names a bad one."""

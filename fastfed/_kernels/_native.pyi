@@ -10,6 +10,7 @@ HAS_OPENMP: bool
 def philox(
     seed: int, purpose: int, replicate: int, silo: int, index: int, block: int
 ) -> np.ndarray: ...
+def key(seed: int, purpose: int, replicate: int, silo: int, index: int) -> int: ...
 def normals_f32(
     seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
 ) -> np.ndarray: ...
@@ -46,6 +47,16 @@ def scores(
 ) -> np.ndarray: ...
 def select(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
+) -> tuple[int, np.ndarray]: ...
+def scored(
+    score: Any,
+    key: int,
+    round: int,
+    actions: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+    beta: float,
+    gamma: float,
 ) -> tuple[int, np.ndarray]: ...
 def has_short_sieve() -> bool: ...
 def short_candidates(

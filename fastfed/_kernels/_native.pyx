@@ -21,6 +21,7 @@ cdef extern from "ff_random.h" nogil:
     int64_t ff_below(const ff_stream *s, int64_t n)
     void ff_permutation(const ff_stream *s, int64_t n, int64_t *out)
     void ff_philox(const ff_stream *s, uint32_t block, uint32_t *out)
+    uint64_t ff_key(const ff_stream *s)
     int64_t ff_laplace_capacity(int64_t n)
     void ff_laplace(const ff_stream *s, int64_t n, double *out)
     void ff_laplace_from_bits(const uint64_t *a, int64_t n, double *out)
@@ -58,6 +59,13 @@ cdef extern from "ff_scores.h" nogil:
                       double beta, double gamma, int64_t d, double *scratch, double *x,
                       ff_reach *reach)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
+    ctypedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
+                                 int64_t dimension, double *x, double *w, double *theta,
+                                 double beta, double gamma, double *scores) noexcept nogil
+    int64_t ff_scored_scratch(int64_t d, int64_t actions)
+    int64_t ff_scored(ff_score score, void *state, uint64_t key, int64_t round,
+                      const ff_actions *actions, const double *w, const double *theta,
+                      double beta, double gamma, int64_t d, double *scratch, double *x)
 
 cdef extern from "ff_short.h" nogil:
     ctypedef struct ff_short_store:
@@ -102,6 +110,7 @@ cdef extern from "ff_environment.h" nogil:
         FF_NOT_POSITIVE_DEFINITE
         FF_NO_ACTIONS
         FF_NOT_FINITE
+        FF_SCORE_FAILED
         FF_WITHOUT_REPLACEMENT
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
@@ -220,6 +229,8 @@ cdef extern from "ff_play.h" nogil:
         ff_clock clock
         int64_t lazy
         int64_t random
+        ff_score score
+        void *score_state
         int64_t randomizer
         int64_t analyzer
         int64_t release
@@ -318,6 +329,12 @@ def philox(seed, purpose, replicate, silo, index, block):
     cdef uint32_t[::1] out = np.empty(4, np.uint32)
     ff_philox(&s, block, &out[0])
     return np.asarray(out)
+
+
+def key(seed, purpose, replicate, silo, index):
+    """64 uniform bits of a stream."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_key(&s)
 
 
 def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
@@ -505,6 +522,31 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
     cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
+    return a, np.asarray(x)
+
+
+cdef void *state_of(array) except? NULL:
+    """Where a user's state lies; NULL for none."""
+    if array is None:
+        return NULL
+    cdef uintptr_t address = array.__array_interface__["data"][0]
+    return <void *>address
+
+
+def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
+           const double[::1] theta, double beta, double gamma):
+    """(index, features) of the best action by a user's scores (function, state)."""
+    cdef int64_t d = w.shape[0], a
+    cdef ff_actions view = view_of(actions)
+    cdef uintptr_t function = score.function.address
+    cdef void *state = state_of(score.state)
+    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    with nogil:
+        a = ff_scored(<ff_score>function, state, key, round, &view, &w[0, 0], &theta[0], beta,
+                      gamma, d, &scratch[0], &x[0])
+    if a < 0:
+        raise status_error(FF_SCORE_FAILED)
     return a, np.asarray(x)
 
 
@@ -840,12 +882,7 @@ cdef class Compiled(Environment):
         cdef uintptr_t function = callback.address
         self.seed, self.replicate, self.keep = seed, replicate, (callback, state)
         self.describe(dimension, actions, 1, 0, reward)
-        self.c.fill = <ff_fill>function
-        self.c.state = NULL
-        cdef uintptr_t pointer
-        if state is not None:
-            pointer = state.__array_interface__["data"][0]
-            self.c.state = <void *>pointer
+        self.c.fill, self.c.state = <ff_fill>function, state_of(state)
 
 
 #: How the note on an exception of a user's function begins.
@@ -901,6 +938,7 @@ def status_error(status):
         FF_NO_ACTIONS: "the environment's function returned no actions, or more than declared",
         FF_NOT_FINITE: "the environment's function returned features or rewards that are not finite, "
                        "or a probability outside [0, 1]",
+        FF_SCORE_FAILED: "the score function reported a failure, or scores that are not finite",
     }.get(status, f"the environment's function returned status {status}"))
 
 
@@ -959,6 +997,8 @@ cdef class Pass:
         # Rows padded so that no two threads share a cache line.
         most = max(curve["levels"] for curve in curves)
         self.c.scratch_size = ff_play_scratch(environment.c.actions, d, most, len(curves))
+        if any(curve["score"] is not None for curve in curves):
+            self.c.scratch_size += ff_scored_scratch(d, environment.c.actions)
         self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
         scratch = np.empty((self.c.threads, self.c.scratch_size))
         self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
@@ -987,6 +1027,10 @@ cdef class Pass:
         memset(c, 0, sizeof(ff_curve))
         c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
         c.random = curve["random"]
+        cdef uintptr_t function
+        if curve["score"] is not None:
+            function = curve["score"].function.address
+            c.score, c.score_state = <ff_score>function, state_of(curve["score"].state)
         c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
         c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
         c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]

@@ -1,6 +1,7 @@
 """Linear-bandit systems: policies, theory, and one file for each algorithm.
 
-A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORITHMS``.
+A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORITHMS``; from another
+package it is an entry point (docs/extending.md).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from fastfed.bandits.system import Keys
 from fastfed.bandits.theory import Theory, make_theory
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.score import score_named
 
 
 def released_only(keys: Keys, batch_size: int) -> bool:
@@ -86,4 +87,5 @@ def plan_of(
         clip=clip,
         encoding=noise.encoding if noise else None,
         silo_noise=noise.silo_noise if noise else (),
+        score=score_named(keys.score),
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._validate import InputError, array, integer, number
+from fastfed.protocols.score import Score
 
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:
@@ -51,6 +52,12 @@ class Estimate:
     ) -> tuple[int, np.ndarray]:
         """(index, features) of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
         return native.select(actions, self.w, self.theta, radius, second)
+
+    def select_scored(
+        self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
+    ) -> tuple[int, np.ndarray]:
+        """The same by a score function, which gets both radii."""
+        return native.scored(score, key, round, actions, self.w, self.theta, radius, second)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """V <- V + x x', u <- u + x y."""

@@ -43,6 +43,7 @@ from fastfed.privacy.winsorized import (
 )
 from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.score import UCB
 
 #: B of Algorithm 4: rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)].
 BOUND = 1.0
@@ -74,6 +75,10 @@ class RobinKeys(Keys, frozen=True, kw_only=True):
             raise InputError("batch_size has no meaning for robin: phases double in length")
         if self.lazy:
             raise InputError("lazy has no meaning for robin: its phases say who learns from what")
+        if self.score != UCB:
+            raise InputError(
+                f'score must be "{UCB}" for robin: its later phases are greedy, got "{self.score}"'
+            )
         choice("calibration", self.calibration, CALIBRATIONS)
         if isinstance(self.initial_phases, str):
             choice("initial_phases", self.initial_phases, (PRINTED,))

@@ -110,8 +110,16 @@ class Silo:
             chosen = self._noise.action(self.index, self.round + 1, len(checked))
             self._chosen = np.array(checked[chosen], dtype=np.float64)
             return chosen
-        chosen, self._chosen = self._estimate.select(checked, self._radius(), self._second_bonus)
+        chosen, self._chosen = self._best_of(checked)
         return chosen
+
+    def _best_of(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
+        """(index, features) of the largest score."""
+        widths = self._radius(), self._second_bonus
+        if self.plan.score is None:
+            return self._estimate.select(actions, *widths)
+        key = self._noise.score_key(self.index, self.round + 1)
+        return self._estimate.select_scored(self.plan.score, key, self.round + 1, actions, *widths)
 
     def _radius(self) -> float:
         plan, entry = self.plan, self.plan.entry(self.release)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,7 +12,9 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
+from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip
+from fastfed.protocols.score import SCORES, UCB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,25 @@ class System(_system.System):
 class Algorithm(_system.Algorithm):
     """A linear system of a paper: it chooses among actions with features."""
 
+    def make(self, keys: dict[str, Any], setting: Setting) -> System:
+        """The system for the keys of one curve; InputError names a bad key."""
+        score = getattr(self.check(keys), "score", UCB)
+        system: System = super().make(keys, setting)
+        return system if score == UCB else scored(system, score)
+
+
+def scored(system: System, score: str) -> System:
+    """The system, saying what follows from a score that is no upper confidence bound."""
+    what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
+    theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
+    # Privacy is that of what was released, whatever chooses from it.
+    before, (now,) = system.theory.caveats, theory.caveats
+    caveats = tuple(now if c in before else c for c in system.certificate.caveats)
+    if now not in caveats:
+        caveats += (now,)
+    certificate = msgspec.structs.replace(system.certificate, caveats=caveats)
+    return replace(system, theory=theory, certificate=certificate)
+
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """What a curve of any linear system may say. An algorithm adds its own keys."""
@@ -36,11 +57,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     failure_probability: float = 0.01
     regularizer: str | float | None = None  # None: the radius' own
     clip: bool | None = None  # None: true, but for the published code's runs
+    score: str = UCB  # what the action played has the largest of
     #: What ``radius`` and ``regularizer`` may be.
     radii: ClassVar[tuple[str, ...]] = RADII
     regularizers: ClassVar[tuple[str, ...]] = REGULARIZERS
 
     def __post_init__(self) -> None:
+        SCORES.choose(self.score)
         choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
         number("failure_probability", self.failure_probability, at_least=1e-30, below=1.0)

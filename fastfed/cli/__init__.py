@@ -11,7 +11,10 @@ from fastfed.cli.lazy import LazyGroup
 
 #: name: (module, what `fastfed --help` says). A new command is one file and one line here.
 COMMANDS = {
-    "list": ("listing", "Algorithms, environments and figures by name."),
+    "list": (
+        "listing",
+        "Algorithms, environments, mechanisms, scores and figures by name.",
+    ),
     "run": ("run", "Play the experiment of a spec, or what is missing of it."),
     "reproduce": ("reproduce", "Play a figure of a paper, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),

@@ -42,16 +42,18 @@ def calibrate(
     shuffled bits, with --users and --dimension); of a single agent's users noisy-points (each adds
     noise), shuffled-points (the same through a shuffler, with --users) or vector-batches (shuffled
     bits, with --users and --dimension); of experts noisy-argmin (noise on scores of which only the
-    least is told).
+    least is told); or what an installed package adds, see `fastfed list mechanisms`.
     """
     import msgspec
 
     from fastfed.privacy import Budget
     from fastfed.privacy import calibrate as calibrated
+    from fastfed.privacy.mechanisms import BUILTIN
 
-    if dimension is not None and mechanism not in SIZED:
+    ours = mechanism in BUILTIN
+    if ours and dimension is not None and mechanism not in SIZED:
         raise click.UsageError(f"--dimension belongs to {' and '.join(SIZED)}")
-    if users is not None and mechanism not in (*SIZED, "shuffled-points"):
+    if ours and users is not None and mechanism not in (*SIZED, "shuffled-points"):
         raise click.UsageError(f"--users belongs to {', '.join(SIZED)} and shuffled-points")
     found = calibrated(
         mechanism, Budget(epsilon, delta, relation), releases, users=users, dimension=dimension

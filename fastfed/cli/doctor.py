@@ -54,6 +54,7 @@ def examine(data: Path | None) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": packages,
         "build": build,
+        "plugins": _plugins(problems) if build["compiled"] else {},
         **(_data(data, problems) if build["compiled"] else {"cache": None, "sources": []}),
         "problems": problems,
     }
@@ -87,6 +88,17 @@ def _build(problems: list[str]) -> dict[str, Any]:
         "short_sieve": native.has_short_sieve(),
         "threads": default_threads(),
     }
+
+
+def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
+    """What packages add, by kind and name, and from which they are."""
+    from fastfed.simulation.systems import registries
+
+    found = {}
+    for kind, registry in registries().items():
+        problems += registry.problems().values()
+        found[kind] = {name: registry.origin(name) or "" for name in registry.plugins}
+    return {kind: added for kind, added in found.items() if added}
 
 
 def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -130,6 +142,9 @@ def _print(found: dict[str, Any]) -> None:
         for name, version in found["packages"].items()
     ]
     print_table(("package", "version", "use"), rows)
+    for kind, added in found["plugins"].items():
+        for name, package in added.items():
+            click.echo(f"{kind}: {name}, of {package}")
     if found["cache"] is not None:
         entries = found["cache"]["entries"]
         click.echo(f"cache: {found['cache']['folder']}, {len(entries)} parsed")

@@ -2,47 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from fastfed.cli.options import json_option
 from fastfed.cli.output import print_json, print_table
 
-KINDS = ("algorithms", "environments", "figures")
+if TYPE_CHECKING:
+    from fastfed._registry import Registry
+
+KINDS = ("algorithms", "environments", "mechanisms", "scores", "figures")
 
 
 @click.command("list")
-@click.argument("kind", required=False, metavar="[algorithms|environments|figures]")
+@click.argument("kind", required=False, metavar=f"[{'|'.join(KINDS)}]")
 @json_option
 def list_(kind: str | None, as_json: bool) -> None:
-    """Algorithms, environments and figures by name."""
+    """Algorithms, environments, mechanisms, scores and figures by name.
+
+    Also those of installed packages, and from which they are. A package that cannot be used is
+    named on standard error.
+    """
     if kind is not None:
         from fastfed._validate import choice
 
         choice("what to list", kind, KINDS)
-    found = {name: ENTRIES[name]() for name in KINDS if kind in (None, name)}
+    wanted = [name for name in KINDS if kind in (None, name)]
+    found = {name: ENTRIES[name]() for name in wanted}
     if as_json:
         print_json(found)
-        return
-    for position, (name, entries) in enumerate(found.items()):
+    for position, (name, entries) in enumerate(found.items() if not as_json else ()):
         if position:
             click.echo()
         headings = list(entries[0]) if entries else []
+        if not any(entry.get("package") for entry in entries):
+            headings = [heading for heading in headings if heading != "package"]
         click.secho(name, bold=True)
         print_table(headings, [[_cell(entry[key]) for key in headings] for entry in entries])
+    for name in wanted:
+        for problem in _registry(name).problems().values() if name != "figures" else ():
+            click.echo(f"warning: {problem}", err=True)
+
+
+def _registry(kind: str) -> Registry[Any]:
+    from fastfed.simulation.systems import registries
+
+    return registries()[kind]
+
+
+def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
+    """Name, entry and package of all that can be used."""
+    registry = _registry(kind)
+    refused = registry.problems()
+    for name in registry:
+        if name in registry.builtin or name not in refused:
+            yield name, registry[name], registry.origin(name)
 
 
 def algorithms() -> list[dict[str, Any]]:
-    from fastfed.simulation.systems import ALGORITHMS
-
-    return [{"id": a.id, "paper": a.paper, "summary": a.summary} for a in ALGORITHMS.values()]
+    return [
+        {"id": name, "paper": a.paper, "summary": a.summary, "package": package}
+        for name, a, package in _usable("algorithms")
+    ]
 
 
 def environments() -> list[dict[str, Any]]:
-    from fastfed.environments import ENVIRONMENTS
+    return [
+        {"id": name, "summary": summary, "package": package}
+        for name, (_, summary), package in _usable("environments")
+    ]
 
-    return [{"id": kind, "summary": summary} for kind, (_, summary) in ENVIRONMENTS.items()]
+
+def mechanisms() -> list[dict[str, Any]]:
+    from fastfed.privacy.mechanisms import summary
+
+    return [
+        {"id": name, "summary": summary(name), "package": package}
+        for name, _, package in _usable("mechanisms")
+    ]
+
+
+def scores() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": name,
+            "summary": score.summary if score else "the upper confidence bound, as in the papers",
+            "package": package,
+        }
+        for name, score, package in _usable("scores")
+    ]
 
 
 def figures() -> list[dict[str, Any]]:
@@ -55,9 +105,17 @@ def figures() -> list[dict[str, Any]]:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-ENTRIES = {"algorithms": algorithms, "environments": environments, "figures": figures}
+ENTRIES = {
+    "algorithms": algorithms,
+    "environments": environments,
+    "mechanisms": mechanisms,
+    "scores": scores,
+    "figures": figures,
+}
 
 COMMANDS = {"list": list_}

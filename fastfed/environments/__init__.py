@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, nearest, show
-from fastfed.environments.base import Environment, Facts, RewardLaw
+from fastfed.environments.base import Environment, Facts, RewardLaw, described
 from fastfed.environments.classification import Classification
 from fastfed.environments.fixed_set import FixedSet
 from fastfed.environments.gap import Gap
@@ -50,7 +51,26 @@ ADVERSARIES: dict[str, tuple[type, str]] = {
     "gradient-losses": (GradientLosses, "any convex smooth loss of the weights, by its gradient"),
 }
 
-ENVIRONMENTS = {**BANDIT_ENVIRONMENTS, **ADVERSARIES}
+#: What an environment has to have, see `fastfed.environments.base.Environment`.
+PARTS = ("natural_silos", "facts", "open", "describe")
+
+
+def check_environment(kind: str, found: Any) -> tuple[type, str]:
+    """What an entry point names, if it is the class of an environment, and what it is."""
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise must_be("a dataclass", found)
+    if getattr(found, "kind", None) != kind:
+        raise must_be(f'a class whose kind is "{kind}"', getattr(found, "kind", None))
+    missing = [part for part in PARTS if not callable(getattr(found, part, None))]
+    if missing:
+        raise InputError(f"must have the method {missing[0]}")
+    return found, first_line(found)
+
+
+#: By kind: the class, and what it is in words.
+ENVIRONMENTS: Registry[tuple[type, str]] = Registry(
+    "fastfed.environments", "environment", {**BANDIT_ENVIRONMENTS, **ADVERSARIES}, check_environment
+)
 
 
 def environment_from_spec(spec: Any) -> Environment:
@@ -60,12 +80,7 @@ def environment_from_spec(spec: Any) -> Environment:
     if "kind" not in spec:
         raise InputError(f"environment.kind is required: one of {', '.join(ENVIRONMENTS)}")
     kind = spec["kind"]
-    if not isinstance(kind, str) or kind not in ENVIRONMENTS:
-        raise InputError(
-            f'unknown environment "{kind}"{nearest(str(kind), ENVIRONMENTS)} '
-            f"(known: {', '.join(ENVIRONMENTS)})"
-        )
-    cls = ENVIRONMENTS[kind][0]
+    cls = ENVIRONMENTS.choose(kind)[0]
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     keys = {key: value for key, value in spec.items() if key != "kind"}
     for key in keys:
@@ -83,7 +98,8 @@ def environment_from_spec(spec: Any) -> Environment:
         if mine and usual.kind == "gaussian":
             given = {"std": usual.std, **given}
         keys["reward"] = RewardLaw.from_spec(given, usual.kind)
-    environment: Environment = cls(**keys)
+    with ENVIRONMENTS.guard(kind):
+        environment: Environment = cls(**keys)
     return environment
 
 
@@ -111,6 +127,7 @@ __all__ = [
     "RewardLaw",
     "Sphere",
     "StochasticLosses",
+    "described",
     "environment_from_spec",
     "environment_signature",
     "gradient_signature",

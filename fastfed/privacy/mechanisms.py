@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from fastfed._validate import InputError, choice, integer, number
+from fastfed._registry import Registry, first_line, must_be
+from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import calibrate_tree
@@ -143,7 +145,9 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("noisy-argmin", budget, releases, std, mu, source)
 
 
-MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
+Mechanism = Callable[[Budget, int, Size], Calibrated]
+
+BUILTIN: dict[str, Mechanism] = {
     "gaussian": _gaussian,
     "gaussian-tree": _tree("gaussian-tree", "exact"),
     "gaussian-tree-theorem": _tree("gaussian-tree-theorem", "theorem"),
@@ -156,6 +160,40 @@ MECHANISMS: dict[str, Callable[[Budget, int, Size], Calibrated]] = {
     "vector-batches": _vector_batches,
     "noisy-argmin": _noisy_argmin,
 }
+
+
+#: What each is, in a line.
+SUMMARIES = {
+    "gaussian": "sums of vectors of norm at most 1, a record in every release",
+    "gaussian-tree": "both streams of a linear bandit through the binary tree",
+    "gaussian-tree-theorem": "the same with the paper's constants (zhou-chowdhury-2024)",
+    "gaussian-tree-published-code": "the same with the constants of the paper's code",
+    "honaker": "the same streams, nodes of the tree weighted (Honaker 2015)",
+    "toeplitz": "the same streams by a square-root Toeplitz factor",
+    "vector-sum": "the same streams as shuffled bits (needs users and dimension)",
+    "noisy-points": "every user's own Gaussian noise, nobody trusted",
+    "shuffled-points": "the same through a shuffler (needs users)",
+    "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
+    "noisy-argmin": "Laplace noise on scores of which only the least is told",
+}
+
+
+def summary(name: str) -> str:
+    """What a mechanism is, in a line."""
+    return SUMMARIES.get(name) or first_line(MECHANISMS[name])
+
+
+def check_mechanism(name: str, found: Any) -> Mechanism:
+    """What an entry point names, if it can be called."""
+    if isinstance(found, type) or not callable(found):
+        raise must_be("a function (budget, releases, size) -> Calibrated", found)
+    mechanism: Mechanism = found
+    return mechanism
+
+
+MECHANISMS: Registry[Mechanism] = Registry(
+    "fastfed.mechanisms", "mechanism", BUILTIN, check_mechanism
+)
 
 
 def calibrate(
@@ -176,5 +214,11 @@ def calibrate(
     that one record enters. (The exponential mechanism has no noise to state: it takes
     eta = epsilon, see `fastfed.privacy.shares.largest_share` for several choices.)
     """
-    made = MECHANISMS[choice("mechanism", mechanism, tuple(MECHANISMS))]
-    return made(budget, releases, Size(users, dimension))
+    # A name of our own needs no look at what is installed.
+    known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
+    made = MECHANISMS[choice("mechanism", mechanism, known)]
+    with MECHANISMS.guard(mechanism):
+        found = made(budget, releases, Size(users, dimension))
+    if not isinstance(found, Calibrated):
+        raise InputError(f'mechanism "{mechanism}" must return a Calibrated, got {show(found)}')
+    return found

@@ -13,6 +13,7 @@ from fastfed._validate import InputError
 from fastfed.privacy import toeplitz
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.score import Score
 from fastfed.protocols.trigger import Trigger
 
 
@@ -140,6 +141,7 @@ class Plan:
     silo_noise: tuple[float, ...] = ()  # by silo, in units of noise_std; empty: all alike
     individual: bool = False  # really make and permute every message of a data point, not its sum
     policy: str = "ucb"  # or "random": a uniformly random action
+    score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
     trigger: Trigger | None = None  # when to synchronise, where the data decide
 
     @property

@@ -41,6 +41,9 @@ class CurveResult:
     #: By name, at the checkpoints (C,): of group regret, and where the name begins with
     #: "synchronisations" of how often a replicate synchronises. Infinite where nothing is promised.
     bounds: dict[str, list[float]] = field(default_factory=dict)
+    #: Packages, with their versions, that algorithm, environment or score are from, by part: those
+    #: that are not fastfed's own.
+    packages: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         end = self.final()
@@ -133,6 +136,7 @@ class CurveResult:
             "bytes_down": self.bytes_down,
             "bytes_curve": self.bytes_curve,
             "bounds": self.bounds,
+            "packages": self.packages,
             "events": self.events,
             "agent_rounds_per_second": self.agent_rounds_per_second,
             "certificate": self.certificate,

@@ -316,4 +316,5 @@ def _facts(stored: str) -> dict[str, Any]:
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first keys in which two identities differ."""
     plain = msgspec.json.decode(msgspec.json.encode(now))
-    return ", ".join(k for k in before if before[k] != plain.get(k)) or "keys"
+    both = {**before, **plain}
+    return ", ".join(k for k in both if before.get(k) != plain.get(k)) or "keys"

@@ -33,6 +33,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "lazy": plan.lazy,
         "random": plan.policy == "random",
+        "score": plan.score,
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,

@@ -19,6 +19,7 @@ from fastfed._random import check_seed
 from fastfed._system import System
 from fastfed._validate import InputError, integer, nearest, show
 from fastfed.environments import (
+    ENVIRONMENTS,
     Adversary,
     Environment,
     Facts,
@@ -28,6 +29,7 @@ from fastfed.environments import (
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.outcome import checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
@@ -77,6 +79,17 @@ class Curve:
     world: World
     sizes: dict[str, Any]  # what the curve changes of silos and environment
 
+    @property
+    def packages(self) -> dict[str, str]:
+        """Packages, with their versions, that a part of it is from, where it is not fastfed's."""
+        found = {
+            "algorithm": ALGORITHMS.origin(self.algorithm),
+            "environment": ENVIRONMENTS.origin(self.world.environment.kind),
+        }
+        if getattr(self.system.plan, "score", None) is not None:
+            found["score"] = SCORES.origin(self.keys.get("score", ""))
+        return {part: package for part, package in found.items() if package is not None}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -119,7 +132,9 @@ class Experiment:
 
     def identity(self) -> dict[str, Any]:
         """All that decides the results, but for the number of replicates."""
+        packages = {c.label: c.packages for c in self.curves if c.packages}
         return {
+            **({"packages": packages} if packages else {}),
             "semantics": SEMANTICS,
             "name": self.name,
             "environment": self.environment.describe(),
@@ -128,7 +143,7 @@ class Experiment:
             "seed": self.seed,
             "checkpoints": len(self.checkpoints),
             "curves": [
-                {"label": c.label, "algorithm": c.algorithm, **c.keys, **c.sizes}
+                {"label": c.label, "algorithm": c.algorithm, **since(c.keys), **c.sizes}
                 for c in self.curves
             ],
         }
@@ -142,6 +157,11 @@ class Experiment:
         if replicates is None:
             return self
         return replace(self, replicates=integer("replicates", replicates, at_least=1))
+
+
+def since(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys of a curve but for those that came later and say nothing: older stores stay valid."""
+    return {key: value for key, value in keys.items() if (key, value) != ("score", UCB)}
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
@@ -177,7 +197,8 @@ def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
         world = changed(base, sizes, horizon)
         check_kind(entry, world.environment.kind, world.facts)
-        system = entry.make(keys, setting_of(world.facts, world.silos, horizon))
+        with ALGORITHMS.guard(entry.id):
+            system = entry.make(keys, setting_of(world.facts, world.silos, horizon))
         checked = entry.check(keys)
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
@@ -188,8 +209,9 @@ def size_keys(world: World) -> set[str]:
     """What a curve may change of its world: the number of silos, and the environment's numbers, but
     for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
-    keys = {key for entry in ALGORITHMS.values() for key in entry.keys.__struct_fields__}
-    numbers = (f.name for f in fields if f.init and f.type in ("int", "float"))
+    # What a spec may say does not depend on the packages that happen to be installed.
+    keys = {key for e in ALGORITHMS.builtin.values() for key in e.keys.__struct_fields__}
+    numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
     return {"silos", *(name for name in numbers if name not in keys)}
 
 
@@ -214,7 +236,9 @@ def make_world(environment: Environment, silos: int | None, horizon: int) -> Wor
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     if natural is not None and silos != natural:
         raise InputError(f"silos must be {natural}, as the data say, got {silos}")
-    return World(environment, environment.facts(silos, horizon), silos)
+    with ENVIRONMENTS.guard(environment.kind):
+        facts = environment.facts(silos, horizon)
+    return World(environment, facts, silos)
 
 
 def complete(keys: msgspec.Struct) -> dict[str, Any]:

@@ -174,6 +174,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
             "silos": curve.world.silos,
             "dimension": curve.world.facts.dimension,
         }
+        if curve.packages:
+            facts["packages"] = curve.packages
         if curve.system.bounds_at is not None:
             facts["bounds"] = {
                 name: array(f"bound {name}", values, shape=(len(rounds),), finite=False).tolist()

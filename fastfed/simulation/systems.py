@@ -6,20 +6,47 @@ from dataclasses import replace
 from typing import Any
 
 from fastfed import _system, bandits, experts
-from fastfed._validate import InputError, integer, nearest
-from fastfed.environments import ADVERSARIES, BANDIT_ENVIRONMENTS, Facts, LossFacts
+from fastfed._registry import Registry, must_be
+from fastfed._validate import InputError, integer
+from fastfed.environments import (
+    ADVERSARIES,
+    BANDIT_ENVIRONMENTS,
+    ENVIRONMENTS,
+    Facts,
+    LossFacts,
+)
+from fastfed.privacy import MECHANISMS
+from fastfed.protocols.score import SCORES
 
-ALGORITHMS: dict[str, _system.Algorithm] = {**bandits.ALGORITHMS, **experts.ALGORITHMS}
+
+def check_algorithm(name: str, found: Any) -> _system.Algorithm:
+    """What an entry point names, if it is a system of either kind."""
+    if not isinstance(found, bandits.Algorithm | experts.Algorithm):
+        raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", found)
+    if found.id != name:
+        raise must_be(f'an Algorithm whose id is "{name}"', found.id)
+    return found
+
+
+#: Bandits and systems of experts.
+ALGORITHMS: Registry[_system.Algorithm] = Registry(
+    "fastfed.algorithms", "algorithm", {**bandits.ALGORITHMS, **experts.ALGORITHMS}, check_algorithm
+)
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """All that packages can add to, by what `fastfed list` calls it."""
+    return {
+        "algorithms": ALGORITHMS,
+        "environments": ENVIRONMENTS,
+        "mechanisms": MECHANISMS,
+        "scores": SCORES,
+    }
 
 
 def algorithm(name: object) -> _system.Algorithm:
     """The registry's entry."""
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise InputError(
-            f'unknown algorithm "{name}"{nearest(str(name), ALGORITHMS)} '
-            f"(known: {', '.join(ALGORITHMS)})"
-        )
-    return ALGORITHMS[name]
+    return ALGORITHMS.choose(name)
 
 
 def of_experts(entry: _system.Algorithm) -> bool:
@@ -98,9 +125,7 @@ def make_system(
     >>> system.certificate.status
     'proven'
     """
-    if algorithm not in ALGORITHMS:
-        raise InputError(f'unknown algorithm "{algorithm}"{nearest(algorithm, ALGORITHMS)}')
-    entry = ALGORITHMS[algorithm]
+    entry = ALGORITHMS.choose(algorithm)
     silos = integer("silos", silos, at_least=1, at_most=2**31)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     for key, value in entry.deployed:

@@ -40,7 +40,8 @@ enum {
     FF_CALLBACK_FAILED = -1,
     FF_NOT_POSITIVE_DEFINITE = -2,
     FF_NO_ACTIONS = -3,
-    FF_NOT_FINITE = -4
+    FF_NOT_FINITE = -4,
+    FF_SCORE_FAILED = -5
 };
 
 /* Items (floats or doubles) fill may write: K (d + 1) rounded up for the vector generators. */

@@ -201,6 +201,19 @@ static int64_t choose(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t ro
     return a;
 }
 
+/* The action of a silo by its user's scores, or -1. */
+static int64_t choose_scored(const ff_pass *pass, const ff_curve *c, int64_t silo, int64_t round,
+                             const ff_actions *actions, const scratch_parts *p)
+{
+    const int64_t d = pass->dimension;
+    const double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
+    const ff_stream stream = stream_of(pass, FF_SCORE_KEY, silo, round);
+    double *end = (double *)p->x + pass->scratch_size;
+    double *own = end - ff_scored_scratch(d, pass->environment->actions);
+    return ff_scored(c->score, c->score_state, ff_key(&stream), round, actions, w, theta,
+                     radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
+}
+
 /* A data point enters the silo's own V. */
 static void learn(const ff_pass *pass, ff_curve *c, int64_t silo, double y,
                   const scratch_parts *p)
@@ -229,6 +242,10 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
         const ff_stream stream = stream_of(pass, FF_POLICY, silo, round);
         a = ff_below(&stream, actions->actions);
         ff_features(actions, a, d, p->feature);
+    } else if (c->score) {
+        a = choose_scored(pass, c, silo, round, actions, p);
+        if (a < 0)
+            return FF_SCORE_FAILED;
     } else {
         a = choose(pass, c, silo, round, actions, p);
     }

@@ -43,6 +43,8 @@ typedef struct {
     ff_clock clock;     /* when to synchronise, where the data decide */
     int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
     int64_t random;     /* 1: a uniformly random action each round */
+    ff_score score;     /* a user's own, or NULL: by upper confidence */
+    void *score_state;
     int64_t randomizer, analyzer, release;
     const double *coefficients; /* f of the Toeplitz factor */
     ff_noise_std noise_std;
@@ -111,7 +113,8 @@ typedef struct {
 /* The most curves of a pass. */
 #define FF_MOST_CURVES 64
 
-/* Doubles of scratch one thread needs; levels: the most of any curve that sends bits. */
+/* Doubles of scratch one thread needs, and ff_scored_scratch() at its end where a curve has scores
+ * of its user; levels: the most of any curve that sends bits. */
 int64_t ff_play_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves);
 
 /* Doubles of one silo that a clock keeps to play a chunk again. */

@@ -64,6 +64,13 @@ void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4])
                  &out[2], &out[3]);
 }
 
+uint64_t ff_key(const ff_stream *s)
+{
+    uint32_t w[4];
+    ff_philox(s, 0, w);
+    return (uint64_t)w[1] << 32 | w[0];
+}
+
 /* ---- float32: Box-Muller with polynomials of our own ------------------------------------ */
 
 /* ln x for x in (0, 1]: exponent by bits, then ln m = 2 atanh((m - 1)/(m + 1)). */

@@ -33,11 +33,16 @@ enum {
     FF_SCORE_NOISE = 16,
     FF_THRESHOLD = 17,
     FF_QUERY = 18,
-    FF_CHOICE = 19
+    FF_CHOICE = 19,
+    /* for a user's score function */
+    FF_SCORE_KEY = 20
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
                          uint32_t index);
+
+/* 64 uniform bits, from which a user's function may make streams of its own. */
+uint64_t ff_key(const ff_stream *s);
 
 /* Words the normal generators write for n values: n rounded up to whole vectors. */
 int64_t ff_normal_capacity_f32(int64_t n);

@@ -178,3 +178,29 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
             x[j] = (double)row[j * fs];
     }
 }
+
+int64_t ff_scored_scratch(int64_t d, int64_t actions) { return actions * (d + 1) + d * d + d; }
+
+int64_t ff_scored(ff_score score, void *state, uint64_t key, int64_t round,
+                  const ff_actions *actions, const double *restrict w,
+                  const double *restrict theta, double beta, double gamma, int64_t d,
+                  double *restrict scratch, double *restrict x)
+{
+    const int64_t n = actions->actions;
+    double *rows = scratch, *scores = rows + n * d, *factor = scores + n, *center = factor + d * d;
+    for (int64_t a = 0; a < n; a++)
+        ff_features(actions, a, d, rows + a * d);
+    memcpy(factor, w, (size_t)(d * d) * sizeof(double));
+    memcpy(center, theta, (size_t)d * sizeof(double));
+    if (score(state, key, round, n, d, rows, factor, center, beta, gamma, scores) != n)
+        return -1;
+    int64_t chosen = 0;
+    for (int64_t a = 0; a < n; a++) {
+        if (!isfinite(scores[a]))
+            return -1;
+        if (scores[a] > scores[chosen])
+            chosen = a;
+    }
+    ff_features(actions, chosen, d, x);
+    return chosen;
+}

@@ -1,0 +1,158 @@
+"""What a spec can name: fastfed's own entries, and those of installed packages (entry points).
+
+Packages are looked for when a name is asked for that is none of fastfed's own, or when all are
+listed; nothing is imported before it is used. One that is broken stops nobody who does not use it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from fastfed._validate import InputError, nearest, show
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Entries by name: ``builtin`` ones first, then those of the entry points of ``group``.
+
+    ``what``: one entry in words, such as "algorithm". ``check(name, found)`` makes an entry of
+    what an entry point names, or raises InputError saying what it must be. A built-in name cannot
+    be taken, and a name that two packages claim is neither's.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        what: str,
+        builtin: Mapping[str, T],
+        check: Callable[[str, Any], T],
+    ) -> None:
+        self.group, self.what, self.builtin = group, what, dict(builtin)
+        self._check = check
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def _found(self) -> dict[str, list[EntryPoint]]:
+        """Entry points by name, whether or not they can be used."""
+        from importlib.metadata import entry_points
+
+        found: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=self.group):
+            found.setdefault(point.name, []).append(point)
+        return dict(sorted(found.items()))
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Names that packages add, whether or not they can be loaded."""
+        return tuple(name for name in self._found if name not in self.builtin)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.builtin or name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.builtin
+        yield from self.plugins
+
+    def __len__(self) -> int:
+        return len(self.builtin) + len(self.plugins)
+
+    def __getitem__(self, name: str) -> T:
+        """The entry; InputError names package and entry point of one that cannot be used."""
+        if name in self.builtin:
+            return self.builtin[name]
+        if name not in self._loaded:
+            points = self._found[name]
+            if len(points) > 1:
+                raise InputError(
+                    f'{self.what} "{name}" is claimed by {" and by ".join(map(_package, points))}; '
+                    "uninstall all but one"
+                )
+            self._loaded[name] = self._load(points[0])
+        return self._loaded[name]
+
+    def _load(self, point: EntryPoint) -> T:
+        who = f'{self.what} "{point.name}" of {_named(point)}'
+        try:
+            found = point.load()
+        # Whatever a foreign module does while it is imported.
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{who} cannot be loaded: {_reason(error)}") from error
+        try:
+            return self._check(point.name, found)
+        except InputError as error:
+            raise InputError(f"{who} {error}") from None
+
+    def choose(self, name: object) -> T:
+        """The entry of a name in a spec; InputError with the nearest of what is known."""
+        if not isinstance(name, str) or name not in self:
+            raise InputError(
+                f'unknown {self.what} "{name}"{nearest(str(name), self)} (known: {", ".join(self)})'
+            )
+        return self[name]
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """While an entry runs: what fails in a package is said with the package's name."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            if name in self.builtin or name not in self._found:
+                raise
+            who = " and ".join(map(_named, self._found[name]))
+            raise InputError(f'{self.what} "{name}" of {who} failed: {_reason(error)}') from error
+
+    def origin(self, name: str) -> str | None:
+        """The package, with its version, that adds a name; None for what is fastfed's own."""
+        if name in self.builtin or name not in self._found:
+            return None
+        return " and ".join(map(_package, self._found[name]))
+
+    def problems(self) -> dict[str, str]:
+        """Every plugin that cannot be used, by name, and why in a sentence; loads them all."""
+        found = {}
+        for name, points in self._found.items():
+            if name in self.builtin:
+                who = " and ".join(map(_named, points))
+                found[name] = f'{self.what} "{name}" of {who} is refused: fastfed has one already'
+                continue
+            try:
+                self[name]
+            except InputError as error:
+                found[name] = str(error)
+        return found
+
+
+def _package(point: EntryPoint) -> str:
+    """The distribution and its version."""
+    if point.dist is None:
+        return "an unknown package"
+    return f"{point.dist.metadata['Name']} {point.dist.version}"
+
+
+def _named(point: EntryPoint) -> str:
+    return f"{_package(point)} (entry point {point.group}: {point.name} = {point.value})"
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def must_be(expected: str, found: object) -> InputError:
+    """What a registry's check raises."""
+    return InputError(f"must be {expected}, got {show(found)}")
+
+
+def first_line(documented: object) -> str:
+    """The first line of a docstring, without its full stop."""
+    text = inspect.getdoc(documented) if documented is not None else None
+    return (text or "").partition("\n")[0].rstrip(".")

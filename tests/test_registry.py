@@ -1,0 +1,296 @@
+"""Packages that add names by entry points: found when needed, refused in a sentence."""
+
+import json
+import re
+from importlib.metadata import EntryPoint
+
+import plugins
+import pytest
+
+import fastfed
+from fastfed._registry import Registry, first_line, must_be
+from fastfed._validate import InputError
+from fastfed.simulation.systems import ALGORITHMS, registries
+
+SPHERE = """
+[environment]
+kind = "sphere"
+dimension = 2
+actions = 3
+"""
+EXPERT = """
+from fastfed.experts import ALGORITHMS, Algorithm
+
+LEADER = ALGORITHMS["follow-the-leader"]
+ALGORITHM = Algorithm("my-leader", "none", "the leader again", LEADER.keys, LEADER.build)
+
+
+def values(*given):
+    return [1.0]
+"""
+
+
+def check(name, found):
+    if not isinstance(found, int):
+        raise must_be("a whole number", found)
+    return found
+
+
+@pytest.fixture
+def numbers(tmp_path, monkeypatch):
+    """A registry with one entry of its own, and packages that add to it."""
+    (tmp_path / "found_numbers.py").write_text("TWO, WORD = 2, 'x'\n", encoding="utf-8")
+    (tmp_path / "fails.py").write_text("raise SystemExit('no\\n licence')\n", encoding="utf-8")
+    group = "fastfed.test-numbers"
+    plugins.write(
+        tmp_path,
+        "good-numbers",
+        f"[{group}]\ntwo = found_numbers:TWO\none = found_numbers:TWO\ntwice = found_numbers:TWO\n",
+    )
+    plugins.write(
+        tmp_path,
+        "bad-numbers",
+        f"[{group}]\nword = found_numbers:WORD\nfails = fails:X\nmissing = nowhere:X\n"
+        "absent = found_numbers:THREE\ntwice = found_numbers:TWO\n",
+        "3.1",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Registry(group, "number", {"one": 1}, check)
+
+
+def test_packages_add_names_after_the_built_in_ones(numbers):
+    assert list(numbers) == ["one", "absent", "fails", "missing", "twice", "two", "word"]
+    assert numbers["two"] == numbers.choose("two") == 2
+    assert len(numbers) == 7 and "two" in numbers and "three" not in numbers
+    assert numbers.origin("two") == "good-numbers 0.1.0"
+    assert numbers.get("three") is None
+
+
+def test_a_built_in_name_cannot_be_taken(numbers):
+    assert numbers["one"] == 1
+    assert numbers.origin("one") is None
+    assert "one" not in numbers.plugins
+    assert numbers.problems()["one"] == (
+        'number "one" of good-numbers 0.1.0 (entry point fastfed.test-numbers: one = '
+        "found_numbers:TWO) is refused: fastfed has one already"
+    )
+
+
+WHERE = r"of bad-numbers 3\.1 \(entry point fastfed\.test-numbers: "
+FAULTS = {
+    "word": f"number \"word\" {WHERE}word = found_numbers:WORD\\) must be a whole number, got 'x'",
+    "fails": f'number "fails" {WHERE}fails = fails:X\\) cannot be loaded: SystemExit: no licence',
+    "missing": f'number "missing" {WHERE}missing = nowhere:X\\) cannot be loaded: '
+    "ModuleNotFoundError: No module named 'nowhere'",
+    "absent": f'number "absent" {WHERE}absent = found_numbers:THREE\\) cannot be loaded: '
+    "AttributeError: .* 'THREE'",
+    "twice": r'number "twice" is claimed by (bad-numbers 3\.1|good-numbers 0\.1\.0) and by '
+    r"(bad-numbers 3\.1|good-numbers 0\.1\.0); uninstall all but one",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_broken_is_said_in_one_sentence(numbers, name):
+    with pytest.raises(InputError) as caught:
+        numbers[name]
+    assert re.fullmatch(FAULTS[name], str(caught.value))
+    assert numbers.problems()[name] == str(caught.value)
+    assert set(numbers.problems()) == {*FAULTS, "one"}
+    assert numbers["two"] == 2
+
+
+def test_an_unknown_name_is_told_the_nearest(numbers):
+    with pytest.raises(InputError, match=r'unknown number "too"; did you mean "two"\? \(known: on'):
+        numbers.choose("too")
+    with pytest.raises(InputError, match='unknown number "7"'):
+        numbers.choose(7)
+
+
+def test_nothing_is_looked_for_before_it_is_needed(monkeypatch):
+    def no(**_):
+        raise AssertionError("looked")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", no)
+    registry = Registry("fastfed.none", "number", {"one": 1}, check)
+    assert registry["one"] == registry.choose("one") == 1 and "one" in registry
+    with pytest.raises(AssertionError, match="looked"):
+        registry.choose("two")
+
+
+def test_help_and_built_in_names_never_look(tmp_path):
+    """In a child: playing built-in names and asking for help imports no package's metadata."""
+    (tmp_path / "spy.py").write_text(
+        """
+import importlib.metadata, sys
+def no(**kw):
+    raise SystemExit("looked for " + kw["group"])
+importlib.metadata.entry_points = no
+import fastfed
+from fastfed.cli import cli
+from click.testing import CliRunner
+assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
+fastfed.simulate({"kind": "sphere", "dimension": 2, "actions": 3}, "fedlinucb", horizon=4, silos=1,
+                 batch_size=2)
+fastfed.privacy.calibrate("gaussian", fastfed.privacy.Budget(1.0, 1e-5))
+print("never looked")
+""",
+        encoding="utf-8",
+    )
+    done = plugins.python(tmp_path, "spy.py")
+    assert done.stdout == "never looked\n", done.stderr
+
+
+def test_no_package_is_needed_for_the_registries_themselves():
+    assert [r.what for r in registries().values()] == [
+        "algorithm", "environment", "mechanism", "score",
+    ]  # fmt: skip
+    assert all(len(registry.builtin) for registry in registries().values())
+    with pytest.raises(InputError, match='unknown algorithm "fedlinucbb"; did you mean'):
+        ALGORITHMS.choose("fedlinucbb")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "reason"),
+    [
+        ("algorithms", 3, "must be an Algorithm of fastfed.bandits or of fastfed.experts, got 3"),
+        (
+            "algorithms",
+            ALGORITHMS["robin"],
+            "must be an Algorithm whose id is \"mine\", got 'robin'",
+        ),
+        ("environments", dict, "must be a dataclass, got <class 'dict'>"),
+        ("environments", fastfed.Sphere, "must be a class whose kind is \"mine\", got 'sphere'"),
+        ("mechanisms", int, "must be a function (budget, releases, size) -> Calibrated, got"),
+        ("scores", print, "must be a numba.cfunc of fastfed.score_signature(), or a Score, got"),
+    ],
+)
+def test_what_a_registry_takes(kind, found, reason):
+    registry = registries()[kind]
+    with pytest.raises(InputError, match=re.escape(reason)):
+        registry._check("mine", found)
+
+
+def test_an_environment_must_have_its_methods():
+    from dataclasses import make_dataclass
+
+    half = make_dataclass(
+        "Half", [], namespace={"kind": "mine", "natural_silos": lambda self: None}
+    )
+    with pytest.raises(InputError, match="must have the method facts"):
+        registries()["environments"]._check("mine", half)
+
+
+def test_a_point_without_a_distribution_is_still_named():
+    registry = Registry("fastfed.none", "number", {}, check)
+    registry._found = {"x": [EntryPoint("x", "nowhere:X", "fastfed.none")]}
+    with pytest.raises(InputError, match='number "x" of an unknown package'):
+        registry["x"]
+
+
+def test_first_line():
+    assert first_line(None) == ""
+    assert first_line(check) == ""
+    assert (
+        first_line(numbers) == "A registry with one entry of its own, and packages that add to it"
+    )
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Packages of which none can be used, and one of experts that can."""
+    (tmp_path / "experts_of_mine.py").write_text(EXPERT, encoding="utf-8")
+    plugins.write(
+        tmp_path,
+        "broken",
+        "[fastfed.algorithms]\nmine = nowhere:X\nfedlinucb = nowhere:X\n"
+        "[fastfed.environments]\nmine = json:loads\n[fastfed.scores]\nmine = json:loads\n"
+        "[fastfed.mechanisms]\nmine = json:decoder\nthree-none = json:loads\n"
+        "always-list = experts_of_mine:values\n",
+        "9.9",
+    )
+    plugins.write(
+        tmp_path, "my-experts", "[fastfed.algorithms]\nmy-leader = experts_of_mine:ALGORITHM\n"
+    )
+    return tmp_path
+
+
+def test_the_command_line_lists_around_broken_packages(broken):
+    done = plugins.fastfed(broken, "list", "--json")
+    assert done.returncode == 0
+    listed = json.loads(done.stdout)
+    ids = [a["id"] for a in listed["algorithms"]]
+    assert ids == [*ALGORITHMS.builtin, "my-leader"]
+    assert listed["algorithms"][-1]["package"] == "my-experts 0.1.0"
+    assert {a["package"] for a in listed["algorithms"][:-1]} == {None}
+    warnings = done.stderr.splitlines()
+    assert len(warnings) == 5 and all(line.startswith("warning: ") for line in warnings)
+    assert all("broken 9.9 (entry point fastfed." in line for line in warnings)
+    text = plugins.fastfed(broken, "list", "algorithms").stdout
+    assert re.search(r"my-leader +none +the leader again +my-experts 0\.1\.0", text)
+    doctor = plugins.fastfed(broken, "doctor", "--json")
+    assert doctor.returncode == 1
+    found = json.loads(doctor.stdout)
+    assert found["plugins"]["algorithms"] == {"mine": "broken 9.9", "my-leader": "my-experts 0.1.0"}
+    assert len(found["problems"]) == 5
+
+
+def test_built_in_names_play_beside_broken_packages(broken):
+    spec = broken / "spec.toml"
+    head = f'name = "x"\nhorizon = 6\nsilos = 2\n{SPHERE}\n[[curve]]\nbatch_size = 3\n'
+    for algorithm, code in (("fedlinucb", 0), ("mine", 2)):
+        spec.write_text(f'{head}algorithm = "{algorithm}"\n', encoding="utf-8")
+        done = plugins.fastfed(broken, "run", spec, "-o", broken / algorithm)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    assert re.fullmatch(
+        r'error: .*algorithm "mine" of broken 9\.9 \(entry point fastfed\.algorithms: mine = '
+        r"nowhere:X\) cannot be loaded: ModuleNotFoundError: No module named 'nowhere' "
+        r'\(curve "mine"\)\n',
+        done.stderr,
+    )
+    assert not (broken / "mine").exists()
+    for arguments, sentence in (
+        (("calibrate", "mine"), "must be a function (budget, releases, size) -> Calibrated, got"),
+        (
+            ("calibrate", "three-none"),
+            "failed: TypeError: loads() takes 1 positional argument but 3",
+        ),
+        (
+            ("calibrate", "always-list"),
+            'mechanism "always-list" must return a Calibrated, got [1.0',
+        ),
+    ):
+        done = plugins.fastfed(broken, *arguments, "--epsilon", 1, "--delta", 1e-5)
+        assert done.returncode == 2 and sentence in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_package_adds_a_system_of_experts(broken):
+    """It plays what the built-in one plays, by both drivers."""
+    (broken / "play.py").write_text(
+        """
+import numpy as np
+import fastfed
+losses = {"kind": "stochastic-losses", "experts": 4}
+both = "my-leader", "follow-the-leader"
+curves = [{"label": name, "algorithm": name, "phase_length": 3} for name in both]
+for driver in ("compiled", "step"):
+    r = fastfed.simulate(losses, curves=curves, horizon=30, silos=3, driver=driver)
+    np.testing.assert_array_equal(r.curves[0].group_regret, r.curves[1].group_regret)
+    assert r.curves[0].packages == {"algorithm": "my-experts 0.1.0"} and r.curves[1].packages == {}
+print(r.curves[0].final()["mean"] > 0)
+""",
+        encoding="utf-8",
+    )
+    done = plugins.python(broken, "play.py")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_what_fails_in_a_package_is_said_with_its_name(numbers):
+    with pytest.raises(InputError, match=f'"word" {WHERE}.* failed: ZeroDivisionError: division'):
+        with numbers.guard("word"):
+            1 / 0  # noqa: B018
+    with pytest.raises(InputError, match="^mine$"), numbers.guard("word"):
+        raise InputError("mine")
+    with pytest.raises(ZeroDivisionError), numbers.guard("one"):
+        1 / 0  # noqa: B018
