@@ -131,15 +131,18 @@ def test_list_json_names_everything() -> None:
     result = fastfed("list", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     listed = json.loads(result.stdout)
-    assert list(listed) == ["algorithms", "environments", "figures"]
+    assert list(listed) == ["algorithms", "environments", "mechanisms", "scores", "figures"]
     assert [a["id"] for a in listed["algorithms"]] == list(ALGORITHMS)
     assert [e["id"] for e in listed["environments"]] == list(ENVIRONMENTS)
+    assert [m["id"] for m in listed["mechanisms"]] == list(MECHANISMS)
+    assert [s["id"] for s in listed["scores"]] == ["ucb"]
+    assert all(entry["summary"] for kind in list(listed)[:4] for entry in listed[kind])
     assert [f["id"] for f in listed["figures"]] == experiments.figure_ids()
     assert all({"id", "paper", "summary"} <= set(a) for a in listed["algorithms"])
     assert all({"id", "paper", "title"} <= set(f) for f in listed["figures"])
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "environments", "figures"])
+@pytest.mark.parametrize("kind", ["algorithms", "environments", "mechanisms", "scores", "figures"])
 def test_list_one_kind(kind: str) -> None:
     assert list(json.loads(fastfed("list", kind, "--json").stdout)) == [kind]
     text = fastfed("list", kind).stdout

@@ -287,10 +287,10 @@ print(r.curves[0].final()["mean"] > 0)
 
 
 def test_what_fails_in_a_package_is_said_with_its_name(numbers):
-    with pytest.raises(InputError, match=f'"word" {WHERE}.* failed: ZeroDivisionError: division'):
-        with numbers.guard("word"):
-            1 / 0  # noqa: B018
-    with pytest.raises(InputError, match="^mine$"), numbers.guard("word"):
+    sentence = f'"word" {WHERE}.* failed: ZeroDivisionError: division'
+    with pytest.raises(InputError, match=sentence), numbers.guard("word"):
+        1 / 0  # noqa: B018
+    with pytest.raises(InputError, match=r"^mine$"), numbers.guard("word"):
         raise InputError("mine")
     with pytest.raises(ZeroDivisionError), numbers.guard("one"):
         1 / 0  # noqa: B018
