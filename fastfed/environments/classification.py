@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError, integer
+from fastfed._validate import InputError, choice, integer
 from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.pool import Pool
 from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.environments.records import CODINGS, DIMENSION, Records, records_pool
+
+#: What arrays cannot say of themselves.
+MADE_BEFORE = (
+    "features were made before they came here: that scales and categories in them are known "
+    "without the data is taken on trust"
+)
 
 
 @dataclass(kw_only=True)
@@ -18,17 +25,19 @@ class Classification(PoolEnvironment):
     """Reward 1 for the record's class and 0 for any other; one query per record.
 
     ``data`` is "digits" (scikit-learn's, ten classes) or a CSV file with a ``label`` column and,
-    if silos are named in it, a ``silo`` column. Features of an action are a fixed public random
-    projection to ``dimension`` numbers, see ``classification_data``. Records are met without
+    if silos are named in it, a ``silo`` column; arrays come in by ``from_arrays``. Features of an
+    action are a fixed public random projection to ``dimension`` numbers, or with ``coding`` =
+    "blocks" the record in the action's own block, see ``records``. Records are met without
     replacement by default, so each round is a new user.
     """
 
-    data: str
-    dimension: int = 20
+    data: Any
+    dimension: int = DIMENSION
     label: str | None = None
     silo: str | None = None
     columns: list[str] | None = None
     projection_seed: int = 0
+    coding: str = "projection"
     sampling: str = "without-replacement"
     kind = "classification"
     records = "records"
@@ -37,15 +46,58 @@ class Classification(PoolEnvironment):
         super().__post_init__()
         integer("projection_seed", self.projection_seed, at_least=0)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        choice("coding", self.coding, list(CODINGS))
+        if self.coding == "blocks" and self.dimension != DIMENSION:
+            raise InputError(
+                f'dimension goes with coding = "projection", got {self.dimension}: '
+                "blocks have one number for each action and feature"
+            )
+        if isinstance(self.data, Records):
+            return
         named = isinstance(self.data, (str, Path))
         if not named or (self.data != "digits" and not Path(self.data).exists()):
             raise InputError(f'data must be "digits" or an existing CSV file, got {self.data!r}')
+
+    @classmethod
+    def from_arrays(
+        cls,
+        features: Any,
+        classes: Any,
+        silo: Any = None,
+        *,
+        norm: float | None = None,
+        coding: str = "blocks",
+        dimension: int = DIMENSION,
+        projection_seed: int = 0,
+        sampling: str = "without-replacement",
+    ) -> Classification:
+        """Records as arrays: features (n, p), classes (n,) in 0 .. K - 1, silo (n,) or None.
+
+        ``silo`` says whose record it is, by any values; silos are these in order of first
+        appearance. ``norm`` is a bound on the norm of a record and its constant 1, known without
+        the data: records beyond it are shrunk to it, each by itself. With None the largest norm in
+        the data is taken as public. InputError for what is not finite or does not fit.
+        """
+        return cls(
+            data=Records.of(features, classes, silo, norm),
+            silo=None if silo is None else "silo",
+            coding=coding,
+            dimension=dimension,
+            projection_seed=projection_seed,
+            sampling=sampling,
+        )
 
     def load(self, silos: int | None) -> Pool:
         from fastfed.environments.classification_data import classification_pool
 
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")
+        if isinstance(self.data, Records):
+            known = self.data.silos
+            if silos is not None and known not in (None, silos):
+                raise InputError(f"silos must be {known}, those that silo names, got {silos}")
+            given = (silos, self.dimension, self.projection_seed, self.coding)
+            return records_pool(self.data, *given, notes=(MADE_BEFORE,))
         return classification_pool(
             self.data,
             silos,
@@ -54,18 +106,26 @@ class Classification(PoolEnvironment):
             silo=self.silo,
             seed=self.projection_seed,
             columns=self.columns,
+            coding=self.coding,
         )
 
     def natural_silos(self) -> int | None:
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
-        digest = None
-        if self.data != "digits":
-            digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
+        name, digest = "arrays", None
+        if isinstance(self.data, Records):
+            digest = self.data.digest()
+        else:
+            name = Path(self.data).name
+            if self.data != "digits":
+                digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
+        # The usual coding is left out: stored results of earlier versions keep their identity.
+        coding = {} if self.coding == "projection" else {"coding": self.coding}
         return {
             "kind": self.kind,
-            "data": [Path(self.data).name, digest],
+            **coding,
+            "data": [name, digest],
             "dimension": self.dimension,
             "label": self.label,
             "silo": self.silo,

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from fastfed._validate import InputError, integer, nearest, show
-from fastfed.environments.pool import Pool, equal_blocks
+from fastfed.environments.pool import Pool
+from fastfed.environments.records import MAX_CLASSES, Records, records_pool
 
 MAX_CATEGORIES = 50  # distinct texts a column may have and still be one-hot coded
-MAX_CLASSES = 1000
 _MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -49,6 +49,7 @@ def classification_pool(
     silo: str | None = None,
     seed: int = 0,
     columns: Sequence[str] | None = None,
+    coding: str = "projection",
 ) -> Pool:
     """Pool with one query per record and one action per class.
 
@@ -62,15 +63,13 @@ def classification_pool(
         silo: the column that says whose record it is; silos are its values in order of first
             appearance. Neither label nor silo enters the features.
         seed: of the projections below. A public constant, not the seed of an experiment.
+        coding: "projection", or "blocks" (then dimension says nothing).
         columns: the feature columns; None takes all but label and silo. Columns without a name
             (the leftovers of spreadsheets, row numbers) are never features.
 
     Features: a numeric column is scaled to [0, 1] by its least and largest value, any other is
     one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one more that
-    marks them. With z the p numbers of a record and a constant 1, divided by the largest norm of
-    any record, action a has phi(c, a) = P_a z, where the P_a (d, p) are public: orthonormal
-    columns (d >= p) or rows (d < p) from the QR factorisation of a Gaussian matrix, so that
-    ||phi|| <= ||z|| <= 1. The mean reward is 1 if a is the record's class and 0 if not.
+    marks them. What an action's features are, and its reward, ``records_pool`` says.
 
     Raises InputError for unreadable files, unknown columns, records without label or silo, labels
     with one class, silos that do not fit, and text columns of more than 50 values.
@@ -90,51 +89,18 @@ def classification_pool(
     else:
         table = _read(data)
         features, classes, owner, notes = _from_table(table, label, silo, columns)
-    count = len(features)
     if owner is None:
-        if silos is None:
-            raise InputError("silos must be given for data without a silo column, got None")
-        if silos > count:
-            raise InputError(f"silos must be at most the {count} records of {data}, got {silos}")
-        silo_starts = equal_blocks(count, silos)
+        if silos is not None and silos > len(features):
+            raise InputError(
+                f"silos must be at most the {len(features)} records of {data}, got {silos}"
+            )
     else:
         found = int(owner.max()) + 1
         if silos not in (None, found):
             raise InputError(
                 f"silos must be the {found} values of the silo column {show(silo)}, got {silos}"
             )
-        order = np.argsort(owner, kind="stable")
-        features, classes = features[order], classes[order]
-        silo_starts = np.concatenate([[0], np.cumsum(np.bincount(owner))])
-    actions = int(classes.max()) + 1
-    return Pool.from_rows(
-        _project(features, actions, dimension, seed),
-        (np.arange(actions) == classes[:, None]).astype(np.float64).ravel(),
-        np.arange(count + 1) * actions,
-        silo_starts,
-        notes=(
-            *notes,
-            "rows are divided by the largest norm in the data, which is taken as public",
-            "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
-            "features: no radius is proven",
-        ),
-    )
-
-
-def _project(features: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
-    """float32 (n * actions, dimension): P_a z of each record, the actions of a record together."""
-    z = np.hstack([features, np.ones((len(features), 1))])
-    # A little under 1, so that float32 rounding and summing d squares stays at most 1.
-    z *= (1.0 - (dimension + 4) * 2.0**-24) / np.linalg.norm(z, axis=1).max()
-    rng = np.random.default_rng(seed)
-    rows = np.empty((len(z), actions, dimension), dtype=np.float32)
-    for action in range(actions):
-        normal = rng.standard_normal((dimension, z.shape[1]))
-        tall = dimension >= z.shape[1]
-        q, r = np.linalg.qr(normal if tall else normal.T)
-        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # unique: the diagonal of R positive
-        rows[:, action] = z @ (q.T if tall else q)
-    return rows.reshape(-1, dimension)
+    return records_pool(Records(features, classes, owner), silos, dimension, seed, coding, notes)
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
