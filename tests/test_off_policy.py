@@ -1,0 +1,173 @@
+"""Off-policy estimates: against the oracle, and against logs whose truth is known.
+
+Seeds are fixed; a test of a mean fails by chance with probability below 1e-4 (four standard
+errors) for a random seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from oracle import off_policy as oracle
+
+import fastfed
+from fastfed import InputError, cross_fitted_ridge, doubly_robust, inverse_propensity
+from fastfed import self_normalised as self_normalised_
+
+
+def log(seed=0, n=40, k=5, rate=0.5):
+    """A log of a policy that prefers low actions, and a policy that prefers high ones."""
+    draw = np.random.default_rng(seed)
+    logging = draw.dirichlet(np.linspace(2.0, 1.0, k), size=n) * 0.8 + 0.2 / k
+    actions = (logging.cumsum(axis=1) > draw.uniform(size=(n, 1))).argmax(axis=1)
+    means = rate * draw.uniform(size=(n, k)) * np.linspace(0.2, 1.0, k)
+    rewards = (draw.uniform(size=n) < means[np.arange(n), actions]).astype(float)
+    policy = draw.dirichlet(np.linspace(0.2, 2.0, k), size=n)
+    given = actions, rewards, logging[np.arange(n), actions], policy
+    return given, means, (policy * means).sum(axis=1).mean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_and_standard_errors_are_the_oracle_s(seed):
+    given, means, _ = log(seed)
+    predicted = means + np.random.default_rng(seed).normal(0, 0.2, means.shape)
+    for ours, theirs in (
+        (inverse_propensity(*given), oracle.inverse_propensity(*given)),
+        (self_normalised_(*given), oracle.self_normalised(*given)),
+        (doubly_robust(*given, predicted), oracle.doubly_robust(*given, predicted)),
+    ):
+        np.testing.assert_allclose((ours.value, ours.stderr), theirs, rtol=1e-11, atol=1e-14)
+        half = 1.959963984540054 * ours.stderr
+        np.testing.assert_allclose((ours.low, ours.high), (ours.value - half, ours.value + half))
+        assert ours.rounds == 40
+
+
+def test_the_logging_policy_s_own_value_is_the_mean_reward():
+    n, k = 60, 4
+    draw = np.random.default_rng(1)
+    actions, rewards = draw.integers(k, size=n), draw.uniform(size=n)
+    uniform = np.full((n, k), 1 / k)
+    for estimate in (inverse_propensity, self_normalised_):
+        found = estimate(actions, rewards, np.full(n, 1 / k), uniform)
+        assert found.value == pytest.approx(rewards.mean())
+        assert found.effective_rounds == pytest.approx(n)
+        assert found.rewarded == n
+
+
+def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
+    draw = np.random.default_rng(2)
+    n, k, d, folds = 23, 3, 4, 4
+    contexts, actions = draw.normal(size=(n, k, d)), draw.integers(k, size=n)
+    rewards = draw.uniform(size=n)
+    made = cross_fitted_ridge(contexts, actions, rewards, folds=folds, ridge=0.7, seed=5)
+    fold = np.random.default_rng(5).permutation(n) % folds
+    for t in range(n):
+        train = [s for s in range(n) if fold[s] != fold[t]]
+        for b in range(k):
+            want = oracle.ridge_prediction(contexts, actions, rewards, train, 0.7, t, b)
+            assert made[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
+    other = rewards.copy()
+    other[7] += 100.0
+    again = cross_fitted_ridge(contexts, actions, other, folds=folds, ridge=0.7, seed=5)
+    same = fold == fold[7]
+    np.testing.assert_array_equal(again[same], made[same])
+    assert (again[~same] != made[~same]).all()
+
+
+def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
+    found = {"ipw": [], "wrong model": [], "good model": [], "no weights": []}
+    for seed in range(600):
+        given, means, truth = log(seed, n=80)
+        found["ipw"].append(inverse_propensity(*given).value - truth)
+        found["wrong model"].append(doubly_robust(*given, 0.9 - means).value - truth)
+        found["good model"].append(doubly_robust(*given, means).value - truth)
+        found["no weights"].append(given[1].mean() - truth)
+    errors = {name: np.array(values) for name, values in found.items()}
+    off = {n: abs(e.mean()) / e.std() * math.sqrt(len(e)) for n, e in errors.items()}
+    assert max(off["ipw"], off["wrong model"], off["good model"]) < 4
+    assert off["no weights"] > 20  # so the log and the policy do differ
+    assert errors["good model"].std() < errors["ipw"].std()
+    # Of rewards without noise, the true model leaves nothing to vary.
+    actions, _, propensities, policy = given
+    exact = means[np.arange(80), actions]
+    found = doubly_robust(actions, exact, propensities, policy, means)
+    assert found.value == pytest.approx(truth, rel=1e-12)
+
+
+def test_intervals_cover_where_there_is_much_and_where_there_is_little():
+    """Uniform log over 20 actions, one action evaluated: clicks are binomial / 20."""
+
+    def covered(rate, n, runs=400):
+        normal = bounded = 0
+        draw = np.random.default_rng(11)
+        policy = np.zeros((n, 20))
+        policy[:, 3] = 1.0
+        for _ in range(runs):
+            actions = draw.integers(20, size=n)
+            rewards = (draw.uniform(size=n) < rate).astype(float)
+            e = inverse_propensity(actions, rewards, np.full(n, 0.05), policy, largest_reward=1.0)
+            normal += e.low <= rate <= e.high
+            bounded += e.bounded[0] <= rate <= e.bounded[1]
+        return normal / runs, bounded / runs
+
+    # Four standard errors of a share of 400 at 0.95 are 0.044.
+    much, little = covered(0.5, 2000), covered(0.01, 2000)
+    assert much[0] > 0.906 and much[1] >= 0.95
+    assert little[0] < 0.80  # one click on average: often none, and the interval a point
+    assert little[1] >= 0.95
+
+
+def test_the_bounded_interval_is_the_binomial_one():
+    n, k = 500, 10
+    actions = np.arange(n) % k
+    policy = np.zeros((n, k))
+    policy[:, 0] = 1.0
+    for clicks in (0, 1, 7, 50):
+        rewards = np.zeros(n)
+        rewards[np.flatnonzero(actions == 0)[:clicks]] = 1.0
+        e = inverse_propensity(actions, rewards, np.full(n, 0.1), policy, largest_reward=1.0)
+        low, high = oracle.binomial_interval(clicks, n, 0.05)
+        assert e.bounded[0] == pytest.approx(k * low if clicks else 0.0, abs=1e-4)
+        assert e.bounded[1] == pytest.approx(min(1.0, k * high), abs=1e-4)
+        assert e.rewarded == clicks
+    # Half the rewards, half the scale.
+    e = inverse_propensity(actions, rewards / 2, np.full(n, 0.1), policy, largest_reward=0.5)
+    assert e.bounded[0] == pytest.approx(k * low / 2, abs=1e-4)
+    assert inverse_propensity(actions, rewards, np.full(n, 0.1), policy).bounded is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({0: lambda a: a + 5}, "actions must be integers from 0 to 4"),
+        ({0: lambda a: a[:3]}, r"actions must have shape \(40\), got \(3,\)"),
+        ({1: lambda r: r * np.nan}, "rewards must be finite"),
+        ({2: lambda p: 0 * p}, "propensities must be > 0 and <= 1, got 0"),
+        ({3: lambda q: 2 * q}, "policy must hold probabilities"),
+        ({3: lambda q: q[0]}, "policy must have 2 axes"),
+    ],
+)
+def test_logs_that_do_not_fit_are_refused(change, sentence):
+    given = [change.get(i, lambda v: v)(value) for i, value in enumerate(log()[0])]
+    for estimate in (inverse_propensity, self_normalised_):
+        with pytest.raises(InputError, match=sentence):
+            estimate(*given)
+
+
+def test_other_input_is_refused():
+    given = log()[0]
+    actions, rewards, propensities, policy = given
+    with pytest.raises(InputError, match=r"predicted must have shape \(40, 5\)"):
+        doubly_robust(*given, np.zeros((40, 4)))
+    with pytest.raises(InputError, match=r"rewards must lie in \[0, largest_reward = 0.5\]"):
+        inverse_propensity(*given, largest_reward=0.5)
+    with pytest.raises(InputError, match="confidence must be > 0 and < 1, got 95"):
+        fastfed.inverse_propensity(*given, confidence=95)
+    never = np.zeros_like(policy)
+    never[np.arange(40), (actions + 1) % 5] = 1.0
+    with pytest.raises(InputError, match="it takes none"):
+        self_normalised_(actions, rewards, propensities, never)
+    with pytest.raises(InputError, match="folds must be an integer >= 2 and <= 3, got 5"):
+        cross_fitted_ridge(np.ones((3, 2, 2)), [0, 1, 0], [0, 1, 0])
