@@ -138,6 +138,25 @@ def test_the_bounded_interval_is_the_binomial_one():
     assert inverse_propensity(actions, rewards, np.full(n, 0.1), policy).bounded is None
 
 
+def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
+    """Two logs in one: the policy is sure of itself only where the log has few actions."""
+    n = 400
+    policy, propensities = np.full((n, 8), 1 / 8), np.full(n, 1 / 8)
+    policy[::2], propensities[::2] = 0.0, 1 / 2
+    policy[::2, 0] = 1.0
+    actions = np.where(np.arange(n) % 2, np.arange(n) // 2 % 8, np.arange(n) // 2 % 2)
+    rewards = (np.arange(n) % 7 == 0).astype(float)
+    given = actions, rewards, propensities, policy
+    loose = inverse_propensity(*given, largest_reward=1.0)
+    tight = inverse_propensity(*given, largest_reward=1.0, largest_weight=2.0)
+    assert loose.value == tight.value
+    assert loose.bounded[0] < tight.bounded[0] < tight.value < tight.bounded[1] < loose.bounded[1]
+    low, high = oracle.binomial_interval(tight.value * n / 2, n, 0.05)
+    assert tight.bounded == pytest.approx((2 * low, 2 * high), abs=1e-5)
+    with pytest.raises(InputError, match="largest_weight must be at least 2, met here, got 1"):
+        inverse_propensity(*given, largest_reward=1.0, largest_weight=1)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

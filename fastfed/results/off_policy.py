@@ -108,6 +108,7 @@ def inverse_propensity(
     *,
     confidence: float = 0.95,
     largest_reward: float | None = None,
+    largest_weight: float | None = None,
 ) -> PolicyValue:
     """The mean of w r: unbiased wherever the log may take what the policy does.
 
@@ -118,11 +119,11 @@ def inverse_propensity(
         policy: (n, K): the evaluated policy's probability of each action, rows that sum to 1.
         confidence: of the intervals, two-sided.
         largest_reward: where rewards are known to lie in [0, largest_reward], ``bounded`` is given.
-            It takes max(policy) / min(propensities) as the largest weight, so no propensity of the
-            logging policy may be below the least of the log.
+        largest_weight: what w can be at most, known of both policies, for ``bounded``. By default
+            max(policy) / min(propensities): no propensity may then be below the least of the log.
 
-    Source: Horvitz and Thompson 1952. ``bounded``: the mean of n independent numbers in [0, 1] of
-    mean p exceeds (falls below) q with probability at most exp(-n kl(q, p)) (Hoeffding 1963,
+    Source: Horvitz and Thompson 1952. ``bounded``: the mean of n independent numbers in [0, 1],
+    of mean p, exceeds (falls below) q with probability at most exp(-n kl(q, p)) (Hoeffding 1963,
     Theorem 1).
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
@@ -135,7 +136,14 @@ def inverse_propensity(
                 f"rewards must lie in [0, largest_reward = {most:g}], "
                 f"got {log.rewards.min():g} to {log.rewards.max():g}"
             )
-        scale = most * float(log.policy.max() / log.propensities.min())
+        seen, weight = float(log.weights.max()), float(log.policy.max() / log.propensities.min())
+        if largest_weight is not None:
+            weight = number("largest_weight", largest_weight, above=0.0)
+            if seen > weight * (1.0 + 1e-9):
+                raise InputError(
+                    f"largest_weight must be at least {seen:g}, met here, got {weight:g}"
+                )
+        scale = most * weight
         low, high = _chernoff(float(terms.mean()) / scale, len(terms), log.confidence)
         # No policy earns more than the largest reward.
         bounded = (min(low * scale, most), min(high * scale, most))
