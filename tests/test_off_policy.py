@@ -7,6 +7,8 @@ errors) for a random seed.
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,3 +192,11 @@ def test_other_input_is_refused():
         self_normalised_(actions, rewards, propensities, never)
     with pytest.raises(InputError, match="folds must be an integer >= 2 and <= 3, got 5"):
         cross_fitted_ridge(np.ones((3, 2, 2)), [0, 1, 0], [0, 1, 0])
+
+
+def test_the_block_of_the_page_runs(capsys):
+    page = Path(__file__).resolve().parents[1] / "docs" / "applied.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(block, {})
+    value, stderr = map(float, capsys.readouterr().out.split()[:2])
+    assert abs(value - 0.08) < 4 * stderr

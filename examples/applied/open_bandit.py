@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import gzip
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -67,12 +68,12 @@ def read(folder: Path, campaign: str) -> Log:
     needed = {"item_id", "click", "propensity_score", *users, *affinities}
     rows = rows_of(folder / campaign, campaign, needed)
     visitor = np.array([[1.0] + [sign(r[name]) for name in users] for r in rows])
-    affinity = np.array([[float(r[name]) for name in affinities] for r in rows])
+    affinity = np.array([itemgetter(*affinities)(r) for r in rows], dtype=float)
     item = np.stack(
         [np.ones_like(affinity), np.broadcast_to(price, affinity.shape), np.minimum(affinity, 1.0)],
         axis=-1,
     )
-    contexts = np.einsum("nu,nki->nkui", visitor, item).reshape(*affinity.shape, -1)
+    contexts = (visitor[:, None, :, None] * item[:, :, None]).reshape(*affinity.shape, -1)
     return Log(
         contexts / np.sqrt(5 * 3),  # the largest norm there can be
         np.array([int(r["item_id"]) for r in rows]),
