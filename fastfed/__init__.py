@@ -63,6 +63,8 @@ _PUBLIC = {
     "gradient_signature": "fastfed.environments",
 }
 _MODULES = ("kernels", "keyed", "privacy")
+#: Doors from lower layers to higher ones, for which these need not be imported; not public.
+_DOORS = {"_notebook": "fastfed.report.notebook"}
 
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 
@@ -72,6 +74,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"fastfed.{name}")
+    if name in _DOORS:
+        return importlib.import_module(_DOORS[name])
     raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fastfed._face import Shown
 from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.certificate import SIMULATION, Certificate
 
 
 @dataclass(frozen=True)
-class System:
+class System(Shown):
     """One curve of an experiment: what it plays, and what it promises."""
 
     algorithm: str

@@ -56,6 +56,20 @@ def test_the_blocks_of_the_experts_page_run(capsys):
     assert "epsilon=1.0" in capsys.readouterr().out
 
 
+def test_the_blocks_of_the_notebook_page_run_in_order(capsys):
+    pytest.importorskip("matplotlib").use("Agg")
+    pytest.importorskip("pandas")
+    from matplotlib import pyplot
+
+    scope = {"__name__": "page"}
+    for block in blocks("python", (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")):
+        exec(compile(block, "notebook.md", "exec"), scope)
+    pyplot.close("all")
+    out = capsys.readouterr().out
+    assert out.startswith("label\n") and "\nno privacy None " in out
+    assert "Privacy certificate  proven" in out
+
+
 def test_there_are_blocks_to_run():
     assert len(blocks("python")) >= 3
     assert len(blocks("toml")) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -45,19 +45,11 @@ def print_table(
             ]
             click.echo("  ".join(cells).rstrip())
         return
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
-        justify: Literal["right", "left"] = "right" if i in right else "left"
-        table.add_column(heading, justify=justify, no_wrap=i in right, overflow="fold")
-    for row in rows:
-        # Text, not markup: a label may hold brackets.
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    from fastfed.report.ruled import ruled
+
+    Console().print(ruled(headings, rows, right))
 
 
 def print_results(source: Source) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fastfed._face import Shown
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.gaussian import epsilon_of
 
@@ -31,7 +32,7 @@ _CANDIDATES = 1000  # thresholds tried on the first half
 _CHOICE_TAIL = 1.0 / 500.0
 
 
-class AuditResult(msgspec.Struct, frozen=True):
+class AuditResult(Shown, msgspec.Struct, frozen=True):
     """What an audit found.
 
     delta, claimed_epsilon: the claim. epsilon_lower_bound: the mechanism's true epsilon at delta is

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, NamedTuple
 
 import msgspec
 
+from fastfed._face import Shown
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.budget import RELATIONS, UNITS
 
@@ -69,7 +70,7 @@ class Side(NamedTuple):
     conditions: tuple[Condition, ...] = ()
 
 
-class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
+class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A guarantee with its unit, relation and trust model; the shape of entries under `also`.
 
     unit: "user" | "item" | "silo". relation: "replace" | "zero-out".
@@ -141,6 +142,10 @@ class SideCertificate(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return as_text(self)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """As text where IPython prints it in a terminal."""
+        printer.text(str(self))
+
     def to_builtins(self) -> dict[str, Any]:
         """The certificate as dicts, lists, strings and numbers, keys as in the JSON output."""
         result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
@@ -183,9 +188,18 @@ def no_privacy(
 
 def rounded_up(value: float) -> str:
     """Value to four significant digits, never below it: an exact epsilon is not to look smaller."""
+    return _rounded(value, ROUND_CEILING)
+
+
+def rounded_down(value: float) -> str:
+    """Value to four significant digits, never above it: as a lower bound is written."""
+    return _rounded(value, ROUND_FLOOR)
+
+
+def _rounded(value: float, rounding: str) -> str:
     # From the shortest decimal form: 0.1 must stay 0.1, though the double is slightly above.
-    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
-    return f"{float(up):g}"
+    short = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
+    return f"{float(short):g}"
 
 
 def as_text(certificate: SideCertificate | dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fastfed._face import Shown
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.privacy.binomial import calibrate_vector_sum
@@ -24,7 +25,7 @@ from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.privacy.vector_batches import calibrate_vector_batches
 
 
-class Calibrated(msgspec.Struct, frozen=True):
+class Calibrated(Shown, msgspec.Struct, frozen=True):
     """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
 
     mechanism: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fastfed.results.results import CurveResult
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 #: Paul Tol's "bright" scheme: told apart with any colour vision.
@@ -30,19 +32,26 @@ Y_LABELS = {
     "time-average": "time-averaged group regret",
     "per-silo": "regret per silo",
 }
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.0,
+#: What belongs to axes; type and size are those of whoever draws into his own notebook.
+AXES_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
+}
+STYLE: dict[Any, Any] = {
+    **AXES_STYLE,
+    "font.family": "DejaVu Sans",
+    "font.size": 10.0,
     "legend.fontsize": 8.5,
     # The same results give the same bytes: ids in the SVG come from this, not from chance.
     "svg.hashsalt": "fastfed",
 }
+
+#: An axis shorter than this, in powers of ten, is labelled between them too.
+SHORT = 2.0
 
 #: Draws every curve into the axes: one legend entry each, as (what is drawn, its text).
 Plot = Callable[["Axes"], Sequence[tuple["Artist", str]]]
@@ -177,6 +186,17 @@ def draw_line(
         )
     handle: Artist = line
     return handle
+
+
+def log_axis(axis: Axis) -> None:
+    """Ticks of a logarithmic axis, once everything is drawn."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+    low, high = axis.get_view_interval()
+    short = math.log10(high / low) < SHORT
+    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if short else (1.0,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def small_print(source: Source) -> list[str]:

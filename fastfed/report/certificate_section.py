@@ -53,7 +53,8 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
             )
         )
     for curve, name in zip(curves, names, strict=True):
-        parts.append(details(join(name, _hint(curve.certificate)), *_full(curve, level)))
+        full = certificate_in_full(curve.certificate, level)
+        parts.append(details(join(name, _hint(curve.certificate)), *full))
     return join(parts)
 
 
@@ -93,9 +94,10 @@ def _condition_cell(text: str, certificate: dict[str, Any]) -> Html:
     return element("span", MARKS[holds], class_=kind)
 
 
-def _full(curve: CurveResult, level: int) -> list[Html]:
-    parts = [_one(curve.certificate)]
-    for side in curve.certificate["also"]:
+def certificate_in_full(certificate: dict[str, Any], level: int) -> list[Html]:
+    """Everything a certificate says, what is beside it under headings of ``level``."""
+    parts = [_one(certificate)]
+    for side in certificate.get("also", ()):
         parts += [element(f"h{level}", f"Also, per {side['unit']}"), _one(side)]
     return parts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,6 @@ from fastfed.report.table import sent
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-
-#: An axis shorter than this, in powers of ten, is labelled between them too.
-SHORT = 2.0
 
 
 def sends(source: Source) -> bool:
@@ -51,21 +47,11 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
                 nothing = Line2D([], [], linewidth=1.8, **style)
                 entries.append((nothing, f"{curve.label}:  sends nothing"))
         axes.set_xlabel("sent so far, up and down, all silos together")
-        _log_axis(axes)
+        axes.set_xscale("log")
+        canvas.log_axis(axes.xaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: sent(value))
         dress_regret(axes, source)
         return entries
 
     small = [*canvas.small_print(source), "a dot is the last round"]
     return canvas.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
-
-
-def _log_axis(axes: Axes) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
-
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    short = math.log10(high / low) < SHORT
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if short else (1.0,)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(lambda value, _: sent(value))

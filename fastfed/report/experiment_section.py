@@ -37,15 +37,12 @@ def experiment_section(drawn: Drawn, level: int) -> Html:
     curves = source.results.curves
     if not curves:
         return element("p", "No replicate is played to its end yet.")
-    names = [
-        element("span", key(style), curve.label)
-        for curve, style in zip(curves, line_styles(curves), strict=True)
-    ]
+    names = curve_names(source)
     parts: list[Html] = []
     if judge(source.results):
         parts += [element(heading, "Statements"), _statements(source)]
     parts += [element(heading, "Regret"), _pictures(drawn)]
-    parts += [element(heading, "Results"), _results(source, names)]
+    parts += [element(heading, "Results"), results_table(source, names)]
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
     parts += [element(heading, "Run"), _run(source)]
     return join(parts)
@@ -138,7 +135,17 @@ def _figure(picture: Html, caption: str) -> Html:
     return element("figure", element("div", picture, class_="card"), element("figcaption", caption))
 
 
-def _results(source: Source, names: Sequence[Html]) -> Html:
+def curve_names(source: Source) -> list[Html]:
+    """The label of every curve behind its line."""
+    curves = source.results.curves
+    return [
+        element("span", key(style), curve.label)
+        for curve, style in zip(curves, line_styles(curves), strict=True)
+    ]
+
+
+def results_table(source: Source, names: Sequence[Html]) -> Html:
+    """One row per curve, and the remarks below."""
     # The speed stands under "Run".
     columns = range(1, len(text_table.HEADINGS) - 1)
     rows = [

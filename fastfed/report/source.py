@@ -58,6 +58,11 @@ class Source:
         return (note,) if isinstance(note, str) else tuple(note)
 
 
+def in_memory(results: Results) -> Source:
+    """The source of results that no folder need hold: of their setting, what they know."""
+    return Source(results, (), (), {}, Effort(0.0, 0, ()))
+
+
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
     path = Path(folder)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import Any
 
 from fastfed.report.privacy_words import privacy_words
 from fastfed.report.source import Source, spaced
 from fastfed.report.statements import Difference, judge, per_silo
+from fastfed.results.columns import summary
 from fastfed.results.results import CurveResult
 
 PER_SILO = "per silo"
@@ -130,39 +130,12 @@ def difference_words(difference: Difference, within: float | None = None) -> str
 def as_csv(source: Source) -> str:
     """The table as CSV, one row per curve, every number in full."""
     file = io.StringIO()
-    records = [_record(curve) for curve in source.results.curves]
+    records = [summary(curve) for curve in source.results.curves]
     if records:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
     return file.getvalue()
-
-
-def _record(curve: CurveResult) -> dict[str, Any]:
-    values = curve.to_builtins()
-    certificate = curve.certificate
-    claimed, exact = certificate["claimed"] or {}, certificate["exact"] or {}
-    record = {key: values[key] for key in ("label", "algorithm", "protocol", "replicates")}
-    for name in ("group_regret", "per_silo_regret", "time_average_regret"):
-        record[f"{name}_mean"] = values[name]["mean"]
-        record[f"{name}_stderr"] = values[name]["stderr"]
-    return {
-        **record,
-        "claimed_epsilon": claimed.get("epsilon"),
-        "claimed_delta": claimed.get("delta"),
-        "exact_epsilon": exact.get("epsilon"),
-        "exact_delta": exact.get("delta"),
-        "privacy_status": certificate["status"],
-        "privacy_unit": certificate["unit"],
-        "privacy_relation": certificate["relation"],
-        "synchronisations": curve.synchronisations,
-        "bits_up": curve.bits_up,
-        "bits_down": curve.bits_down,
-        "bytes_up": curve.bytes_up,
-        "bytes_down": curve.bytes_down,
-        **{event: curve.events.get(event) for event in EVENTS},
-        "agent_rounds_per_second": curve.agent_rounds_per_second,
-    }
 
 
 def _regret(curve: CurveResult, divisor: int) -> str:

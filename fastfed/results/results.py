@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-#: float64 counts exactly up to here.
-COUNTED = 2.0**53
+from fastfed._face import Shown, notebook
+from fastfed.results import columns
+from fastfed.results.counts import means, whole_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class StoredCertificate(dict[str, Any], Shown):
+    """A certificate as it is stored: plain data, shown as sentences in notebooks."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """As text where IPython prints it in a terminal."""
+        printer.text(notebook().as_text(self))
 
 
 @dataclass(frozen=True, repr=False)
-class CurveResult:
+class CurveResult(Shown):
     """One curve: every replicate's regret and messages at the checkpoints, and its guarantee.
 
     What was sent is a mean over replicates: an int where all of them counted the same, a float
@@ -45,6 +57,9 @@ class CurveResult:
     #: that are not fastfed's own.
     packages: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "certificate", StoredCertificate(self.certificate))
+
     def __repr__(self) -> str:
         end = self.final()
         return (
@@ -56,37 +71,37 @@ class CurveResult:
     @property
     def synchronisations(self) -> float:
         """Synchronisations of a replicate."""
-        return _means(self.synchronisation_counts)[-1]
+        return means(self.synchronisation_counts)[-1]
 
     @property
     def synchronisations_curve(self) -> list[float]:
         """Synchronisations by each checkpoint, (C,)."""
-        return _means(self.synchronisation_counts)
+        return means(self.synchronisation_counts)
 
     @property
     def bits_up(self) -> float:
         """Bits all silos send in a replicate."""
-        return _means(self.bits_up_counts)[-1]
+        return means(self.bits_up_counts)[-1]
 
     @property
     def bits_down(self) -> float:
         """Bits sent to all silos in a replicate."""
-        return _means(self.bits_down_counts)[-1]
+        return means(self.bits_down_counts)[-1]
 
     @property
     def bytes_up(self) -> float:
         """``bits_up`` in bytes, whole ones in every replicate."""
-        return _means(_bytes(self.bits_up_counts))[-1]
+        return means(whole_bytes(self.bits_up_counts))[-1]
 
     @property
     def bytes_down(self) -> float:
         """``bits_down`` in bytes, whole ones in every replicate."""
-        return _means(_bytes(self.bits_down_counts))[-1]
+        return means(whole_bytes(self.bits_down_counts))[-1]
 
     @property
     def bytes_curve(self) -> list[float]:
         """Bytes sent up and down by each checkpoint, all silos together, (C,)."""
-        return _means(_bytes(self.bits_up_counts) + _bytes(self.bits_down_counts))
+        return means(whole_bytes(self.bits_up_counts) + whole_bytes(self.bits_down_counts))
 
     @property
     def bytes_sent(self) -> float:
@@ -101,10 +116,19 @@ class CurveResult:
     @property
     def stderr(self) -> np.ndarray:
         """Standard error of the mean, (C,); NaN for a single replicate, which tells nothing."""
-        n = len(self.group_regret)
-        if n < 2:
-            return np.full(self.group_regret.shape[1], math.nan)
-        return self.group_regret.std(axis=0, ddof=1) / math.sqrt(n)
+        return standard_error(self.group_regret)
+
+    @property
+    def counts(self) -> dict[str, np.ndarray]:
+        """What was counted by each checkpoint, by name, (R, C): synchronisations, and what all
+        silos together sent and got, in bits and in whole bytes."""
+        return {
+            "synchronisations": self.synchronisation_counts,
+            "bits_up": self.bits_up_counts,
+            "bits_down": self.bits_down_counts,
+            "bytes_up": whole_bytes(self.bits_up_counts),
+            "bytes_down": whole_bytes(self.bits_down_counts),
+        }
 
     def final(self, divisor: float = 1.0) -> dict[str, float]:
         """Mean and standard error at the last round, divided."""
@@ -112,6 +136,32 @@ class CurveResult:
             "mean": float(self.mean[-1]) / divisor,
             "stderr": float(self.stderr[-1]) / divisor,
         }
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        metric: str = "group_regret",
+        bounds: bool = False,
+        log: str = "",
+    ) -> Axes:
+        """Draw this curve alone; arguments, errors and what comes back as of `Results.plot`.
+
+        On axes that have lines it takes the next colour.
+        """
+        drawn: Axes = notebook().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
+        return drawn
+
+    def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
+        """The rows of `Results.to_records` for this curve, without its experiment."""
+        return columns.records(columns.columns([self], level))
+
+    def to_frame(self, level: str = "summary") -> Any:
+        """``to_records`` as a pandas DataFrame, see `Results.to_frame`."""
+        return columns.frame(columns.columns([self], level))
+
+    def _alone(self) -> Results:
+        return Results(self.label, self.horizon, self.silos, (self,), {})
 
     def to_builtins(self) -> dict[str, Any]:
         """The JSON of one curve."""
@@ -143,30 +193,23 @@ class CurveResult:
         }
 
 
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Of the mean over replicates of values (R, C), (C,); NaN for a single replicate."""
+    n = len(values)
+    if n < 2:
+        return np.full(values.shape[1], math.nan)
+    error: np.ndarray = values.std(axis=0, ddof=1) / math.sqrt(n)
+    return error
+
+
 def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
     """Counts of events, added up over replicates."""
     names = list(dict.fromkeys(name for events in replicates for name in events))
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
-def _bytes(bits: np.ndarray) -> np.ndarray:
-    """Whole bytes that hold so many bits."""
-    return np.ceil(bits / 8.0)
-
-
-def _means(counts: np.ndarray) -> list[float]:
-    """Mean over replicates of counts (R, C), (C,)."""
-    first, means = counts[0], counts.mean(axis=0)
-    agree = (counts == first).all(axis=0)
-    # The mean of equal counts may round.
-    return [
-        (int(count) if count <= COUNTED else float(count)) if same else float(mean)
-        for count, mean, same in zip(first, means, agree, strict=True)
-    ]
-
-
 @dataclass(frozen=True, repr=False)
-class Results:
+class Results(Shown):
     """All curves of one experiment; what ``simulate`` returns and ``load`` reads."""
 
     experiment: str
@@ -204,6 +247,61 @@ class Results:
         difference = finals[0] - finals[1]
         spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
         return float(difference.mean()), float(spread)
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        metric: str | None = None,
+        bounds: bool = False,
+        log: str = "",
+        curves: Iterable[str] | None = None,
+    ) -> Axes:
+        """Draw the curves as the report does, and return matplotlib's axes.
+
+        Lines are means over replicates at the checkpoints, bands two standard errors to either
+        side. Colours are those of the report, whichever ``curves`` (labels; default: all) are
+        drawn; on axes that have such lines already they go on where those end.
+
+        ``ax``: the axes to draw into; None makes a figure with pyplot.
+        ``metric``: "group_regret", "per_silo_regret" (divided by the curve's own silos),
+        "time_average_regret" (divided by the round); or what was counted so far, on average of a
+        replicate, all silos together: "synchronisations", "bits", "bytes" (up and down), or one
+        of both ways, "bits_up", "bits_down", "bytes_up", "bytes_down". None: what the figure of
+        the spec asks for, else "group_regret".
+        ``bounds``: also the bounds of regret that the figure asks for (``[[figure.line]]``), or
+        all that are stored where it asks for none; up to three times the tallest curve.
+        ``log``: which axes are logarithmic, "", "x", "y" or "xy".
+
+        Raises InputError without matplotlib, for an unknown label or metric, for results without
+        curves, and for bounds beside a metric that is not regret.
+        """
+        drawn: Axes = notebook().plot(
+            self, ax, metric=metric, bounds=bounds, log=log, curves=curves
+        )
+        return drawn
+
+    def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
+        """Tidy rows as plain dicts; needs no other package, and every data frame takes them.
+
+        ``level``: "summary", one row per curve; "curves", one per (label, round), means and
+        standard errors over replicates; "replicates", one per (label, replicate, round). Names
+        are those of ``fastfed results --json``, as in ``group_regret_mean``; ``round`` is a
+        checkpoint, and what is counted is counted up to it. A curve's bounds are columns
+        ``bound_<name>`` of "curves". None where nothing is known: no proven epsilon, no
+        standard error of a single replicate. Raises InputError for another level.
+        """
+        return columns.records(self._columns(level))
+
+    def to_frame(self, level: str = "summary") -> Any:
+        """``to_records`` as a pandas DataFrame, NaN for None; InputError without pandas."""
+        return columns.frame(self._columns(level))
+
+    def _columns(self, level: str) -> columns.Columns:
+        found = columns.columns(self.curves, level)
+        rows = len(found.get("label", []))
+        whole: dict[str, Any] = {"experiment": self.experiment, "horizon": self.horizon}
+        return {name: [value] * rows for name, value in whole.items()} | found
 
     def to_builtins(self) -> dict[str, Any]:
         """The JSON of ``fastfed results``."""

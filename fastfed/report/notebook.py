@@ -1,0 +1,149 @@
+"""What notebooks and rich show of results, certificates, audits and calibrations.
+
+The lower layers come here through `fastfed._face`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastfed._system import System
+from fastfed.privacy.audit import AuditResult
+from fastfed.privacy.certificate import SideCertificate, as_text
+from fastfed.privacy.mechanisms import Calibrated
+from fastfed.report import table as text_table
+from fastfed.report.certificate_section import certificate_in_full, mark
+from fastfed.report.experiment_section import curve_names, results_table
+from fastfed.report.html import Html, details, element, join
+from fastfed.report.plot import plot
+from fastfed.report.sentences import (
+    audit_sentences,
+    calibration_sentences,
+    certificate_sentences,
+)
+from fastfed.report.source import Source, in_memory
+from fastfed.results.results import CurveResult, Results
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["as_html", "as_rich", "as_text", "plot"]
+
+#: Only what tables, marks and lists need, and only inside; colours that suit light and dark pages.
+CSS = """
+.fastfed table { font-size: 0.9em; }
+.fastfed th, .fastfed td { text-align: left; }
+.fastfed .number { text-align: right; }
+.fastfed .quiet { opacity: 0.75; font-size: 0.9em; margin: 0.3em 0; }
+.fastfed p { margin: 0.3em 0; }
+.fastfed svg.key { margin-right: 0.6em; }
+.fastfed .mark { padding: 0 0.5em; border: 1px solid; border-radius: 1em; font-weight: 600; }
+.fastfed dl { display: grid; grid-template-columns: 8em minmax(0, 1fr); margin: 0.3em 0; }
+.fastfed dt { grid-column: 1; font-weight: 400; opacity: 0.75; }
+.fastfed dd { grid-column: 2; margin: 0; }
+"""
+#: Columns of the table in terminals: speed and messages stand in the report.
+COLUMNS = range(text_table.HEADINGS.index("status") + 1)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A value in sentences under a title, a word that judges it, and what is shown when asked."""
+
+    title: str
+    verdict: str
+    sentences: Sequence[str]
+    full: Sequence[Html] = ()
+
+
+def as_html(value: Any) -> Html:
+    """The value as an element of a notebook; every text of the user's is escaped."""
+    if isinstance(value, Results):
+        body = _results(value)
+    elif isinstance(value, CurveResult):
+        body = join(_table(_alone(value)), _words(_of_certificate(value.certificate)))
+    else:
+        body = _words(_of(value))
+    return element("div", element("style", Html(CSS)), body, class_="fastfed")
+
+
+def as_rich(value: Any) -> RenderableType:
+    """The value as rich prints it."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if isinstance(value, Results):
+        return _ruled(in_memory(value))
+    if isinstance(value, CurveResult):
+        return Group(_ruled(in_memory(_alone(value))), as_rich(value.certificate))
+    words = _of(value)
+    title = Text.assemble((words.title, "bold"), f"  {words.verdict}")
+    return Group(title, *(Padding(Text(s), (0, 0, 0, 2)) for s in words.sentences))
+
+
+def _alone(curve: CurveResult) -> Results:
+    return Results(curve.label, curve.horizon, curve.silos, (curve,), {})
+
+
+def _results(results: Results) -> Html:
+    title = element("p", element("strong", in_memory(results).title))
+    if not results.curves:
+        return join(title, element("p", "No replicate is played to its end yet."))
+    return join(title, _table(results))
+
+
+def _table(results: Results) -> Html:
+    source = in_memory(results)
+    setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
+    # Before each label stands its line in the plot.
+    return join(setting, results_table(source, curve_names(source)))
+
+
+def _words(words: Words) -> Html:
+    judged = (" ", mark(words.verdict)) if words.verdict else ()
+    head = element("p", element("strong", words.title), judged)
+    items = element("ul", [element("li", sentence) for sentence in words.sentences])
+    return join(head, items, details("In full", *words.full) if words.full else "")
+
+
+def _ruled(source: Source) -> RenderableType:
+    from fastfed.report.ruled import ruled
+
+    return ruled(
+        [text_table.HEADINGS[i] for i in COLUMNS],
+        [[row[i] for i in COLUMNS] for row in text_table.table_rows(source)],
+        [i for i in COLUMNS if i in text_table.RIGHT],
+        source.title,
+        f"{source.setting}, {source.replicates}",
+    )
+
+
+def _of(value: Any) -> Words:
+    if isinstance(value, AuditResult):
+        return Words(f"Audit of {value.name}", value.verdict, audit_sentences(value))
+    if isinstance(value, Calibrated):
+        return Words(f"Calibration of {value.mechanism}", "", calibration_sentences(value))
+    if isinstance(value, System):
+        plan = value.plan
+        played = (
+            f"{value.algorithm}, {plan.protocol.id}: M = {plan.silos} silos, "
+            f"T = {plan.horizon} rounds. What follows holds for a deployment, whose parties draw "
+            "their noise from the operating system."
+        )
+        words = _of_certificate(value.deployed_certificate.to_builtins())
+        return Words(words.title, words.verdict, [played, *words.sentences], words.full)
+    if isinstance(value, SideCertificate):
+        return _of_certificate(value.to_builtins())
+    return _of_certificate(value)
+
+
+def _of_certificate(stored: dict[str, Any]) -> Words:
+    return Words(
+        "Privacy certificate",
+        stored["status"],
+        certificate_sentences(stored),
+        certificate_in_full(stored, 5),
+    )
