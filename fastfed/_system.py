@@ -14,7 +14,7 @@ from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.certificate import SIMULATION, Certificate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class System(Shown):
     """One curve of an experiment: what it plays, and what it promises."""
 
@@ -24,6 +24,13 @@ class System(Shown):
     certificate: Certificate
     #: What can be drawn beside the curve, by name, at rounds (C,).
     bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return (
+            f"<{self.algorithm}, {plan.protocol.id}: {plan.silos} silos, {plan.horizon} rounds, "
+            f"privacy {self.certificate.status}>"
+        )
 
     @property
     def deployed_certificate(self) -> Certificate:

@@ -125,6 +125,15 @@ class TestPlot:
             np.testing.assert_array_equal(line.get_ydata(), values(curve).mean(axis=0))
         assert axes.get_lines()[0].get_ydata()[-1] > 0
 
+    def test_counts_that_differ_have_a_band(self, results, pyplot):
+        counts = np.array([[1, 2, 3, 4, 5, 6], [1, 3, 5, 7, 9, 11], [1, 4, 7, 10, 13, 16]])
+        curve = replace(results.curves[1], synchronisation_counts=counts)
+        axes = curve.plot(metric="synchronisations")
+        corners = axes.collections[0].get_paths()[0].vertices
+        # At the last round 6, 11 and 16: mean 11, standard deviation 5, error 5 / sqrt(3).
+        assert corners[:, 1].max() == pytest.approx(11 + 10 / math.sqrt(3))
+        assert axes.get_lines()[0].get_ydata()[-1] == 11
+
     def test_the_very_lines_of_the_report(self, results, pyplot):
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
         from fastfed.report import figure
@@ -444,6 +453,13 @@ class TestLooks:
         titled = replace(results, figure={"title": HOSTILE})
         assert "<script" not in titled._repr_html_() and HOSTILE in read(titled).texts
 
+    def test_certificates_are_escaped(self, results):
+        stored = {**results.curves[1].certificate, "caveats": [HOSTILE]}
+        curve = replace(results.curves[1], certificate=stored)
+        for shown in (curve, curve.certificate):
+            assert "<script" not in shown._repr_html_()
+            assert f"Caveat: {HOSTILE}." in read(shown).text
+
     def test_labels_are_no_markup(self, results):
         curve = replace(results.curves[0], label="[red]a[/red] [b]")
         assert "[red]a[/red] [b]" in printed(replace(results, curves=(curve,)))
@@ -487,7 +503,19 @@ class TestLooks:
             assert "Unproven: no proof covers this run" in text
             assert "Fails: actions depend on released statistics only" in text
             assert "Proven:" not in text and "conditions hold" not in text
-            assert "Also: proven, epsilon 1, delta 1e-05, for one item" in text
+            assert "Also, proven: epsilon 1, delta 1e-05, for one item" in text
+
+    def test_what_holds_under_broken_assumptions_only_is_not_called_proven(self):
+        """FedUCB's own schedule is made by raw data, which the side guarantees assume away."""
+        system = fastfed.make_system(
+            "feducb", silos=2, horizon=50, dimension=3, epsilon=1.0, delta=1e-6
+        )
+        assert {side.status for side in system.certificate.also} == {"proven"}
+        for text in (" ".join(printed(system).split()), read(system).text):
+            assert "None: no finite epsilon holds." in text
+            assert text.count("Also, only under assumptions: epsilon 1, delta 1e-06") == 2
+            assert "Also, proven" not in text
+        assert repr(system) == "<feducb, silo-ldp-prefix: 2 silos, 50 rounds, privacy none>"
 
     def test_no_privacy_is_said_so(self, results):
         for text in (read(results["open"]).text, printed(results["open"])):

@@ -17,7 +17,7 @@ from fastfed.protocols.plan import Clip
 from fastfed.protocols.score import SCORES, UCB
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class System(_system.System):
     """A linear system: its plan is one of a server, of peers or of phases."""
 

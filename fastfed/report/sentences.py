@@ -9,6 +9,8 @@ from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms import Calibrated
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
+#: So begins a caveat that names what a side guarantee takes for granted.
+ASSUMES = "assumes"
 NOTHING = "Nothing is claimed, and no privacy holds."
 
 
@@ -28,9 +30,7 @@ def certificate_sentences(certificate: dict[str, Any]) -> list[str]:
             f"All {many} conditions hold." if many > 1 else f"Holds: {conditions[0]['text']}."
         )
     sentences += [f"Caveat: {text}." for text in certificate["caveats"]]
-    for side in certificate.get("also", ()):
-        sentences.append(f"Also: {_side(side)}")
-    return sentences
+    return sentences + [_side(side) for side in certificate.get("also", ())]
 
 
 def _guarantee(certificate: dict[str, Any]) -> list[str]:
@@ -48,9 +48,12 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
 
 
 def _side(side: dict[str, Any]) -> str:
-    value = f", {_pair(side['exact'])}" if side["exact"] else ""
+    # Its number is proven, but what it assumes may be what this very run breaks.
+    assumes = any(text.startswith(ASSUMES) for text in side["caveats"])
+    holds = "only under assumptions" if assumes else side["status"]
+    value = f"{_pair(side['exact'])}, " if side["exact"] else ""
     texts = "; ".join((side["model"], *side["caveats"]))
-    return f"{side['status']}{value}, for {_protected(side)} ({texts})."
+    return f"Also, {holds}: {value}for {_protected(side)} ({texts})."
 
 
 def _protected(certificate: dict[str, Any]) -> str:

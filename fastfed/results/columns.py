@@ -27,25 +27,36 @@ NO_PANDAS = (
     "(to_records needs nothing)"
 )
 
-Columns = dict[str, list[Any]]
+#: By name: a list of plain values, or an array of numbers, NaN where nothing is known.
+Columns = dict[str, list[Any] | np.ndarray]
 
 
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
-    """The columns of all curves one below the other; None where nothing is known."""
+    """The columns of all curves one below the other."""
     choice("level", level, LEVELS)
     parts = [_BY_LEVEL[level](curve) for curve in curves]
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    joined: Columns = {name: [] for name in names}
-    for part in parts:
-        rows = len(part["label"])
-        for name in names:
-            joined[name] += part.get(name, [None] * rows)
-    return joined
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _below([_column(part, name) for part in parts]) for name in names}
+
+
+def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
+    # Numbers alone are missing in some curves: bounds.
+    return part[name] if name in part else np.full(len(part["label"]), math.nan)
+
+
+def _below(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    return [value for part in parts for value in part]
 
 
 def records(columns: Columns) -> list[dict[str, Any]]:
-    """The rows of columns as dicts."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    """The rows of columns as dicts of plain values, None where nothing is known."""
+    plain = [
+        [_known(v) for v in (values.tolist() if isinstance(values, np.ndarray) else values)]
+        for values in columns.values()
+    ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
 
 
 def frame(columns: Columns) -> Any:
@@ -54,11 +65,11 @@ def frame(columns: Columns) -> Any:
         import pandas
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    # Text is always known: a column with gaps is one of numbers.
+    # Text is always known: a list with gaps is one of numbers.
     return pandas.DataFrame(
         {
-            name: np.array([math.nan if v is None else v for v in values], np.float64)
-            if None in values
+            name: np.array(values, np.float64)
+            if isinstance(values, list) and None in values
             else values
             for name, values in columns.items()
         }
@@ -95,30 +106,29 @@ def summary(curve: CurveResult) -> dict[str, Any]:
 
 
 def _summary(curve: CurveResult) -> Columns:
-    return {name: [_known(value)] for name, value in summary(curve).items()}
+    return {name: [value] for name, value in summary(curve).items()}
 
 
 def _curves(curve: CurveResult) -> Columns:
     """Means and standard errors over replicates, at the checkpoints."""
-    mean, stderr = curve.mean, curve.stderr
     found = _who(curve, len(curve.rounds))
-    found["round"] = curve.rounds.tolist()
+    found["round"] = curve.rounds
     for name, divisor in _divisors(curve).items():
-        found[f"{name}_mean"] = (mean / divisor).tolist()
-        found[f"{name}_stderr"] = [_known(v) for v in (stderr / divisor).tolist()]
-    found |= {name: list(means(counts)) for name, counts in curve.counts.items()}
-    return found | {f"bound_{name}": list(values) for name, values in curve.bounds.items()}
+        found[f"{name}_mean"] = curve.mean / divisor
+        found[f"{name}_stderr"] = curve.stderr / divisor
+    found |= {name: np.array(means(counts)) for name, counts in curve.counts.items()}
+    return found | {f"bound_{name}": np.array(values) for name, values in curve.bounds.items()}
 
 
 def _replicates(curve: CurveResult) -> Columns:
     """What every replicate had at every checkpoint."""
     many, each = curve.group_regret.shape
     found = _who(curve, many * each)
-    found["replicate"] = np.repeat(curve.replicates, each).tolist()
-    found["round"] = np.tile(curve.rounds, many).tolist()
+    found["replicate"] = np.repeat(curve.replicates, each)
+    found["round"] = np.tile(curve.rounds, many)
     for name, divisor in _divisors(curve).items():
-        found[name] = (curve.group_regret / divisor).ravel().tolist()
-    return found | {name: counts.ravel().tolist() for name, counts in curve.counts.items()}
+        found[name] = (curve.group_regret / divisor).ravel()
+    return found | {name: counts.ravel() for name, counts in curve.counts.items()}
 
 
 _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
