@@ -20,7 +20,7 @@ from fastfed._kernels import native
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
-EXACT = ("random", "linalg", "scores", "environment", "protocol", "short", "shorten")
+EXACT = ("random", "linalg", "scores", "environment", "protocol", "short", "short_model", "shorten")
 FUSED = ("sieve",)
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
