@@ -196,26 +196,34 @@ static double gap_inside(const ff_gap *gap, float *x, int64_t a)
     }
 }
 
-/* Turns the normals of n <= STRIP actions into features, and m into their means. */
-FF_INLINE void gap_strip(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
-                         double *restrict mean)
+/* The squared lengths of the normals of n <= STRIP actions, h included, where h stands. */
+FF_INLINE void gap_squares(const ff_gap *gap, int64_t n, int64_t first, float *restrict x)
+{
+    const int64_t d = gap->dimension, k = gap->actions;
+    float square[STRIP] FF_ALIGNED = {0};
+    for (int64_t j = 0; j <= d; j++)
+        for (int64_t a = 0; a < n; a++)
+            square[a] += x[j * k + first + a] * x[j * k + first + a];
+    for (int64_t a = 0; a < n; a++)
+        x[d * k + first + a] = square[a];
+}
+
+/* Turns these normals into features, by the scales that stand there now, and m into their means. */
+FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
+                            double *restrict mean)
 {
     const int64_t d = gap->dimension, k = gap->actions;
     const double *restrict theta = gap->theta;
-    float scale[STRIP] FF_ALIGNED = {0}, along[STRIP] FF_ALIGNED = {0};
+    float scale[STRIP] FF_ALIGNED, along[STRIP] FF_ALIGNED = {0};
     double product[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
     for (int64_t j = 0; j < d; j++) {
         const float t = (float)theta[j];
-        for (int64_t a = 0; a < n; a++) {
-            const float g = x[j * k + first + a];
-            scale[a] += g * g;
-            along[a] += g * t;
-        }
+        for (int64_t a = 0; a < n; a++)
+            along[a] += x[j * k + first + a] * t;
     }
     for (int64_t a = 0; a < n; a++) {
-        const float h = x[d * k + first + a], m = (float)mean[first + a];
-        scale[a] = sqrtf((1.0f - m * m) / (scale[a] + h * h + 1e-30f));
-        along[a] = m - scale[a] * along[a];
+        scale[a] = x[d * k + first + a];
+        along[a] = (float)mean[first + a] - scale[a] * along[a];
     }
     for (int64_t j = 0; j < d; j++) {
         const float t = (float)theta[j];
@@ -259,7 +267,16 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
     ff_normals_f32(&s, k * (d + 1), x);
-    IN_STRIPS(k, gap_strip, gap, x, mean)
+    IN_STRIPS(k, gap_squares, gap, x)
+    /* As of the sphere. */
+    float *restrict scale = x + d * k;
+    for (int64_t a = 0; a < k; a++) {
+        const float m = (float)mean[a];
+        scale[a] = (1.0f - m * m) / (scale[a] + 1e-30f);
+    }
+    for (int64_t a = 0; a < ((k + 15) & ~(int64_t)15); a++)
+        scale[a] = sqrtf(scale[a]);
+    IN_STRIPS(k, gap_features, gap, x, mean)
     return k;
 }
 
