@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "simulate": "fastfed.simulation.simulate",
+    "advise": "fastfed.advice",
     "load": "fastfed.simulation.run",
     "run": "fastfed.simulation.run",
     "load_experiment": "fastfed.simulation.experiment",

@@ -33,6 +33,10 @@ ALLOWED = {
     },
     "experiments": {"_validate", "simulation"},
     "report": {"_validate", "_system", "results", "privacy"},
+    "advice": {
+        "_kernels", "_validate", "_random", "privacy", "protocols", "bandits", "environments",
+        "simulation", "results", "report",
+    },
 }  # fmt: skip
 
 

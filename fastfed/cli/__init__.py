@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": ("compare", "What differs between two output folders, curve by curve."),
     "privacy": ("privacy", "What a spec guarantees, without playing it."),
     "calibrate": ("calibrate", "Noise of a mechanism for a privacy budget."),
+    "plan": ("plan", "Which protocol, release and batch size to take, or whether to share."),
     "audit": (
         "audit",
         "Attack a mechanism or a system, and see how much privacy is provably lost.",

@@ -378,18 +378,23 @@ def read_toml(path: Path) -> dict[str, Any]:
 PATH_KEYS = ("path", "data", "losses")
 
 
+def find_beside(environment: Any, path: Path) -> None:
+    """Make the files that an environment's table names relative to the spec at ``path``."""
+    if not isinstance(environment, dict):
+        return
+    for key in PATH_KEYS:
+        value = environment.get(key)
+        if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
+            beside = path.parent / value
+            environment[key] = str(beside if beside.exists() else Path(value))
+
+
 def load_experiment(path: str | Path, **overrides: Any) -> Experiment:
     """The experiment of a TOML file; ``overrides`` replace top-level keys (None: keep)."""
     path = Path(path)
     spec = read_toml(path)
     spec.update({k: v for k, v in overrides.items() if v is not None})
-    environment = spec.get("environment")
-    if isinstance(environment, dict):
-        for key in PATH_KEYS:
-            value = environment.get(key)
-            if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
-                beside = path.parent / value
-                environment[key] = str(beside if beside.exists() else Path(value))
+    find_beside(spec.get("environment"), path)
     try:
         return experiment_from_spec(spec)
     except InputError as error:

@@ -1,0 +1,9 @@
+"""Which protocol, release and batch size to take for a guarantee, and whether to share at all."""
+
+from __future__ import annotations
+
+from fastfed.advice.advise import advise
+from fastfed.advice.result import Advice, Candidate, Regret, Verdict
+from fastfed.advice.systems import TRUST
+
+__all__ = ["TRUST", "Advice", "Candidate", "Regret", "Verdict", "advise"]

@@ -1,0 +1,309 @@
+"""`advise`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastfed._random import check_seed
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.advice.contest import Contest, Entrant, level
+from fastfed.advice.result import Advice, Baseline, Candidate, Verdict
+from fastfed.advice.scale import scalable
+from fastfed.advice.systems import (
+    ELSEWHERE,
+    TRUST,
+    Choice,
+    Question,
+    about_feducb,
+    baseline,
+    batch_sizes,
+    candidates,
+    noisier,
+)
+from fastfed.advice.threshold import pays_from
+from fastfed.advice.words import scaling_words, verdict_words
+from fastfed.bandits import Setting
+from fastfed.bandits.bounds import batch_size_corollary_5_2
+from fastfed.environments import Environment, Facts, Sphere, environment_from_spec
+from fastfed.privacy.budget import RELATIONS
+from fastfed.simulation.experiment import make_world
+from fastfed.simulation.run import check_threads
+from fastfed.simulation.systems import algorithm as registered
+from fastfed.simulation.systems import check_kind, setting_of
+
+#: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and
+#: from where sharing would pay.
+SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
+#: How many of a trust model go on.
+KEPT, FINALISTS = 2, 2
+
+
+def advise(
+    *,
+    silos: int | None = None,
+    horizon: int,
+    dimension: int | None = None,
+    epsilon: float,
+    delta: float,
+    actions: int = 100,
+    environment: Environment | dict[str, Any] | None = None,
+    trust: str | Sequence[str] | None = None,
+    relation: str = "replace",
+    radius_multiplier: float = 1.0,
+    seconds: float = 20.0,
+    seed: int = 0,
+    threads: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+) -> Advice:
+    """Which protocol, release and batch size promise least regret under one guarantee.
+
+    ``silos`` M, ``horizon`` T, ``dimension`` d; ``epsilon``, ``delta`` and ``relation`` of every
+    user's guarantee, the same for all candidates; ``trust``: one or several of ``TRUST`` (default:
+    all, each with a verdict of its own). Played is the sphere with ``actions`` K, or
+    ``environment``, which then says d and K. ``seconds``: of work on one core, nominally: it
+    decides how much is played, by a fixed formula of cost, so the answer is a function of the
+    arguments alone and a slower machine takes longer. ``on_stage`` hears what is played, in a
+    sentence.
+
+    Every candidate's certificate is proven, with exactly calibrated noise. Raises InputError for
+    bad input, and where no system can give the guarantee.
+
+    >>> a = advise(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
+    ...            trust="central", seconds=0.1)
+    >>> a.verdicts[0].trust, {c.trust for c in a.candidates}
+    ('central', {'central'})
+    """
+    asked = _trusts(trust)
+    played, table = _environment(environment, dimension, actions)
+    horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
+    world = make_world(played, silos, horizon)
+    facts = world.facts
+    check_kind(registered("private-fedlinucb"), played.kind, facts)
+    assert isinstance(facts, Facts)
+    if world.silos < 2:
+        raise InputError(f"silos must be >= 2: a single one has nobody to share with, got {silos}")
+    choice("relation", relation, RELATIONS)
+    setting = setting_of(facts, world.silos, horizon)
+    assert isinstance(setting, Setting)
+    question = Question(
+        setting,
+        number("epsilon", epsilon, above=0.0),
+        number("delta", delta, above=0.0, below=1.0),
+        relation,
+        number("radius_multiplier", radius_multiplier, above=0.0),
+    )
+    work = number("seconds", seconds, above=0.0)
+    contest = Contest(
+        played,
+        world.silos,
+        horizon,
+        facts.actions,
+        check_seed(seed),
+        check_threads(threads),
+        on_stage,
+    )
+    run = _Run(question, asked, contest, work)
+    run.screen()
+    run.refine()
+    run.finish()
+    return run.advice(table)
+
+
+def _trusts(trust: str | Sequence[str] | None) -> list[str]:
+    asked = list(TRUST) if trust is None else [trust] if isinstance(trust, str) else list(trust)
+    for name in asked:
+        choice("trust", name, list(TRUST))
+    if not asked:
+        raise InputError(f"trust must name at least one of {', '.join(TRUST)}")
+    return [name for name in TRUST if name in asked]
+
+
+def _environment(
+    environment: Environment | dict[str, Any] | None, dimension: int | None, actions: int
+) -> tuple[Environment, dict[str, Any]]:
+    """What is played, and the table of a spec that says it."""
+    if environment is None:
+        if dimension is None:
+            raise InputError("dimension is required, or an environment that has one")
+        d = integer("dimension", dimension, at_least=1)
+        k = integer("actions", actions, at_least=1)
+        return Sphere(dimension=d, actions=k), {"kind": "sphere", "dimension": d, "actions": k}
+    if isinstance(environment, dict):
+        table, environment = dict(environment), environment_from_spec(environment)
+    elif hasattr(environment, "facts"):
+        table = environment.describe()
+        reward = table.get("reward")
+        if isinstance(reward, dict) and reward.get("kind") != "gaussian":
+            table["reward"] = {"kind": reward["kind"]}
+    else:
+        raise InputError(f"environment must be an environment or a table, got {show(environment)}")
+    has = getattr(environment, "dimension", dimension)
+    if dimension is not None and has != dimension:
+        raise InputError(f"dimension must be {has}, the environment's, got {dimension}")
+    return environment, table
+
+
+class _Run:
+    """The stages of one answer."""
+
+    def __init__(
+        self, question: Question, asked: list[str], contest: Contest, seconds: float
+    ) -> None:
+        self.question, self.asked, self.contest, self.seconds = question, asked, contest, seconds
+        self.left_out: dict[str, str] = {}
+        self.made: dict[str, list[Choice]] = {trust: [] for trust in asked}
+        self.remarks: dict[str, str] = {}
+        setting = question.setting
+        usual = min(batch_size_corollary_5_2(setting.horizon, setting.silos), setting.horizon)
+        self.baselines = [
+            ("alone", "alone: local-linucb", {"algorithm": "local-linucb", **question.common()}),
+            (
+                "no privacy",
+                f"no privacy: fedlinucb, B = {usual}",
+                {"algorithm": "fedlinucb", "batch_size": usual, **question.common()},
+            ),
+            ("random", "random", {"algorithm": "random"}),
+        ]
+
+    def add(self, trust: str, sizes: Sequence[int]) -> list[Choice]:
+        """Candidates of these batch sizes; of those at one, only the least noisy are played."""
+        made, failed = candidates(self.question, trust, sizes)
+        self.left_out.update(failed)
+        self.made[trust] += made
+        going = []
+        for one in made:
+            other = next((o for o in made if noisier(one, o)), None)
+            if other is None:
+                going.append(one)
+            else:
+                self.remarks[one.label] = f"not played: noisier than {other.label}"
+        return going
+
+    def screen(self) -> None:
+        """All candidates of a coarse grid of batch sizes."""
+        sizes = batch_sizes(self.question.setting.horizon)
+        going = [one for trust in self.asked for one in self.add(trust, sizes)]
+        self.asked = [trust for trust in self.asked if self.made[trust]]
+        if not self.asked:
+            name, why = next(iter(self.left_out.items()))
+            raise InputError(f"no system gives this guarantee, not even {name}: {why}")
+        entrants = [entrant(one) for one in going]
+        size = self.contest.size(entrants, SCREENED * self.seconds, 2)
+        self.contest.play("screened", entrants, size)
+
+    def refine(self) -> None:
+        """The best few of each trust model, and batch sizes twice and half the best one's."""
+        going = []
+        for trust in self.asked:
+            ranked = self.ranked(trust)
+            best, sizes = ranked[0], {one.batch_size for one in self.made[trust]}
+            near = [best.batch_size // 2, 2 * best.batch_size]
+            horizon = self.question.setting.horizon
+            new = [b for b in near if 1 <= b <= horizon // 2 and b not in sizes]
+            going += ranked[:KEPT] + self.add(trust, new)
+        entrants = [entrant(one) for one in going]
+        size = self.contest.size(entrants, REFINED * self.seconds, 3)
+        self.contest.play("refined", entrants, size)
+
+    def finish(self) -> None:
+        """The last ones beside the baselines."""
+        going = [one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]]
+        entrants = [entrant(one) for one in going]
+        for name, _, keys in self.baselines:
+            plan = baseline(self.question, keys).plan
+            entrants.append(Entrant(name, plan, federated=name == "no privacy"))
+        size = self.contest.size(entrants, FINAL * self.seconds, 6)
+        self.contest.play("final", entrants, size)
+        self.size = size
+
+    def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
+        """What was played of a trust model (last in this stage), the least regret first."""
+        regrets = self.contest.regrets
+        found = [
+            one
+            for one in self.made[trust]
+            if one.label in regrets and stage in (None, regrets[one.label].stage)
+        ]
+        return sorted(found, key=lambda one: regrets[one.label].mean)
+
+    def advice(self, table: dict[str, Any]) -> Advice:
+        """Everything that was found."""
+        setting = self.question.setting
+        local = self.made.get("silo-ldp", [])
+        feducb = "adds noise at the silos, and that trust was not asked for"
+        if local:
+            feducb = about_feducb(self.question, min(local, key=lambda c: c.batch_size))
+        left_out = {**ELSEWHERE, "feducb": feducb, **self.left_out}
+        rows = []
+        for trust in self.asked:
+            order = self.ranked(trust, "final")
+            order += [o for o in self.ranked(trust, "refined") + self.ranked(trust, "screened")]
+            order += [o for o in self.made[trust] if o.label not in self.contest.regrets]
+            rows += [self.row(one) for one in order]
+        return Advice(
+            silos=setting.silos,
+            horizon=setting.horizon,
+            dimension=setting.dimension,
+            epsilon=self.question.epsilon,
+            delta=self.question.delta,
+            relation=self.question.relation,
+            unit="user",
+            radius_multiplier=self.question.radius_multiplier,
+            environment=table,
+            seed=self.contest.seed,
+            scaling=scaling_words(self.size, setting.silos, setting.horizon),
+            candidates=tuple(rows),
+            baselines=tuple(
+                Baseline(name, label, self.contest.regrets[name], keys)
+                for name, label, keys in self.baselines
+            ),
+            verdicts=tuple(self.verdict(trust) for trust in self.asked),
+            left_out=left_out,
+        )
+
+    def row(self, one: Choice) -> Candidate:
+        stated, plan, bound = one.system.certificate, one.plan, one.bound
+        assert stated.exact is not None
+        bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)
+        return Candidate(
+            label=one.label,
+            trust=one.trust,
+            protocol=one.protocol,
+            release=one.release,
+            batch_size=one.batch_size,
+            epsilon=stated.exact.epsilon,
+            delta=stated.exact.delta,
+            node_std=dict(stated.noise_std),
+            noise_std=one.noise_std,
+            bound=bound,
+            vacuous=None if bound is None else bound >= plan.horizon,
+            bytes_sent=-(-bits // 8),
+            regret=self.contest.regrets.get(one.label),
+            remark=self.remarks.get(one.label, ""),
+            keys=one.keys,
+        )
+
+    def verdict(self, trust: str) -> Verdict:
+        """The best of the last stage against the others and against each silo alone."""
+        contest = self.contest
+        best, *others = self.ranked(trust, "final")
+        same = tuple(o.label for o in others if level(contest.difference(best.label, o.label)))
+        against = contest.difference(best.label, "alone")
+        helps = against[0] < 0.0 and not level(against)
+        share = THRESHOLDS * self.seconds / len(self.asked)
+        found: tuple[float | None, int | None] = (None, None)
+        if not helps and scalable(contest.environment):
+            found = pays_from(self.question, best, contest, share)
+        verdict = Verdict(
+            trust, TRUST[trust][0], best.label, same, against, helps, *found, sentence=""
+        )
+        regrets = [contest.regrets[n] for n in (best.label, "alone", "no privacy", "random")]
+        worth = not helps and scalable(contest.environment)
+        return dataclasses.replace(verdict, sentence=verdict_words(verdict, *regrets, looked=worth))
+
+
+def entrant(one: Choice) -> Entrant:
+    """A candidate as it is played."""
+    return Entrant(one.label, one.plan, one.node)

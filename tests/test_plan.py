@@ -1,0 +1,394 @@
+"""`advise` and `fastfed plan`: one guarantee for all, few silos for many, and honest sentences."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import fastfed
+from fastfed.advice import TRUST, advise
+from fastfed.advice.contest import Contest, Entrant, Size, _extended, level
+from fastfed.advice.scale import scaled_environment, scaled_plan
+from fastfed.advice.systems import Question, batch_sizes, candidates, noisier
+from fastfed.advice.threshold import _least
+from fastfed.bandits.direct_bound import direct_regret_bound
+from fastfed.cli import cli
+from fastfed.environments import Sphere
+from fastfed.simulation import drive
+from fastfed.simulation.experiment import experiment_from_spec
+from fastfed.simulation.systems import setting_of
+
+SMALL: dict[str, Any] = {
+    "silos": 8, "horizon": 300, "dimension": 3, "actions": 5, "epsilon": 2.0, "delta": 1e-5,
+    "seconds": 0.3,
+}  # fmt: skip
+
+
+def question(**changes: Any) -> Question:
+    sizes = {**SMALL, **changes}
+    facts = Sphere(dimension=sizes["dimension"], actions=5).facts(sizes["silos"], sizes["horizon"])
+    setting: Any = setting_of(facts, sizes["silos"], sizes["horizon"])
+    return Question(setting, sizes["epsilon"], 1e-5, changes.get("relation", "replace"), 1.0)
+
+
+@pytest.fixture(scope="module")
+def advice() -> fastfed.advice.Advice:
+    return advise(**SMALL)
+
+
+# ---- one guarantee -------------------------------------------------------------------------------
+
+
+def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Advice) -> None:
+    zero_out = advise(**{**SMALL, "relation": "zero-out", "trust": ["silo-ldp", "central"]})
+    assert {c.trust for c in advice.candidates} == set(TRUST)
+    for relation, found in (("replace", advice), ("zero-out", zero_out)):
+        for c in found.candidates:
+            # Made again by the public door: nothing of the certificate is taken from the answer.
+            keys = {k: v for k, v in c.keys.items() if k != "algorithm"}
+            made = fastfed.make_system(
+                c.keys["algorithm"], silos=8, horizon=300, dimension=3, **keys
+            ).certificate
+            assert (made.status, made.unit, made.relation) == ("proven", "user", relation), c.label
+            assert made.exact.epsilon == pytest.approx(c.epsilon, rel=1e-12)
+            assert 0.98 * 2.0 < made.exact.epsilon <= 2.0 * (1 + 1e-9), c.label
+            assert made.exact.delta == c.delta == 1e-5
+            trusted = made.model.split(":")[0]
+            assert trusted == {"silo-ldp": "silo-level local"}.get(c.trust, c.trust)
+
+
+def test_trust_is_never_mixed(advice: fastfed.advice.Advice) -> None:
+    assert [v.trust for v in advice.verdicts] == list(TRUST)
+    for verdict in advice.verdicts:
+        assert advice[verdict.best].trust == verdict.trust
+        assert all(advice[label].trust == verdict.trust for label in verdict.level)
+    only = advise(**{**SMALL, "trust": "central", "seconds": 0.01})
+    assert {c.trust for c in only.candidates} == {"central"}
+    assert [v.trust for v in only.verdicts] == ["central"]
+
+
+def test_what_records_break_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-0.5, 0.5, size=(2, 5, 3, 2))
+    np.savez(tmp_path / "few.npz", contexts=x, rewards=rng.uniform(size=(2, 5, 3)))
+    served_again = {
+        "kind": "replay", "path": str(tmp_path / "few.npz"), "sampling": "with-replacement",
+    }  # fmt: skip
+    with pytest.raises(fastfed.InputError, match="no record is served twice"):
+        advise(horizon=8, epsilon=1.0, delta=1e-5, environment=served_again, seconds=0.01)
+
+
+# ---- the answer ----------------------------------------------------------------------------------
+
+
+def test_the_answer_is_a_function_of_its_arguments() -> None:
+    one, same, other = (
+        advise(**SMALL, trust="central", seed=seed, threads=threads).to_builtins()
+        for seed, threads in ((3, 1), (3, 2), (4, 1))
+    )
+    assert one == same
+    assert one["baselines"][0]["regret"]["mean"] != other["baselines"][0]["regret"]["mean"]
+
+
+def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.Advice) -> None:
+    for verdict in advice.verdicts:
+        finals = {
+            c.label: c.regret.mean
+            for c in advice.candidates
+            if c.trust == verdict.trust and c.regret and c.regret.stage == "final"
+        }
+        assert verdict.best == min(finals, key=lambda label: finals[label])
+        assert len(finals) == 2
+        difference = finals[verdict.best] - advice.baseline("alone").regret.mean
+        assert verdict.against_alone[0] == pytest.approx(difference)
+        mean, stderr = verdict.against_alone
+        assert verdict.helps == (mean < -2.0 * stderr)
+
+
+def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
+    found = advise(**{**SMALL, "epsilon": 0.05, "trust": ["silo-ldp", "central"], "seconds": 1.0})
+    for verdict in found.verdicts:
+        assert not verdict.helps
+        assert "privacy is too costly for sharing to help" in verdict.sentence
+    local, central = found.verdicts
+    assert central.pays_from_epsilon is not None and central.pays_from_epsilon > 0.05
+    assert f"epsilon {central.pays_from_epsilon:.2g}" in central.sentence
+    # M silos that add noise of their own need more of everything than a trusted server.
+    assert local.pays_from_epsilon is None or local.pays_from_epsilon > central.pays_from_epsilon
+    # What is said is so: at four times that epsilon sharing does better than alone.
+    easy = advise(**{**SMALL, "epsilon": 4 * central.pays_from_epsilon, "trust": "central"})
+    assert easy.verdicts[0].against_alone[0] < 0.0
+
+
+def test_sharing_that_helps_is_said_with_its_price() -> None:
+    found = advise(
+        silos=100, horizon=400, dimension=3, actions=5, epsilon=20.0, delta=1e-3, trust="central",
+        seconds=0.5,
+    )  # fmt: skip
+    (verdict,) = found.verdicts
+    assert verdict.helps and verdict.pays_from_epsilon is None
+    assert verdict.sentence.startswith(f"share by {verdict.best}: ")
+    assert found.scaling.startswith("simulated are ")
+
+
+def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> None:
+    experiment = experiment_from_spec(tomllib.loads(advice.spec_text()))
+    assert (experiment.silos, experiment.horizon) == (8, 300)
+    labels = [f"{v.trust}: {v.best}" for v in advice.verdicts]
+    assert [c.label for c in experiment.curves] == [*labels, *(b.label for b in advice.baselines)]
+    for curve, verdict in zip(experiment.curves, advice.verdicts, strict=False):
+        exact = curve.system.certificate.exact
+        assert exact is not None and exact.epsilon == advice[verdict.best].epsilon
+        assert curve.system.plan.batch_size == advice[verdict.best].batch_size
+
+
+def test_bytes_are_those_of_the_run(advice: fastfed.advice.Advice) -> None:
+    verdict = advice.verdicts[0]
+    one = advice[verdict.best]
+    keys = {k: v for k, v in one.keys.items() if k != "algorithm"}
+    table = {"kind": "sphere", "dimension": 3, "actions": 5}
+    played = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[0]
+    assert one.bytes_sent == played.bytes_sent
+
+
+def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 400, 3, 2))
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    np.savez(tmp_path / "data.npz", contexts=x, rewards=(x[..., 0] + 1.0) / 2.0)
+    table = {"kind": "replay", "path": str(tmp_path / "data.npz")}
+    found = advise(
+        horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.05, trust="central"
+    )
+    finals = [c.regret for c in found.candidates if c.regret]
+    assert finals and all(r.silos == 4 and r.rounds <= 400 for r in finals)
+    assert min(r.rounds for r in finals) < 400
+    assert found.verdicts[0].pays_from_epsilon is None and found.verdicts[0].pays_from_silos is None
+
+
+# ---- how it is simulated -------------------------------------------------------------------------
+
+
+def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.ndarray:
+    marks = np.array([plan.horizon])
+    return np.array(
+        [
+            drive.play(environment.open(7, first + r, plan.silos), [plan], marks)[0].group_regret[0]
+            / plan.silos
+            for r in range(replicates)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("protocol", "release"), [("silo-ldp", "toeplitz"), ("silo-ldp", "tree"), ("central", "tree")]
+)
+def test_few_silos_stand_for_many(protocol: str, release: str) -> None:
+    one = question(silos=60, horizon=600).make("x", protocol, release, 10)
+    environment = Sphere(dimension=3, actions=5)
+    whole = regrets(one.plan, environment, 16)
+    few = regrets(scaled_plan(one.plan, one.node, 10), scaled_environment(environment, 6.0), 16)
+    summed = regrets(scaled_plan(one.plan, one.node, 60), environment, 16)
+    # Ten silos as they are, with a radius made for sixty, are another law: the check can fail.
+    naive = regrets(replace(one.plan, silos=10), environment, 16)
+    for other in (few, summed):
+        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, other)))
+        assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.03 * whole.mean()
+    assert abs(whole.mean() - naive.mean()) > whole.mean()
+
+
+def test_a_scaled_plan_keeps_the_sum_of_all_noises() -> None:
+    one = question(silos=60).make("x", "silo-ldp", "tree", 20)
+    few = scaled_plan(one.plan, one.node, 10)
+    assert few.silos == 10 and few.protocol.noise_by == "server"
+    # Of 60 sums over 60 / 10 = 6 rounds that each is taken for one: sqrt(60) s / 6.
+    assert few.noise_std.bias == pytest.approx(one.plan.noise_std.bias * math.sqrt(60) / 6)
+    assert few.regularizer == pytest.approx(one.plan.regularizer / 6)
+    assert few.radius.scale == pytest.approx(one.plan.radius.scale / math.sqrt(6))
+
+
+def test_all_silos_of_bits_are_played_as_bits() -> None:
+    one = question().make("x", "shuffle-vector", "tree", 20)
+    assert scaled_plan(one.plan, one.node, 8, bits=True) is one.plan
+    normal = scaled_plan(one.plan, one.node, 8)
+    assert normal.encoding is None and normal.noise_std.bias > 0.0
+
+
+def test_a_stage_is_as_long_as_asked() -> None:
+    contest = Contest(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
+    one = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
+    entrants = [Entrant("a", one.plan, one.node)]
+    assert contest.size(entrants, 100.0, 2).silos == 100
+    assert contest.size(entrants, 100.0, 2).replicates == 32
+    short = contest.size(entrants, 0.02, 2)
+    assert (short.rounds, short.replicates) == (1000, 2) and 4 <= short.silos < 100
+    wide = question(silos=100, horizon=1000, dimension=12).make("x", "central", "tree", 20)
+    assert contest.size([Entrant("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
+    contest.play("screened", entrants, short)
+    contest.play("final", entrants, Size(4, 1000, 3))
+    assert contest.replicate == 5  # each stage on replicates of its own
+    assert contest.played["a"].shape == (3,)
+
+
+def test_less_noise_of_one_schedule_is_seen() -> None:
+    made, failed = candidates(question(), "silo-ldp", [5, 20])
+    assert not failed and len(made) == 6
+    by = {(c.release, c.batch_size): c for c in made}
+    assert noisier(by["tree", 5], by["toeplitz", 5])
+    assert not noisier(by["toeplitz", 5], by["tree", 5])
+    assert not noisier(by["tree", 5], by["toeplitz", 20])
+    assert by["toeplitz", 5].noise_std < by["honaker", 5].noise_std < by["tree", 5].noise_std
+
+
+def test_small_parts() -> None:
+    assert batch_sizes(2) == [1] and batch_sizes(2000) == [1, 4, 16, 64, 256]
+    assert batch_sizes(20_000)[0] == 5 and batch_sizes(20_000)[-1] <= 5000
+    assert level((1.0, 0.5)) and not level((-1.1, 0.5)) and level((3.0, math.nan))
+    assert _least(1.0, lambda v: v >= 10.0) == pytest.approx(2.0**3.5)
+    assert _least(1.0, lambda v: False) is None
+    marks = np.array([10, 20, 30, 40])
+    curve = np.array([4.0, 6.0, 7.0, 0.0])
+    assert _extended(curve, marks, 2, 40) == pytest.approx(8.0)  # at 1 in 10 rounds
+    assert _extended(curve[:1], marks, 0, 40) == pytest.approx(16.0)
+    assert _extended(curve, marks, 3, 40) == 0.0
+
+
+# ---- the bound -----------------------------------------------------------------------------------
+
+
+def test_the_bound_holds_where_it_says_something() -> None:
+    results = []
+    for keys in (
+        {"algorithm": "fedlinucb", "batch_size": 4},
+        {"algorithm": "local-linucb"},
+        {
+            "algorithm": "private-fedlinucb", "protocol": "central", "release": "toeplitz",
+            "batch_size": 4, "epsilon": 200.0, "delta": 1e-2,
+        },
+    ):  # fmt: skip
+        e = experiment_from_spec(
+            {
+                "name": "b", "horizon": 20_000, "silos": 10, "checkpoints": 1,
+                "environment": {"kind": "sphere", "dimension": 2, "actions": 5},
+                "curve": [{"label": "a", **keys}],
+            }
+        )  # fmt: skip
+        system = e.curves[0].system
+        bound = direct_regret_bound(system.plan, system.theory)
+        assert bound is not None and bound < 10 * 20_000, keys
+        (played,) = drive.play(
+            e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
+        )
+        assert played.group_regret[-1] < bound
+        results.append(bound)
+    assert results[0] < results[2] and results[0] < results[1]
+
+
+def test_the_bound_is_none_where_nothing_is_proven() -> None:
+    one = question().make("x", "central", "tree", 20)
+    theory = one.system.theory
+    assert direct_regret_bound(one.plan, theory) is not None
+    assert direct_regret_bound(replace(one.plan, lazy=False), theory) is None
+    low = replace(question(), radius_multiplier=0.5).make("x", "central", "tree", 20)
+    assert low.bound is None
+    more = question(epsilon=0.2).make("x", "central", "tree", 20)
+    assert one.bound is not None and more.bound is not None and one.bound < more.bound
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+ARGS = [
+    "--silos", 8, "--horizon", 300, "--dimension", 3, "--epsilon", 2, "--delta", 1e-5,
+    "--actions", 5, "--seconds", 0.1,
+]  # fmt: skip
+
+
+def plan(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["plan", *map(str, args)])
+
+
+def test_json_is_the_answer_alone() -> None:
+    result = plan(*ARGS, "--trust", "central", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    same = advise(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
+    assert found == json.loads(json.dumps(same))
+    assert {"candidates", "baselines", "verdicts", "left_out", "scaling"} <= set(found)
+
+
+def test_text_names_guarantee_trust_and_advice() -> None:
+    result = plan(*ARGS, "--trust", "silo-ldp", "--trust", "central")
+    assert result.exit_code == 0, result.output
+    assert "every user (replace): (2, 1e-05), proven" in result.stdout
+    for trust in ("silo-ldp", "central"):
+        assert f"{trust}: {TRUST[trust][0]}" in result.stdout
+    assert TRUST["shuffle"][0] not in result.stdout
+    assert result.stdout.count("\n=> ") == 2
+    assert "about 0.1 s of simulation" in result.stderr and "screened: " in result.stderr
+    assert "robin: its unit is all that one client holds" in result.stdout
+
+
+def test_write_leaves_a_spec(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    assert plan(*ARGS, "--trust", "central", "--write", path).exit_code == 0
+    experiment = fastfed.load_experiment(path)
+    assert len(experiment.curves) == 4 and experiment.curves[0].label.startswith("central: ")
+
+
+def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('[environment]\nkind = "gap"\ndimension = 4\nactions = 6\ngap = 0.2\n')
+    args = ["--silos", 8, "--horizon", 300, "--epsilon", 2, "--delta", 1e-5, "--seconds", 0.05]
+    found = json.loads(plan(*args, "--environment", path, "--trust", "central", "--json").stdout)
+    assert found["dimension"] == 4
+    assert found["environment"] == {"kind": "gap", "dimension": 4, "actions": 6, "gap": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--silos", 1], "silos must be >= 2: a single one has nobody to share with"),
+        (["--epsilon", 0], "epsilon must be > 0, got 0.0"),
+        (["--delta", 1], "delta must be > 0 and < 1, got 1.0"),
+        (["--horizon", 1], "horizon must be an integer >= 2"),
+        (["--dimension", 0], "dimension must be an integer >= 1"),
+        (["--trust", "centrl"], 'did you mean "central"?'),
+        (["--relation", "swap"], 'relation must be one of "replace", "zero-out"'),
+        (["--seconds", 0], "seconds must be > 0, got 0.0"),
+        (["--radius-multiplier", 0], "radius_multiplier must be > 0"),
+        (["--write", "/nowhere/at/all.toml"], "--write must be in an existing folder"),
+        (["--environment", "none.toml"], "--actions belongs to the sphere"),
+    ],
+)
+def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+    result = plan(*ARGS, *args)
+    assert result.exit_code == 2, result.output
+    (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
+    assert said in line and "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_no_dimension_is_bad_input_too() -> None:
+    with pytest.raises(fastfed.InputError, match="dimension is required, or an environment"):
+        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5)
+    with pytest.raises(fastfed.InputError, match="dimension must be 10, the environment's, got 3"):
+        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5, dimension=3, environment=Sphere())
+    with pytest.raises(fastfed.InputError, match="needs contexts"):
+        losses = {"kind": "stochastic-losses", "experts": 4}
+        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5, environment=losses)
+
+
+def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
+    block = page.split("```python\n")[1].split("```")[0]
+    exec(compile(block, "plan.md", "exec"), {"__name__": "page"})
+    assert "central, toeplitz" in capsys.readouterr().out
