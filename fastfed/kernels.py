@@ -6,10 +6,15 @@ triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_
 Inputs may be read-only and of any strides and real dtype; they are converted to float64 where
 they must be. Arguments updated in place must be writable C-contiguous float64 arrays. Every
 function takes ``use_native``: False runs the NumPy twin of the same kernel instead.
+
+To see that a matrix is an inverse factor takes as long as to use it. Whoever holds one that
+inverse_factor made and factor_update has kept says ``trusted=True``: type and shape of factor and
+theta are checked then, their values are not.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -22,6 +27,7 @@ from fastfed.privacy.sensitivity import layout_stds
 __all__ = [
     "inverse_factor",
     "encode_bits",
+    "factor_update",
     "normals",
     "rank_one_update",
     "sherman_morrison",
@@ -34,7 +40,9 @@ __all__ = [
 _WORD = 2**32 - 1  # parts of a key are 32-bit words
 
 
-def _target(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
+def _target(
+    name: str, value: object, shape: tuple[int | None, ...], finite: bool = True
+) -> np.ndarray:
     """An array to be updated in place: never converted, so it must be ready as it is."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
@@ -44,12 +52,14 @@ def _target(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarr
             f"{name} must be writable and C-contiguous, for it is updated in place, got "
             f"writeable {value.flags.writeable}, strides {value.strides} for shape {value.shape}"
         )
-    return array(name, value, shape=shape)
+    return array(name, value, shape=shape) if finite else _held(name, value, shape)
 
 
 def _vector(name: str, value: object, d: int, *targets: np.ndarray) -> np.ndarray:
     """A finite vector (d,), copied where it is a part of what is about to change."""
-    checked = array(name, value, shape=(d,))
+    checked = _held(name, value, (d,))
+    if checked is not value or not np.isfinite(checked).all():
+        checked = array(name, value, shape=(d,))
     return checked.copy() if any(np.may_share_memory(checked, t) for t in targets) else checked
 
 
@@ -77,11 +87,36 @@ def _actions(value: object, dimension: int) -> np.ndarray:
         and value.dtype in (np.float32, np.float64)
         and value.flags.aligned
     )
+    if ready:  # the ordinary case, and the one in which time counts
+        given = np.asarray(value)
+        fits = given.ndim == 2 and given.shape[1] == dimension and len(given) > 0
+        if fits and np.isfinite(given).all():
+            return given
     kind = value.dtype if ready else np.float64  # type: ignore[attr-defined]
     checked = array("actions", value, shape=(None, dimension), dtype=kind)
     if not len(checked):
         raise InputError(f"actions must hold at least one action, got shape {checked.shape}")
-    return np.asarray(value) if ready else checked
+    return checked
+
+
+def _radius(name: str, value: object) -> float:
+    if type(value) is float and 0.0 <= value < np.inf:
+        return value
+    return number(name, value, at_least=0)
+
+
+def _held(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
+    """What a caller vouches for: an array that the kernels can read as it is."""
+    if (
+        type(value) is np.ndarray
+        and value.dtype == np.float64
+        and value.flags.c_contiguous
+        and value.flags.aligned
+        and value.ndim == len(shape)
+        and all(n is None or n == m for n, m in zip(shape, value.shape, strict=True))
+    ):
+        return value
+    return array(name, value, shape=shape, finite=False)
 
 
 def rank_one_update(
@@ -151,23 +186,72 @@ def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
     return result
 
 
-def _score_inputs(
-    actions: object, factor: object, theta: object, radius: object, second_radius: object
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
-    w = array("factor", factor, ndim=2)
-    d = _square("factor", w)
-    i = np.arange(d)
+def _triangular(w: np.ndarray) -> None:
+    i = np.arange(len(w))
     if (w * (i[:, None] < i)).any() or not w.diagonal().min() > 0.0:
         raise InputError(
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
             f"got {show(w.tolist())}"
         )
+
+
+def factor_update(
+    factor: np.ndarray,
+    theta: np.ndarray,
+    x: object,
+    y: float,
+    *,
+    trusted: bool = False,
+    use_native: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One row of ridge regression: V += x x', theta becomes its estimate with the row (x, y).
+
+    factor: W (d, d) of V, from inverse_factor. theta: (d,), V^{-1} u for the bias u before the
+    row and V^{-1} (u + x y) after it; zeros, to begin with. x: (d,). y: a number. Both are
+    updated in place and returned; O(d^2), and W stays a factor of a positive definite V. trusted:
+    see the module. The source is recursive least squares, on the factor.
+
+    Raises InputError for arrays that cannot be updated in place, shapes that do not agree, values
+    that are not finite, a factor that is not lower triangular with a positive diagonal, and an x
+    whose ||x||_{V^-1} is above 1e75; nothing has changed then.
+    """
+    w = _target("factor", factor, (None, None), finite=not trusted)
+    d = _square("factor", w)
+    if not trusted:
+        _triangular(w)
+    estimate = _target("theta", theta, (d,), finite=not trusted)
+    if np.may_share_memory(w, estimate):
+        raise InputError("factor and theta must not share memory")
+    features, reward = _vector("x", x, d, w, estimate), number("y", y)
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = w @ features
+        square = float(z @ z)
+    if not square <= 1e150:  # its square enters the update
+        raise InputError(
+            f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(square):g}"
+        )
+    implementation(use_native).observe(w, estimate, features, reward)
+    return w, estimate
+
+
+def _score_inputs(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: object,
+    second_radius: object,
+    trusted: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    w = _held("factor", factor, (None, None)) if trusted else array("factor", factor, ndim=2)
+    d = _square("factor", w)
+    if not trusted:
+        _triangular(w)
     return (
         _actions(actions, d),
         w,
-        array("theta", theta, shape=(d,)),
-        number("radius", radius, at_least=0),
-        number("second_radius", second_radius, at_least=0),
+        _held("theta", theta, (d,)) if trusted else array("theta", theta, shape=(d,)),
+        _radius("radius", radius),
+        _radius("second_radius", second_radius),
     )
 
 
@@ -178,18 +262,20 @@ def ucb_scores(
     radius: float,
     *,
     second_radius: float = 0.0,
+    trusted: bool = False,
     use_native: bool = True,
 ) -> np.ndarray:
     """Upper confidence bounds <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||, (K,).
 
     actions: (K, d), float32 or float64. factor: W (d, d) of V, from inverse_factor. theta: (d,).
-    radius, second_radius: >= 0. An action's score has the same bits whatever K and the strides
-    are. Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
+    radius, second_radius: >= 0. trusted: see the module. An action's score has the same bits
+    whatever K and the strides are. Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus
+    is 0 in the papers.
 
     Raises InputError for shapes that do not agree, values that are not finite, a factor that is
     not lower triangular with a positive diagonal, no actions, or a negative radius.
     """
-    checked = _score_inputs(actions, factor, theta, radius, second_radius)
+    checked = _score_inputs(actions, factor, theta, radius, second_radius, trusted)
     result: np.ndarray = implementation(use_native).scores(*checked)
     return result
 
@@ -201,6 +287,7 @@ def ucb_argmax(
     radius: float,
     *,
     second_radius: float = 0.0,
+    trusted: bool = False,
     use_native: bool = True,
 ) -> int:
     """Index of the largest of ucb_scores, ties to the lowest index.
@@ -208,7 +295,7 @@ def ucb_argmax(
     Takes and raises what ucb_scores does. Most actions are dismissed by float32 scores with a
     proven error bound; the answer is that of the float64 scores.
     """
-    checked = _score_inputs(actions, factor, theta, radius, second_radius)
+    checked = _score_inputs(actions, factor, theta, radius, second_radius, trusted)
     return int(implementation(use_native).select(*checked)[0])
 
 

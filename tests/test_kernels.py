@@ -212,6 +212,104 @@ def test_bad_matrices(v, message, use_native):
         kernels.inverse_factor(v, use_native=use_native)
 
 
+# ---- the factor, row by row ---------------------------------------------------------------------
+
+
+@BOTH
+@SIZES
+@pytest.mark.parametrize("trusted", [False, True])
+def test_factor_update_is_the_ridge_estimate_with_one_more_row(d, use_native, trusted):
+    v, actions, _ = problem(d)
+    u = np.cos(np.arange(d))
+    factor, theta = kernels.inverse_factor(v), np.linalg.solve(v, u)
+    for x, y in zip(actions, np.linspace(-2, 1, len(actions)), strict=True):
+        result = kernels.factor_update(factor, theta, x, y, trusted=trusted, use_native=use_native)
+        assert result[0] is factor and result[1] is theta
+        v, u = v + np.outer(x, x), u + x * y
+    np.testing.assert_allclose(theta, np.linalg.solve(v, u), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(factor, kernels.inverse_factor(v), rtol=1e-9, atol=1e-11)
+    assert not np.triu(factor, 1).any()
+
+
+def test_what_is_trusted_has_the_bits_of_what_is_checked():
+    v, actions, theta = problem(57, 120)
+    factor = kernels.inverse_factor(v)
+    strided = np.asfortranarray(factor)  # trusted or not, it need not be ready for the kernels
+    for x in (actions, actions.astype(np.float32), actions.tolist()):
+        for w in (factor, strided, factor.tolist()):
+            expected = kernels.ucb_scores(x, factor, theta, 1.3, second_radius=0.2)
+            found = kernels.ucb_scores(x, w, list(theta), 1.3, second_radius=0.2, trusted=True)
+            assert np.array_equal(found, expected)
+            assert kernels.ucb_argmax(x, w, theta, 1, trusted=True) == kernels.ucb_argmax(
+                x, factor, theta, 1
+            )
+    one, other = (factor.copy(), theta.copy()), (factor.copy(), theta.copy())
+    kernels.factor_update(*one, actions[3], 0.7)
+    kernels.factor_update(*other, actions[3], 0.7, trusted=True)
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_x_may_be_a_row_of_the_factor():
+    factor, theta = np.array([[1.0, 0.0], [0.5, 2.0]]), np.zeros(2)
+    expected = kernels.factor_update(factor.copy(), theta.copy(), factor[1].copy(), 1.0)
+    kernels.factor_update(factor, theta, factor[1], 1.0)
+    assert np.array_equal(factor, expected[0]) and np.array_equal(theta, expected[1])
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": [1.0, np.nan]}, r"x must be finite, got nan at index \(1,\)"),
+        ({"x": np.array([np.inf, 0.0])}, r"x must be finite, got inf at index \(0,\)"),
+        ({"x": [1.0]}, r"x must have shape \(2\), got \(1,\)"),
+        ({"x": [1e200, 0.0]}, r"x must have a width .* of at most 1e75, got inf"),
+        ({"x": np.array([0.0, 1e80])}, r"x must have a width .* of at most 1e75, got 1e\+80"),
+        ({"y": math.nan}, "y must be finite, got nan"),
+        ({"theta": np.zeros(3)}, r"theta must have shape \(2\), got \(3,\)"),
+        ({"theta": np.zeros(4)[::2]}, "theta must be writable and C-contiguous"),
+        ({"theta": [0.0, 0.0]}, "theta must be a float64 array, for it is updated in place"),
+        ({"factor": np.eye(2, dtype=np.float32)}, "factor must be a float64 array"),
+        ({"factor": frozen(np.eye(2))}, "factor must be writable and C-contiguous"),
+        ({"factor": np.ones((2, 3))}, r"factor must have shape \(d, d\) with d >= 1"),
+        ({"factor": np.ones(2)}, r"factor must have shape \(any, any\), got \(2,\)"),
+    ],
+)
+def test_unfit_rows_change_no_factor(changed, message, trusted):
+    good = {"factor": np.eye(2), "theta": np.zeros(2), "x": [1.0, 1.0], "y": 1.0}
+    with pytest.raises(InputError, match=f"^{message}"):
+        kernels.factor_update(**(good | changed), trusted=trusted)
+    assert np.array_equal(good["factor"], np.eye(2)) and not good["theta"].any()
+
+
+def test_a_factor_is_looked_at_unless_it_is_trusted():
+    both = {"x": [1.0, 1.0], "y": 1.0}
+    with pytest.raises(InputError, match=r"factor must be lower triangular .*inverse_factor"):
+        kernels.factor_update(np.ones((2, 2)), np.zeros(2), **both)
+    with pytest.raises(InputError, match=r"factor must be finite, got nan at index \(0, 0\)"):
+        kernels.factor_update(np.diag([np.nan, 1.0]), np.zeros(2), **both)
+    with pytest.raises(InputError, match="theta must be finite, got inf"):
+        kernels.factor_update(np.eye(2), np.full(2, np.inf), **both)
+    held = np.zeros(6)
+    with pytest.raises(InputError, match="factor and theta must not share memory"):
+        kernels.factor_update(held[:4].reshape(2, 2), held[2:4], **both, trusted=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("entry", [np.nan, np.inf, 1e300])
+def test_a_trusted_factor_that_is_none_spoils_scores_and_nothing_else(dtype, entry):
+    actions = problem(40, 120)[1].astype(dtype)
+    factor = np.full((40, 40), entry)
+    assert 0 <= kernels.ucb_argmax(actions, factor, np.zeros(40), 1.0, trusted=True) < 120
+    assert kernels.ucb_scores(actions, factor, np.zeros(40), 1.0, trusted=True).shape == (120,)
+    with pytest.raises(InputError, match=r"factor must have shape \(d, d\)"):
+        kernels.ucb_scores(actions, factor[:3], np.zeros(40), 1.0, trusted=True)
+    with pytest.raises(InputError, match=r"actions must have shape \(any, 39\)"):
+        kernels.ucb_scores(actions, factor[:39, :39], np.zeros(39), 1.0, trusted=True)
+    with pytest.raises(InputError, match=r"theta must have shape \(40\), got \(39,\)"):
+        kernels.ucb_argmax(actions, factor, np.zeros(39), 1.0, trusted=True)
+
+
 # ---- noise --------------------------------------------------------------------------------------
 
 
