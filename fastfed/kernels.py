@@ -7,7 +7,7 @@ Inputs may be read-only and of any strides and real dtype; they are converted to
 they must be. Arguments updated in place must be writable C-contiguous float64 arrays. Every
 function takes ``use_native``: False runs the NumPy twin of the same kernel instead.
 
-To see that a matrix is an inverse factor takes as long as to use it. Whoever holds one that
+To see that a matrix is an inverse factor takes longer than to use it. Whoever holds one that
 inverse_factor made and factor_update has kept says ``trusted=True``: type and shape of factor and
 theta are checked then, their values are not.
 """
@@ -187,8 +187,9 @@ def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
 
 
 def _triangular(w: np.ndarray) -> None:
-    i = np.arange(len(w))
-    if (w * (i[:, None] < i)).any() or not w.diagonal().min() > 0.0:
+    """A factor (d, d), or each of a stack (m, d, d)."""
+    i = np.arange(w.shape[-1])
+    if (w * (i[:, None] < i)).any() or not w.diagonal(axis1=-2, axis2=-1).min() > 0.0:
         raise InputError(
             "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
             f"got {show(w.tolist())}"
@@ -241,15 +242,23 @@ def _score_inputs(
     radius: object,
     second_radius: object,
     trusted: bool,
+    stacks: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
-    w = _held("factor", factor, (None, None)) if trusted else array("factor", factor, ndim=2)
-    d = _square("factor", w)
+    if not isinstance(factor, np.ndarray):
+        factor = array("factor", factor)
+    models = factor.shape[:-2] if stacks and factor.ndim == 3 else ()
+    shape: tuple[int | None, ...] = (*models, None, None)
+    w = _held("factor", factor, shape) if trusted else array("factor", factor, shape=shape)
+    if 0 in models:
+        raise InputError(f"factor must hold at least one model, got shape {w.shape}")
+    d = _square("factor", w[0] if models else w)
     if not trusted:
         _triangular(w)
+    shape = (*models, d)
     return (
         _actions(actions, d),
         w,
-        _held("theta", theta, (d,)) if trusted else array("theta", theta, shape=(d,)),
+        _held("theta", theta, shape) if trusted else array("theta", theta, shape=shape),
         _radius("radius", radius),
         _radius("second_radius", second_radius),
     )
@@ -268,15 +277,25 @@ def ucb_scores(
     """Upper confidence bounds <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||, (K,).
 
     actions: (K, d), float32 or float64. factor: W (d, d) of V, from inverse_factor. theta: (d,).
-    radius, second_radius: >= 0. trusted: see the module. An action's score has the same bits
-    whatever K and the strides are. Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus
-    is 0 in the papers.
+    A stack of models, factor (m, d, d) and theta (m, d), gives the scores of all actions under
+    each of them, (m, K). radius, second_radius: >= 0. trusted: see the module. An action's score
+    has the same bits whatever K and the strides are. Source: Abbasi-Yadkori et al. 2011, Section 3;
+    the second bonus is 0 in the papers.
 
     Raises InputError for shapes that do not agree, values that are not finite, a factor that is
     not lower triangular with a positive diagonal, no actions, or a negative radius.
     """
-    checked = _score_inputs(actions, factor, theta, radius, second_radius, trusted)
-    result: np.ndarray = implementation(use_native).scores(*checked)
+    x, w, estimate, *radii = _score_inputs(
+        actions, factor, theta, radius, second_radius, trusted, stacks=True
+    )
+    run = implementation(use_native).scores
+    result: np.ndarray
+    if w.ndim == 2:
+        result = run(x, w, estimate, *radii)
+        return result
+    result = np.empty((len(w), len(x)))
+    for row, model, of in zip(result, w, estimate, strict=True):
+        row[:] = run(x, model, of, *radii)
     return result
 
 

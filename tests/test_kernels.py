@@ -157,6 +157,40 @@ def test_scores_and_argmax_are_the_formula(d, use_native):
 
 
 @BOTH
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_stack_of_models_scores_as_each_of_them(use_native, trusted):
+    draw, d = np.random.default_rng(3), 9
+    actions = draw.normal(size=(4, d)).astype(np.float32)
+    factors = np.stack([kernels.inverse_factor(problem(d)[0] * c) for c in (1, 2, 5)])
+    thetas = draw.normal(size=(3, d))
+    keywords = {"second_radius": 0.3, "trusted": trusted, "use_native": use_native}
+    expected = [
+        kernels.ucb_scores(actions, w, theta, 0.7, **keywords)
+        for w, theta in zip(factors, thetas, strict=True)
+    ]
+    for stack in (factors, factors.tolist(), np.asfortranarray(factors)):
+        found = kernels.ucb_scores(actions, stack, thetas, 0.7, **keywords)
+        assert found.shape == (3, 4) and np.array_equal(found, expected)
+    # The last model of a stack is looked at like the first.
+    factors[2, 0, 1] = 1.0
+    if not trusted:
+        with pytest.raises(InputError, match="factor must be lower triangular"):
+            kernels.ucb_scores(actions, factors, thetas, 0.7, **keywords)
+    factors[2, 0, 1] = 0.0
+    for wrong, theta, message in (
+        (factors, thetas[:2], r"theta must have shape \(3, 9\), got \(2, 9\)"),
+        (factors, thetas[0], r"theta must have shape \(3, 9\), got \(9,\)"),
+        (factors[:, :8], thetas, r"factor must have shape \(d, d\) with d >= 1, got \(8, 9\)"),
+        (factors[:0], thetas[:0], "factor must hold at least one model"),
+        (factors[None], thetas, r"factor must have shape \(any, any\), got \(1, 3, 9, 9\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kernels.ucb_scores(actions, wrong, theta, 0.7, **keywords)
+    with pytest.raises(InputError, match=r"factor must have shape \(any, any\), got \(3, 9, 9\)"):
+        kernels.ucb_argmax(actions, factors, thetas, 0.7, **keywords)
+
+
+@BOTH
 def test_actions_of_other_types_are_converted(use_native):
     factor, keywords = np.eye(2), {"use_native": use_native}
     rows = [[1, 0], [0, 3], [0, 3]]
