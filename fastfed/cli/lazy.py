@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -99,6 +100,10 @@ def _exit_code(run: Any) -> int:
         if not isinstance(error, InputError):
             raise
         return _say(str(error), 2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
 
 
 def _say(message: str, code: int) -> int:

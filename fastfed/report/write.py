@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
-from fastfed._validate import InputError
 from fastfed.report import table
 from fastfed.report.canvas import KINDS
 from fastfed.report.canvas import PAGE as IN_PAGE
@@ -16,6 +14,7 @@ from fastfed.report.experiment_section import Drawn
 from fastfed.report.figure import draw
 from fastfed.report.page import overview, page
 from fastfed.report.source import Source, read_all
+from fastfed.results.files import replace_file
 
 PAGE = "report.html"
 
@@ -36,7 +35,7 @@ def write_report(source: Source, folder: str | Path) -> list[Path]:
         **alone,
         PAGE: page(_drawn("report", source, pictures)).encode(),
     }
-    return [_write(Path(folder) / name, data) for name, data in files.items()]
+    return [replace_file(Path(folder) / name, data) for name, data in files.items()]
 
 
 def write_overview(folder: str | Path) -> Path | None:
@@ -51,7 +50,7 @@ def write_overview(folder: str | Path) -> Path | None:
     if path in sources:
         return None
     experiments = [_drawn(each.name, s, draw_all(s, (IN_PAGE,))) for each, s in sources.items()]
-    return _write(path / PAGE, overview(path.resolve().name, experiments, left_out).encode())
+    return replace_file(path / PAGE, overview(path.resolve().name, experiments, left_out).encode())
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
@@ -69,17 +68,6 @@ def _drawn(name: str, source: Source, pictures: dict[str, bytes]) -> Drawn:
     return Drawn(
         name, source, *(pictures.get(f"{what}.{IN_PAGE}") for what in ("figure", "communication"))
     )
-
-
-def _write(path: Path, data: bytes) -> Path:
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        # Under another name first, so that no reader meets half a file.
-        fresh.write_bytes(data)
-        os.replace(fresh, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
 
 
 def has_matplotlib() -> bool:

@@ -11,7 +11,7 @@ import platform
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,16 @@ import numpy as np
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.results.files import Taken, exclusive, refusal
 from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
+
+#: Held by the process that writes; it goes when that ends.
+LOCK = f".{FILE}.lock"
+
+#: What SQLite says when the disk does not take what it writes.
+FAILING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
 FORMAT = "4"
 
 SCHEMA = """
@@ -109,41 +116,19 @@ class Store:
     def create_or_resume(
         cls, folder: Path, meta: dict[str, Any], curves: Sequence[CurveRow], threads: int = 1
     ) -> Iterator[Store]:
-        """The store of an experiment in a folder, made if there is none.
+        """The store of an experiment in a folder, made if there is none; nobody else writes to it.
 
-        ``meta`` must hold ``identity``; a folder whose store has another one is refused, and
-        nothing is written. ``threads`` is noted beside the time.
+        ``meta`` must hold ``identity``; a folder whose store has another one is refused, and so
+        is one that another process has open here: nothing is written then. ``threads`` is noted
+        beside the time.
         """
         path = folder / FILE
-        if path.exists():
-            existing = _read_meta(path)
-            if existing["identity"] != _json(meta["identity"]):
-                name = msgspec.json.decode(existing["identity"]).get("name")
-                what = _difference(msgspec.json.decode(existing["identity"]), meta["identity"])
-                raise InputError(
-                    f'{folder} holds another experiment ("{name}", different {what}); '
-                    "choose another output folder"
-                )
-        else:
-            _make(folder, path, meta, curves)
-        connection = sqlite3.connect(path, timeout=30.0)
-        try:
-            # How it is drawn and what is known of its privacy are no part of what was played:
-            # the newest wins.
-            with connection:
-                for position, curve in enumerate(curves):
-                    connection.execute(
-                        "UPDATE curves SET facts = ?1, certificate = ?2 WHERE position = ?3 "
-                        "AND (facts != ?1 OR certificate != ?2)",
-                        (_json(curve.facts), _json(curve.certificate), position),
-                    )
-                connection.execute(
-                    "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
-                    (_json(meta.get("figure", {})),),
-                )
-            yield cls(connection, path, threads)
-        finally:
-            connection.close()
+        _check_identity(folder, path, meta)
+        with _owned(folder):
+            if not _check_identity(folder, path, meta):
+                _make(folder, path, meta, curves)
+            with _opened(path, threads, curves, meta) as store:
+                yield store
 
     @classmethod
     @contextmanager
@@ -262,14 +247,73 @@ class Store:
         )
 
 
+@contextmanager
+def _opened(
+    path: Path, threads: int, curves: Sequence[CurveRow], meta: dict[str, Any]
+) -> Iterator[Store]:
+    """A store for writing, its labels up to date."""
+    connection = sqlite3.connect(path, timeout=30.0)
+    try:
+        # How it is drawn and what is known of its privacy are no part of what was played:
+        # the newest wins.
+        with connection:
+            for position, curve in enumerate(curves):
+                connection.execute(
+                    "UPDATE curves SET facts = ?1, certificate = ?2 WHERE position = ?3 "
+                    "AND (facts != ?1 OR certificate != ?2)",
+                    (_json(curve.facts), _json(curve.certificate), position),
+                )
+            connection.execute(
+                "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",
+                (_json(meta.get("figure", {})),),
+            )
+        yield Store(connection, path, threads)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, with nobody else who writes results into it."""
+    lock = folder / LOCK
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive(lock))
+        except Taken as taken:
+            by = f" by process {taken.owner}" if taken.owner else ""
+            raise InputError(
+                f"{folder} is being played{by}: wait for it, or choose another output folder"
+            ) from None
+        except OSError as error:
+            raise refusal(folder, error) from None
+        yield
+
+
+def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> bool:
+    """Whether there is a store; InputError where it is another experiment's."""
+    if not path.exists():
+        return False
+    existing = _read_meta(path)
+    if existing["identity"] != _json(meta["identity"]):
+        name = msgspec.json.decode(existing["identity"]).get("name")
+        what = _difference(msgspec.json.decode(existing["identity"]), meta["identity"])
+        raise InputError(
+            f'{folder} holds another experiment ("{name}", different {what}); '
+            "choose another output folder"
+        )
+    return True
+
+
 def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow]) -> None:
     """A new store, complete under another name before it gets its own."""
+    fresh = folder / f".{FILE}.new"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{FILE}.new"
         fresh.unlink(missing_ok=True)
         connection = sqlite3.connect(fresh)
         try:
+            # A journal beside a file that is thrown away when this fails would outlive it.
+            connection.execute("PRAGMA journal_mode = MEMORY")
             with connection:
                 connection.executescript(SCHEMA)
                 rows = {"format": FORMAT, **meta}
@@ -286,23 +330,41 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
         finally:
             connection.close()
         fresh.replace(path)
-    except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot write to {folder}: {reason}") from None
+    except OSError as error:
+        raise refusal(folder, error) from None
+    except sqlite3.Error as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        if getattr(error, "sqlite_errorcode", None) in FAILING:
+            raise
+        raise InputError(f"cannot write to {folder}: {error}") from None
 
 
 def _read_meta(path: Path) -> dict[str, str]:
     try:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        meta = _meta_of(path, "ro")
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
+        # A process died while it was committing: whoever may write takes that commit back.
         try:
-            meta = dict(connection.execute("SELECT key, value FROM meta"))
-        finally:
-            connection.close()
-    except sqlite3.Error:
-        raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
+            meta = _meta_of(path, "rw")
+        except sqlite3.Error as other:
+            raise InputError(
+                f"{path} was being written when its process died, and cannot be put in order "
+                f"here ({other}): open it once where it can be written"
+            ) from None
     if meta.get("format") != _json(FORMAT) or "identity" not in meta:
         raise InputError(f"{path} was written by another version of fastfed")
     return meta
+
+
+def _meta_of(path: Path, mode: str) -> dict[str, str]:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=30.0)
+    try:
+        return dict(connection.execute("SELECT key, value FROM meta"))
+    finally:
+        connection.close()
 
 
 def _facts(stored: str) -> dict[str, Any]:
