@@ -30,7 +30,7 @@ from fastfed.privacy.composition import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.losses import composed_epsilon
 from fastfed.privacy.vertex_sets import most_moved
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.run import missing_passes
+from fastfed.simulation.passes import missing_passes
 
 LINEAR = Setting(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
 SMOOTH = dataclasses.replace(

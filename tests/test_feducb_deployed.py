@@ -16,9 +16,8 @@ from fastfed.bandits.system import System
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.results.store import FILE
-from fastfed.simulation import run as run_module
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.run import missing_passes
+from fastfed.simulation.passes import missing_passes, predict_seconds
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}
 QUIET = {**PRIVATE, "schedule": "private-determinant"}
@@ -365,7 +364,7 @@ def test_adaptive_curves_are_played_beside_others(tmp_path):
 
 def test_the_time_of_adaptive_curves_beside_others_is_predicted():
     e = experiment_from_spec(spec(curve=TOGETHER))
-    assert run_module.predict_seconds(e, missing_passes(e, set()), 2) > 0
+    assert predict_seconds(e, missing_passes(e, set()), 2) > 0
 
 
 def test_there_are_no_more_releases_than_rounds():

@@ -10,10 +10,11 @@ import pytest
 
 import fastfed
 from fastfed.results.store import FILE, Store
+from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.run import Pass, missing_passes, predict_seconds
+from fastfed.simulation.passes import Pass, missing_passes, predict_seconds
 from fastfed.simulation.simulate import collect
 
 
@@ -175,13 +176,13 @@ def test_more_replicates_later_repeat_nothing_and_equal_a_straight_run(tmp_path,
     few = experiment_from_spec(spec(replicates=2))
     fastfed.run(few, tmp_path / "a")
     played = []
-    original = run_module.play_pass
+    original = passes_module.play_pass
 
     def counted(experiment, work, *rest, **keys):
         played.append(work.replicate)
         return original(experiment, work, *rest, **keys)
 
-    monkeypatch.setattr(run_module, "play_pass", counted)
+    monkeypatch.setattr(passes_module, "play_pass", counted)
     grown = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
     assert sorted(played) == [2, 3, 4]
     fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
@@ -371,7 +372,7 @@ def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
     outcomes = {
         (position, work.replicate): one
         for work in passes
-        for position, one in zip(work.positions, run_module.play_pass(e, work, 1), strict=True)
+        for position, one in zip(work.positions, passes_module.play_pass(e, work, 1), strict=True)
     }
     direct = collect(e, outcomes)
     for results in (played, loaded, direct):
@@ -390,7 +391,7 @@ def test_a_store_without_bounds_loads_and_gets_them_when_it_is_resumed(tmp_path,
     assert facts == [{"silos": 3, "dimension": 3}] * 3
     assert all(c.bounds == {} for c in fastfed.load(tmp_path).curves)
     before = cells(tmp_path)[2]
-    monkeypatch.setattr(run_module, "play_pass", None)  # nothing is played again
+    monkeypatch.setattr(passes_module, "play_pass", None)  # nothing is played again
     resumed = fastfed.run(with_bounds(e, 2), tmp_path)
     assert resumed.curves[2].bounds["theorem-1"][-1] == 180.0
     assert cells(tmp_path)[2] == before

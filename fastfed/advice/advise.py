@@ -29,7 +29,7 @@ from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, Facts, Sphere, environment_from_spec
 from fastfed.privacy.budget import RELATIONS
 from fastfed.simulation.experiment import make_world
-from fastfed.simulation.run import check_threads
+from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
 from fastfed.simulation.systems import check_kind, setting_of
 

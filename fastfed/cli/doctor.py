@@ -18,6 +18,7 @@ OPTIONAL = {
     "matplotlib": "figures",
     "scikit-learn": "learning-to-rank and classification data",
     "dp-accounting": "checks of the accounting",
+    "distributed": "runs on a cluster: --engine dask",
 }
 
 
@@ -71,7 +72,7 @@ def _build(problems: list[str]) -> dict[str, Any]:
     """How the compiled core was built, and what it may use here."""
     try:
         from fastfed._kernels import native
-        from fastfed.simulation.run import default_threads
+        from fastfed.simulation.passes import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
         return {

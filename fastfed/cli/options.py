@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
+from fastfed.simulation.engines import ENGINES
+
 if TYPE_CHECKING:
     from fastfed.simulation.experiment import Experiment
 
@@ -35,6 +37,16 @@ def playing_options(command: F) -> F:
             click.option(
                 "--threads", type=click.IntRange(min=1), metavar="N",
                 help="Threads (default: all processors). Results do not depend on it.",
+            ),
+            click.option(
+                "--engine", type=click.Choice(list(ENGINES)), default="local",
+                help="Who plays: threads of this process, processes of this machine, or a dask "
+                "cluster. Results do not depend on it.",
+            ),
+            click.option(
+                "--scheduler", metavar="ADDR",
+                help="With --engine dask: a cluster that is there already (default: one of this "
+                "machine).",
             ),
             click.option(
                 "--seed", type=int, metavar="N",

@@ -18,14 +18,23 @@ from fastfed.cli.progress import Heard, duration, progress
 from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
 from fastfed.report.write import has_matplotlib, write_overview, write_report
+from fastfed.results.files import FULL
 from fastfed.results.store import FILE
+from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.run import Pass, predict_seconds, run
+from fastfed.simulation.passes import Pass, predict_seconds
+from fastfed.simulation.run import run
 
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
-def play(experiment: Experiment, folder: Path, threads: int | None) -> Source:
+def play(
+    experiment: Experiment,
+    folder: Path,
+    threads: int | None,
+    engine: str = "local",
+    scheduler: str | None = None,
+) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
     check_writable(folder)
     with ExitStack() as stack:
@@ -43,9 +52,18 @@ def play(experiment: Experiment, folder: Path, threads: int | None) -> Source:
                 heard(agent_rounds)
 
         with failures(folder):
-            run(experiment, folder, threads=threads, on_start=on_start, progress=on_progress)
-    source = read_source(folder, experiment.replicates)
-    written = write_report(source, folder)
+            run(
+                experiment,
+                folder,
+                threads=threads,
+                engine=engine,
+                scheduler=scheduler,
+                on_start=on_start,
+                progress=on_progress,
+            )
+    with failures(folder):
+        source = read_source(folder, experiment.replicates)
+        written = write_report(source, folder)
     print_results(source)
     click.echo("\n" + sketch(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
@@ -68,9 +86,11 @@ def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
         return f"{experiment.name}: nothing left to play"
     share = f"{cells} of {all_cells}" if cells < all_cells else f"{cells}"
     left = sum(experiment.agent_rounds(p.positions) for p in passes)
+    work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
+    if not threads:
+        return f"{work}; the cluster has no workers yet: waiting for them"
     return (
-        f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds "
-        f"on {threads} thread{'s' if threads > 1 else ''}, "
+        f"{work} on {threads} thread{'s' if threads > 1 else ''}, "
         f"about {duration(predict_seconds(experiment, passes, threads))}"
     )
 
@@ -94,6 +114,13 @@ def failures(folder: Path) -> Iterator[None]:
         raise RunFailed(f"{error}; {kept}") from None
     except sqlite3.Error as error:
         raise RunFailed(f"{folder / FILE} cannot be written ({error}); {kept}") from None
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        path = error.filename or folder
+        raise RunFailed(f"{path} cannot be written ({error.strerror}); {kept}") from None
+    except EngineError as error:
+        raise RunFailed(f"{error}; {kept}") from None
     except MemoryError:
         raise RunFailed("out of memory: fewer threads or silos need less") from None
     except Exception as error:

@@ -28,6 +28,8 @@ def reproduce(
     folder: Path,
     replicates: int | None,
     threads: int | None,
+    engine: str,
+    scheduler: str | None,
     seed: int | None,
     quick: bool,
     data: Path | None,
@@ -64,7 +66,7 @@ def reproduce(
         for position, (figure, experiment) in enumerate(planned):
             if position:
                 click.echo()
-            source = play(experiment, folder / figure.id, threads)
+            source = play(experiment, folder / figure.id, threads, engine, scheduler)
             for line in said(figure.paper, source):
                 click.echo(line)
     except RunFailed:

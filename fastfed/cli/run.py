@@ -17,6 +17,8 @@ def run(
     folder: Path,
     replicates: int | None,
     threads: int | None,
+    engine: str,
+    scheduler: str | None,
     seed: int | None,
     quick: bool,
 ) -> None:
@@ -36,7 +38,7 @@ def run(
     if str(spec) in figure_ids() and not spec.exists():
         raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
     changed = overrides(read_toml(spec), replicates, seed, quick)
-    play(load_spec(spec, changed), folder, threads)
+    play(load_spec(spec, changed), folder, threads, engine, scheduler)
 
 
 COMMANDS = {"run": run}

@@ -59,6 +59,10 @@ class PoolEnvironment(ABC):
             self._pools[silos] = self.load(silos)
         return self._pools[silos]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: it loads its own pools, where the same files lie."""
+        return {**self.__dict__, "_pools": {}}
+
     def natural_silos(self) -> int | None:
         """The number of silos the data themselves say, or None when any number will do."""
         return None

@@ -11,9 +11,11 @@ from fastfed._validate import InputError, choice, show
 from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.simulation import drive
+from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.run import check_threads, curve_rows, missing_passes, play_all
+from fastfed.simulation.passes import check_threads, missing_passes
+from fastfed.simulation.run import curve_rows
 
 
 def simulate(
@@ -74,9 +76,10 @@ def simulate(
     threads = check_threads(threads)
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
-        for work, played, _, _ in play_all(experiment, missing_passes(experiment, set()), threads):
-            for position, outcome in zip(work.positions, played, strict=True):
-                outcomes[position, work.replicate] = outcome
+        with open_engine("local", threads) as engine:
+            for played in engine.play(experiment, missing_passes(experiment, set())):
+                for position, outcome in zip(played.work.positions, played.outcomes, strict=True):
+                    outcomes[position, played.work.replicate] = outcome
     else:
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):

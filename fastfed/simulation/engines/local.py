@@ -1,0 +1,62 @@
+"""Threads of this process: the compiled driver holds no lock while it plays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastfed.simulation import passes as playing
+from fastfed.simulation.engines.base import Engine, Played, Progress
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.passes import Interrupted, Pass, check_threads
+
+
+@contextmanager
+def open_engine(threads: int | None, scheduler: str | None = None) -> Iterator[Engine]:
+    """Threads of this process."""
+    yield Local(check_threads(threads))
+
+
+@dataclass(frozen=True)
+class Local:
+    """While there are passes enough each takes one thread; fewer share the threads among their
+    silos."""
+
+    threads: int
+
+    def play(
+        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+    ) -> Iterator[Played]:
+        stop = threading.Event()
+        workers = max(1, min(self.threads, len(passes)))
+        inner = max(1, self.threads // workers)
+
+        def heard(agent_rounds: int) -> None:
+            if stop.is_set():
+                raise Interrupted
+            if progress is not None:
+                progress(agent_rounds)
+
+        def job(work: Pass) -> Played:
+            start = time.perf_counter()
+            outcomes = playing.play_pass(experiment, work, inner, heard)
+            return Played(work, outcomes, time.perf_counter() - start, inner)
+
+        waiting = iter(passes)
+        with ThreadPoolExecutor(workers, thread_name_prefix="fastfed") as pool:
+            running: set[Future[Played]] = set()
+            try:
+                while True:
+                    while len(running) < workers and (work := next(waiting, None)) is not None:
+                        running.add(pool.submit(job, work))
+                    if not running:
+                        return
+                    ended, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        yield future.result()
+            finally:
+                stop.set()

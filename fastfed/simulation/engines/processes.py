@@ -1,0 +1,199 @@
+"""Processes of this machine, one pass each: a worker that dies takes one pass with it, not the run.
+
+The pools of the standard library give up all their workers when one of them dies, and cannot say
+what it was playing; here every worker has a pipe of its own, so that both are known.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from fastfed.simulation.engines.base import GUARD, Engine, EngineError, Played, Progress, Tally
+from fastfed.simulation.engines.sending import pack
+from fastfed.simulation.engines.serve import ENDED, EXHAUSTED, FAILED, HEARD, HELLO, serve
+from fastfed.simulation.engines.signals import no_interrupts
+from fastfed.simulation.engines.suspects import (
+    HOPELESS,
+    MOST_TRIES,
+    Left,
+    Suspect,
+    play_rounds,
+)
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.passes import Pass, check_threads
+
+#: A pass shorter than this is followed by one that waits at the worker already.
+SHORT_SECONDS = 1.0
+
+
+@contextmanager
+def open_engine(threads: int | None, scheduler: str | None = None) -> Iterator[Engine]:
+    """Processes of this machine."""
+    yield Processes(check_threads(threads))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """As many workers as passes, up to the threads; further threads are shared among them."""
+
+    threads: int
+
+    def play(
+        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+    ) -> Iterator[Played]:
+        packed, tally = pack(experiment), Tally(experiment, progress)
+
+        def play_round(passes: list[Pass], alone: bool) -> Generator[Played, None, Left]:
+            count = 1 if alone else min(self.threads, len(passes))
+            crew = Crew(packed, count, max(1, self.threads // max(1, count)), tally)
+            try:
+                return (yield from crew.play(passes, 1 if alone else MOST_TRIES))
+            finally:
+                crew.dismiss()
+
+        return play_rounds(experiment, passes, play_round)
+
+
+class Worker:
+    """A process, the pipe to it, and what it has been asked to play, the running pass first."""
+
+    def __init__(self, threads: int) -> None:
+        # Not a fork: threads of ours may hold locks that a copy would wait for.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        with no_interrupts():
+            self.process.start()
+        theirs.close()
+        self.queue: deque[Pass] = deque()
+        self.ready = False
+
+    def send(self, value: Any) -> None:
+        # When it has died its end of the pipe says so to whoever listens.
+        with suppress(OSError):
+            self.connection.send(value)
+
+    def end(self) -> str:
+        """How its process ended."""
+        self.connection.close()
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code < 0:
+            with suppress(ValueError):
+                return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def kill(self) -> None:
+        """End it: it owns nothing that could be left half-written."""
+        self.process.kill()
+        self.end()
+
+
+@dataclass
+class Crew:
+    """The workers of one round."""
+
+    packed: bytes
+    count: int
+    threads: int
+    tally: Tally
+    workers: list[Worker] = field(default_factory=list)
+    depth: int = 1
+    played: int = 0
+    never_ready: int = 0
+
+    def play(self, passes: list[Pass], tries: int) -> Generator[Played, None, Left]:
+        """Play passes; one that has lost ``tries`` workers is a suspect."""
+        waiting, lost, left = deque(passes), Counter[Pass](), Left()
+        while waiting or any(w.queue for w in self.workers):
+            self._hire(waiting)
+            by_connection = {w.connection: w for w in self.workers}
+            for connection in wait(list(by_connection)):
+                assert isinstance(connection, Connection)
+                worker = by_connection[connection]
+                try:
+                    kind, value = connection.recv()
+                except (EOFError, OSError):
+                    self._bury(worker, worker.end(), tries, waiting, lost, left)
+                    continue
+                if kind == HELLO:
+                    worker.ready, self.never_ready = True, 0
+                    for message in (self.packed, *worker.queue):
+                        worker.send(message)
+                elif kind == HEARD:
+                    self.tally.heard(worker.queue[0], value)
+                elif kind == FAILED:
+                    raise value
+                elif kind == EXHAUSTED:
+                    worker.kill()
+                    self._bury(worker, value, tries, waiting, lost, left)
+                elif kind == ENDED:
+                    work = worker.queue.popleft()
+                    outcomes, seconds = value
+                    self.depth = 2 if seconds < SHORT_SECONDS else 1
+                    self.played += 1
+                    self.tally.ended(work)
+                    # Before the owner keeps what was played: nobody waits for its disk.
+                    self._give(worker, waiting)
+                    yield Played(work, outcomes, seconds, self.threads)
+        return left
+
+    def dismiss(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            worker.process.kill()
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+
+    def _hire(self, waiting: deque[Pass]) -> None:
+        """Work for whoever has none, and workers for what is left."""
+        for worker in self.workers:
+            self._give(worker, waiting)
+        while waiting and len(self.workers) < self.count:
+            self.workers.append(Worker(self.threads))
+            self.workers[-1].queue.append(waiting.popleft())
+
+    def _give(self, worker: Worker, waiting: deque[Pass]) -> None:
+        while worker.ready and waiting and len(worker.queue) < self.depth:
+            worker.queue.append(waiting.popleft())
+            worker.send(worker.queue[-1])
+
+    def _bury(
+        self,
+        worker: Worker,
+        end: str,
+        tries: int,
+        waiting: deque[Pass],
+        lost: Counter[Pass],
+        left: Left,
+    ) -> None:
+        """Take a dead worker's passes back: the first was running, the others only waited."""
+        self.workers.remove(worker)
+        queue = worker.queue
+        if not worker.ready:
+            waiting.extendleft(reversed(queue))
+            self.never_ready += 1
+            if self.never_ready > MOST_TRIES:
+                raise EngineError(f"no worker process can be started ({end}); {GUARD}")
+            return
+        if not queue:
+            return
+        running = queue.popleft()
+        waiting.extendleft(reversed(queue))
+        self.tally.heard(running, 0)
+        lost[running] += 1
+        if lost[running] < tries:
+            waiting.append(running)
+            return
+        left.suspects.append(Suspect(running, end))
+        if len(left.suspects) >= HOPELESS and not self.played:
+            left.untried.extend(waiting)
+            waiting.clear()

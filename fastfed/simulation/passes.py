@@ -1,0 +1,117 @@
+"""Passes: what is played at once, which of them are missing, and how long they will take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastfed._validate import integer
+from fastfed.simulation import drive
+from fastfed.simulation.experiment import Experiment, World
+from fastfed.simulation.outcome import Outcome
+
+#: The compiled driver's own limit of curves in a pass.
+MOST_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Curves of one replicate that are played together, over the same contexts."""
+
+    replicate: int
+    positions: tuple[int, ...]
+
+
+class Interrupted(Exception):
+    """A pass was told to stop between two calls."""
+
+
+def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[Pass]:
+    """What is left to play. Curves of one world share contexts where making them is work."""
+    worlds: list[tuple[World, list[int]]] = []
+    for position, curve in enumerate(experiment.curves):
+        for world, positions in worlds:
+            if world == curve.world:
+                positions.append(position)
+                break
+        else:
+            worlds.append((curve.world, [position]))
+    passes: list[Pass] = []
+    for replicate in range(experiment.replicates):
+        for world, positions in worlds:
+            left = [i for i in positions if (i, replicate) not in done]
+            together = [i for i in left if drive.shared(experiment.curves[i].system.plan)]
+            size = MOST_TOGETHER if world.facts.contexts_made else 1
+            passes.extend(
+                Pass(replicate, tuple(together[i : i + size]))
+                for i in range(0, len(together), size)
+            )
+            passes.extend(Pass(replicate, (i,)) for i in left if i not in together)
+    return passes
+
+
+def default_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_threads(threads: int | None) -> int:
+    """Threads to play with; None takes every processor."""
+    if threads is None:
+        return default_threads()
+    return integer("threads", threads, at_least=1, at_most=1024)
+
+
+def play_pass(
+    experiment: Experiment,
+    work: Pass,
+    threads: int,
+    progress: Callable[[int], None] | None = None,
+    record: bool = False,
+) -> list[Outcome]:
+    """Play one pass; ``progress`` hears agent-rounds."""
+    world = experiment.curves[work.positions[0]].world
+
+    def heard(rounds: int) -> None:
+        if progress is not None:
+            progress(rounds * world.silos)
+
+    return drive.play(
+        world.open(experiment.seed, work.replicate),
+        [experiment.curves[i].system.plan for i in work.positions],
+        experiment.checkpoints,
+        threads=threads,
+        record=record,
+        progress=heard,
+    )
+
+
+#: A prediction times every kind of pass for at least so long, unless it is over before.
+TIMED_SECONDS = 0.02
+
+
+def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
+    """Seconds the passes will take, from playing a few rounds of each kind."""
+    if not passes:
+        return 0.0
+    kinds = Counter(work.positions for work in passes)
+    alone = sum(seconds_of(experiment, kind) * times for kind, times in kinds.items())
+    silos = experiment.curves[passes[0].positions[0]].world.silos
+    return alone / min(threads, max(len(passes), silos))
+
+
+def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
+    """Seconds that one pass over these curves takes on one thread."""
+    environment = experiment.curves[positions[0]].world.open(experiment.seed, 0)
+    plans = [experiment.curves[i].system.plan for i in positions]
+    rounds, horizon = min(experiment.horizon, 25), experiment.horizon
+    while True:
+        start = time.perf_counter()
+        drive.play(environment, plans, experiment.checkpoints, last=rounds)
+        seconds = time.perf_counter() - start
+        if seconds >= TIMED_SECONDS or rounds == horizon:
+            return seconds * horizon / rounds
+        rounds = min(8 * rounds, horizon)
