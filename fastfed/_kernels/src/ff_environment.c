@@ -214,8 +214,8 @@ FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *
 {
     const int64_t d = gap->dimension, k = gap->actions;
     const double *restrict theta = gap->theta;
-    float scale[STRIP] FF_ALIGNED, along[STRIP] FF_ALIGNED = {0};
-    double product[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
+    float scale[STRIP] FF_ALIGNED, along[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
+    double product[STRIP] FF_ALIGNED = {0};
     for (int64_t j = 0; j < d; j++) {
         const float t = (float)theta[j];
         for (int64_t a = 0; a < n; a++)
@@ -231,15 +231,17 @@ FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *
             const float v = scale[a] * x[j * k + first + a] + along[a] * t;
             x[j * k + first + a] = v;
             product[a] += theta[j] * (double)v;
-            square[a] += (double)v * (double)v;
+            square[a] += v * v;
         }
     }
+    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with room
+     * for its rounding; where one is, all are looked at in float64. */
+    const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
     int64_t outside = 0;
     for (int64_t a = 0; a < n; a++) {
         mean[first + a] = product[a];
-        outside += square[a] > 1.0;
+        outside += !(square[a] < near);
     }
-    /* Rounding carries a point near the sphere over it. */
     for (int64_t a = 0; outside && a < n; a++)
         mean[first + a] = gap_inside(gap, x, first + a);
 }

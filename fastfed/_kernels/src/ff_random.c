@@ -382,6 +382,13 @@ double ff_unit(uint32_t high, uint32_t low) { return unit_f64(bits53(high, low))
 
 double ff_log(double x) { return log_f64(x); }
 
+FF_CLONES
+void ff_logs(const double *restrict x, int64_t n, double *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = log_f64(x[i]);
+}
+
 /* Lemire's multiply-and-reject; `block` runs on while words are rejected. */
 FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
 {

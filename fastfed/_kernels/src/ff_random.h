@@ -86,6 +86,9 @@ double ff_normal(const ff_stream *s);
 /* ln x for finite x > 0: our own, because libm's last bit depends on the processor. */
 double ff_log(double x);
 
+/* The same of n numbers, with the same bits. */
+void ff_logs(const double *restrict x, int64_t n, double *restrict out);
+
 /* A uniform random permutation of 0..n-1 (Fisher-Yates). */
 void ff_permutation(const ff_stream *s, int64_t n, int64_t *restrict out);
 
