@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,77 @@ def test_near_is_a_fraction_of_the_second_regret_per_silo() -> None:
     assert verdict({"near": near, "within": 0.97}, MANY, FEW) == "fails"
 
 
+def certificate(
+    status: str = "proven",
+    claimed: tuple[float, float] | None = (1.0, 1e-5),
+    exact: tuple[float, float] | None = (1.0, 1e-5),
+    **more: Any,
+) -> dict[str, Any]:
+    pairs = {"claimed": claimed, "exact": exact}
+    values = {k: v and dict(zip(("epsilon", "delta"), v, strict=True)) for k, v in pairs.items()}
+    return {
+        "unit": "user", "relation": "replace", "status": status, **values,
+        "conditions": [], "caveats": [], "also": [], **more,
+    }  # fmt: skip
+
+
+def of_privacy(statement: dict[str, Any], stored: dict[str, Any], **figure: Any) -> Any:
+    """B below A (or not), where A claims what ``stored`` says."""
+    claims = replace(A, certificate=stored)
+    table = {"statement": [{"says": "so it is", **statement}], **figure}
+    (judged,) = judge(Results("x", 10, 2, (claims, B), table))
+    return judged
+
+
+def test_an_order_of_curves_without_the_privacy_they_claim_is_unproven() -> None:
+    below, wrong = {"below": ["B", "A"]}, {"below": ["A", "B"]}
+    for kept in (
+        certificate(),
+        certificate(exact=(0.7, 1e-5)),
+        certificate(exact=(1.0 + 1e-9, 1e-5)),
+        certificate("none", None, None, caveats=["no privacy"]),
+    ):
+        judged = of_privacy(below, kept)
+        assert (judged.verdict, judged.order, judged.reason) == ("holds", "holds", "")
+    broken = {"text": "silos are lazy", "holds": False}
+    for lost, words in (
+        (certificate(exact=(1.5, 1e-5)), "A claims (1, 1e-05) and has (1.5, 1e-05)"),
+        (certificate(exact=(1.0, 1e-4)), "A claims (1, 1e-05) and has"),
+        (
+            certificate("unproven", exact=None, conditions=[broken]),
+            "A claims (1, 1e-05), which is unproven; condition that fails: silos are lazy",
+        ),
+        (
+            certificate("none", exact=None, caveats=["raw data decide"]),
+            "A claims (1, 1e-05), and no epsilon holds; raw data decide",
+        ),
+    ):
+        judged = of_privacy(below, lost)
+        assert (judged.verdict, judged.order) == ("unproven", "holds")
+        assert judged.why.startswith(words)
+        assert judged.reason == f"not as expected (holds); {judged.why}"
+        # What fails or is open does so whatever is proven.
+        assert of_privacy(wrong, lost).verdict == "fails"
+        assert of_privacy({"near": ["A", "B"], "within": 0.1}, lost).verdict == "undecided"
+        assert of_privacy({"near": ["A", "B"], "within": 0.158}, lost).verdict == "unproven"
+
+
+def test_the_reason_stands_where_the_verdict_is_as_expected() -> None:
+    below = {"below": ["B", "A"], "why": {"fails": "Noise.", "undecided": "Too short."}}
+    wrong = {**below, "below": ["A", "B"]}
+    judged = of_privacy(wrong, certificate())
+    assert (judged.verdict, judged.reason, judged.unexpected) == ("fails", "Noise.", False)
+    judged = of_privacy(below, certificate())
+    assert (judged.verdict, judged.unexpected) == ("holds", True)
+    assert judged.reason == "not as expected (fails or undecided)"
+    # A first look is judged in nothing, whatever was expected.
+    judged = of_privacy(wrong, certificate(), size="quick")
+    assert (judged.verdict, judged.order, judged.unexpected) == ("not judged", "fails", False)
+    assert "--quick" in judged.reason
+    for size in ("all", "full"):
+        assert of_privacy(wrong, certificate(), size=size).verdict == "fails"
+
+
 @pytest.mark.parametrize("y", ["cumulative", "time-average", "per-silo"])
 def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
     assert verdict({"below": ["B", "A"]}, A, B, y=y) == "holds"
@@ -176,6 +248,9 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
         ([{"says": "s", "below": ["A", "A"]}], "two labels or more"),
         ([{"says": "s", "below": ["A", 1]}], "two labels or more"),
         ([{"says": "s", "bellow": ["A", "B"]}], 'did you mean "below"'),
+        ([{"says": "s", "below": ["A", "B"], "why": "so"}], "why must be a table"),
+        ([{"says": "s", "below": ["A", "B"], "why": {"fail": "x"}}], 'did you mean "fails"'),
+        ([{"says": "s", "below": ["A", "B"], "why": {"fails": " "}}], "why.fails must be a"),
         (
             [{"says": "s", "below": ["A", "LDP, epsilon = 1"]}],
             'unknown curve "LDP, epsilon = 1" in figure.statement.below; '
@@ -188,6 +263,23 @@ def test_bad_tables(statement: Any, words: str) -> None:
         check_figure({"statement": statement}, ["A", "B", "C", "LDP, epsilon = 1.0"])
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        ({"full": 3}, "figure.full must be a table, got 3"),
+        ({"quick": {"horizon": 0}}, "figure.quick.horizon must be an integer >= 1, got 0"),
+        ({"all": {"replicate": 3}}, 'did you mean "replicates"'),
+        ({"all": {"silos": 3}}, 'unknown key "silos" in figure.all'),
+        ({"size": "small"}, "figure.size must be one of"),
+        ({"long": 3}, "figure.long must be a text"),
+    ],
+)
+def test_bad_sizes(figure: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_figure(figure)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
@@ -272,7 +364,8 @@ def test_the_table_says_in_what_statements_are_judged(tmp_path: Path) -> None:
     listed = json.loads(run("results", out, "--json").stdout)
     means = {c["label"]: c["per_silo_regret"]["mean"] for c in listed["curves"]}
     (difference,) = listed["statements"][0]["differences"]
-    assert set(difference) == {"first", "second", "mean", "stderr"}
+    assert difference["first_regret"] == pytest.approx(means["open"])
+    assert difference["second_regret"] == pytest.approx(means["LDP, epsilon = 2.0"])
     assert difference["mean"] == pytest.approx(means["open"] - means["LDP, epsilon = 2.0"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from fastfed._validate import InputError
 from fastfed.cli.errors import RunFailed, Stopped
 from fastfed.cli.output import print_results, say
 from fastfed.cli.progress import Heard, duration, progress
+from fastfed.report.experiment_section import Drawn
 from fastfed.report.sketch import sketch
 from fastfed.report.source import Source, read_source, spaced
+from fastfed.report.statement_table import Row
 from fastfed.report.write import has_matplotlib, write_overview, write_report
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
@@ -25,6 +27,7 @@ from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import Pass, predict_seconds
 from fastfed.simulation.run import run
 
+KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
@@ -36,13 +39,41 @@ def play(
     scheduler: str | None = None,
 ) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
+
+    def on_start(passes: list[Pass], threads: int) -> None:
+        say(announce(experiment, passes, threads))
+
+    source = play_silently(experiment, folder, threads, engine, scheduler, on_start)
+    with failures(folder):
+        written = write_report(source, folder)
+    print_results(source)
+    click.echo("\n" + sketch(source))
+    say(f"{folder}: {', '.join(path.name for path in written)}")
+    if not has_matplotlib():
+        say(NO_MATPLOTLIB)
+    return source
+
+
+def play_silently(
+    experiment: Experiment,
+    folder: Path,
+    threads: int | None,
+    engine: str = "local",
+    scheduler: str | None = None,
+    on_start: Callable[[list[Pass], int], None] | None = None,
+) -> Source:
+    """Play what is missing into a folder; only progress is shown, and no report is written.
+
+    ``on_start`` hears what is left and with how many threads.
+    """
     check_writable(folder)
     with ExitStack() as stack:
         heard: Heard | None = None
 
-        def on_start(passes: list[Pass], threads: int) -> None:
+        def start(passes: list[Pass], threads: int) -> None:
             nonlocal heard
-            say(announce(experiment, passes, threads))
+            if on_start is not None:
+                on_start(passes, threads)
             left = sum(experiment.agent_rounds(p.positions) for p in passes)
             if left:
                 heard = stack.enter_context(progress(left))
@@ -58,24 +89,26 @@ def play(
                 threads=threads,
                 engine=engine,
                 scheduler=scheduler,
-                on_start=on_start,
+                on_start=start,
                 progress=on_progress,
             )
-    with failures(folder):
-        source = read_source(folder, experiment.replicates)
-        written = write_report(source, folder)
-    print_results(source)
-    click.echo("\n" + sketch(source))
-    say(f"{folder}: {', '.join(path.name for path in written)}")
-    if not has_matplotlib():
-        say(NO_MATPLOTLIB)
-    return source
+    return read_source(folder, experiment.replicates)
 
 
-def say_overview(folder: Path) -> None:
-    """Write the page over all experiments in a folder, if there are any."""
-    if any(folder.glob(f"*/{FILE}")) and (path := write_overview(folder)) is not None:
-        say(f"all of them on one page: {path}")
+def say_overview(
+    folder: Path,
+    not_played: Sequence[Row] | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
+) -> list[Row]:
+    """Write the page over all experiments in a folder, if there are any; the statements there."""
+    if not any(folder.glob(f"*/{FILE}")):
+        return []
+    overview = write_overview(folder, not_played, drawn)
+    if overview is None:
+        return []
+    path, rows = overview
+    say(f"all of them on one page: {path}")
+    return rows
 
 
 def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
@@ -105,26 +138,25 @@ def check_writable(folder: Path) -> None:
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
     """What can go wrong while playing, said in a sentence."""
-    kept = "what was played is kept, and the same command continues"
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(f"interrupted: {kept}") from None
+        raise Stopped(f"interrupted: {KEPT}") from None
     except native.PlayError as error:
-        raise RunFailed(f"{error}; {kept}") from None
+        raise RunFailed(f"{error}; {KEPT}") from None
     except sqlite3.Error as error:
-        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {kept}") from None
+        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {KEPT}") from None
     except OSError as error:
         if error.errno not in FULL:
             raise
         path = error.filename or folder
-        raise RunFailed(f"{path} cannot be written ({error.strerror}); {kept}") from None
+        raise RunFailed(f"{path} cannot be written ({error.strerror}); {KEPT}") from None
     except EngineError as error:
-        raise RunFailed(f"{error}; {kept}") from None
+        raise RunFailed(f"{error}; {KEPT}") from None
     except MemoryError:
         raise RunFailed("out of memory: fewer threads or silos need less") from None
     except Exception as error:
         notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(native.IN_FUNCTION)]
         if not notes or isinstance(error, InputError):
             raise
-        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {kept}") from None
+        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {KEPT}") from None

@@ -56,7 +56,8 @@ def report(folder: Path) -> None:
             click.echo(path)
     for reason in left_out:
         say(f"left out: {reason}")
-    if (page := write_overview(folder)) is not None:
+    if (overview := write_overview(folder)) is not None:
+        page, _ = overview
         click.echo(page)
     if not has_matplotlib():
         say(NO_MATPLOTLIB)

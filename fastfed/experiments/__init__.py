@@ -41,6 +41,11 @@ class Figure:
         return tuple(self.spec["figure"].get("panels", ()))
 
     @property
+    def long(self) -> str:
+        """Why `reproduce all` leaves it to those who ask for it; empty where it does not."""
+        return str(self.spec["figure"].get("long", ""))
+
+    @property
     def needs_data(self) -> bool:
         """Whether it plays over files that the package does not have."""
         return any(self.spec["environment"].get(key) == DATA for key in PATH_KEYS)
@@ -81,12 +86,13 @@ def with_panels(names: Iterable[str]) -> list[Figure]:
 
 
 def figure_spec(
-    chosen: Figure, data: str | Path | None = None, full: bool = False
+    chosen: Figure, data: str | Path | None = None, size: str | None = None
 ) -> dict[str, Any]:
     """The figure's tables with the user's data in place.
 
-    ``full`` takes the sizes the paper printed where the figure's own are smaller: the keys of the
-    table ``figure.full``.
+    ``size`` takes the keys of the table of this name in ``figure``, where there is one: "full" are
+    the paper's where the figure's own are smaller, "all" what `reproduce all` plays of long
+    figures, "quick" a first look. It is noted in ``figure``, so that reports can say it.
     """
     spec = copy.deepcopy(chosen.spec)
     if chosen.needs_data:
@@ -98,8 +104,9 @@ def figure_spec(
             raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
         environment = spec["environment"]
         environment.update({k: str(data) for k in PATH_KEYS if environment.get(k) == DATA})
-    if full:
-        spec.update(spec["figure"].get("full", {}))
+    if size is not None:
+        spec.update(spec["figure"].get(size, {}))
+        spec["figure"]["size"] = size
     return spec
 
 

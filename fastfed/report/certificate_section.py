@@ -16,7 +16,7 @@ MARKS = {True: "✓ holds", False: "✗ fails", None: "–"}
 
 def mark(word: str) -> Html:
     """A status or verdict: the word says it, the colour repeats it."""
-    return element("span", word, class_=f"mark {word}")
+    return element("span", word, class_=f"mark {word.replace(' ', '-')}")
 
 
 def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], level: int) -> Html:

@@ -60,37 +60,29 @@ def title_block(source: Source, tag: Html) -> Html:
     )
 
 
-def size(source: Source) -> str:
-    """How large the run is that a verdict rests on."""
-    return f"{source.replicates}, {spaced(source.results.horizon)} rounds"
-
-
 def _statements(source: Source) -> Html:
     items = [
         element(
             "li",
             element("div", mark(statement.verdict)),
-            element(
-                "div",
-                statement.says,
-                element("ul", _pairs(statement), class_="pairs"),
-            ),
+            element("div", statement.says, differences(statement)),
         )
         for statement in judge(source.results)
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
-        f"Judged on final {regret} over {size(source)}: paired differences, mean ± standard error, "
+        f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
         "count beyond two standard errors."
     )
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
 
 
-def _pairs(statement: Statement) -> list[Html]:
-    return [
-        element("li", text_table.difference_words(d, statement.within))
-        for d in statement.differences
-    ]
+def differences(statement: Statement) -> Html:
+    """The numbers behind a verdict, and why it is what it is."""
+    texts = [text_table.difference_words(d, statement.within) for d in statement.differences]
+    if statement.reason:
+        texts.append(f"Why: {statement.reason}")
+    return element("ul", [element("li", text) for text in texts], class_="pairs")
 
 
 def _pictures(drawn: Drawn) -> Html:

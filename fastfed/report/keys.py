@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fastfed._validate import InputError, choice, nearest, show
+from fastfed._validate import InputError, choice, integer, nearest, show
 from fastfed.report.lines import check_lines
 from fastfed.report.statements import check_statements
 
 #: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
 AXES = ("cumulative", "time-average", "per-silo")
 
-KEYS = ("id", "paper", "title", "says", "y", "panels", "note", "full", "statement", "line")
+#: Tables of sizes, and what ``size`` may say was played.
+SIZES = ("quick", "all", "full")
+
+KEYS = (
+    "id", "paper", "title", "says", "y", "panels", "note", "long", *SIZES, "size",
+    "statement", "line",
+)  # fmt: skip
 _LISTS = ("panels", "note")
+#: What a table of sizes may change.
+_SIZE_KEYS = ("horizon", "replicates")
 
 
 def check_figure(
@@ -31,9 +39,8 @@ def check_figure(
     for key, value in figure.items():
         if key not in KEYS:
             raise InputError(f'unknown key "{key}" in figure{nearest(key, KEYS)}')
-        if key == "full":
-            if not isinstance(value, dict):
-                raise InputError(f"figure.full must be a table, got {show(value)}")
+        if key in SIZES:
+            _check_size(key, value)
             continue
         if key == "statement":
             check_statements(value, labels)
@@ -46,3 +53,13 @@ def check_figure(
             wanted = "a text or a list of texts" if key in _LISTS else "a text"
             raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
     choice("figure.y", figure.get("y", AXES[0]), AXES)
+    choice("figure.size", figure.get("size", SIZES[0]), SIZES)
+
+
+def _check_size(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"figure.{key} must be a table, got {show(value)}")
+    for name in value:
+        if name not in _SIZE_KEYS:
+            raise InputError(f'unknown key "{name}" in figure.{key}{nearest(name, _SIZE_KEYS)}')
+        integer(f"figure.{key}.{name}", value[name], at_least=1)

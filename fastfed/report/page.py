@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from fastfed.report.certificate_section import mark
-from fastfed.report.experiment_section import Drawn, experiment_section, size, title_block
+from fastfed.report.experiment_section import Drawn, differences, experiment_section, title_block
 from fastfed.report.html import Html, element, join, table
-from fastfed.report.statements import FAILS, HOLDS, UNDECIDED, judge
+from fastfed.report.statement_table import Row, counts
 from fastfed.report.style import CSS
 
 
@@ -23,24 +22,29 @@ def page(drawn: Drawn) -> str:
     )
 
 
-def overview(folder: str, experiments: Sequence[Drawn], left_out: Sequence[str] = ()) -> str:
+def overview(
+    folder: str, experiments: Sequence[Drawn], rows: Sequence[Row], left_out: Sequence[str] = ()
+) -> str:
     """The page over several experiments: every statement first, then one section each.
 
     ``left_out`` says which folders could not be read, and why.
     """
+    many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
+    played = {drawn.name for drawn in experiments}
     return _document(
         f"{folder}: all experiments",
         element(
             "header",
             element("p", folder, class_="above"),
             element("h1", "All experiments"),
-            element("p", _counts(experiments), class_="quiet"),
+            element("p", f"{many}; {counts(rows)}.", class_="quiet"),
             [element("p", f"Left out: {reason}.", class_="quiet") for reason in left_out],
         ),
         element(
             "main",
             element("h2", "Statements"),
-            _statements(experiments),
+            element("p", VERDICTS, class_="quiet"),
+            _statements(rows, played),
             [_section(drawn) for drawn in experiments],
         ),
     )
@@ -64,32 +68,30 @@ def _section(drawn: Drawn) -> Html:
     )
 
 
-def _counts(experiments: Sequence[Drawn]) -> str:
-    verdicts = Counter(s.verdict for d in experiments for s in judge(d.source.results))
-    many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
-    if not verdicts:
-        return f"{many}, no statements."
-    parts = [f"{verdicts[v]} {word}" for v, word in WORDS.items() if verdicts[v]]
-    return f"{many}; statements: {', '.join(parts)}."
+VERDICTS = (
+    "Differences are paired, mean ± standard error, and count beyond two standard errors. "
+    "Unproven: the order holds, but a curve in it has not the privacy that it claims."
+)
 
 
-WORDS = {HOLDS: "hold", FAILS: "fail", UNDECIDED: "undecided"}
-
-
-def _statements(experiments: Sequence[Drawn]) -> Html:
-    rows: list[list[str]] = []
-    for drawn in experiments:
-        link = element("a", drawn.name, href=f"#{anchor(drawn.name)}")
-        title = join(link, element("div", drawn.source.title, class_="quiet"))
-        statements = judge(drawn.source.results)
-        judged_on = element("span", size(drawn.source), class_="keep")
-        for statement in statements:
-            rows.append([title, mark(statement.verdict), statement.says, judged_on])
-        if not statements:
-            rows.append([title, "-", "nothing is said of it", judged_on])
+def _statements(rows: Sequence[Row], played: set[str]) -> Html:
+    cells: list[list[str]] = []
+    for row in rows:
+        name: Html | str = row.figure
+        if row.figure in played:
+            name = element("a", row.figure, href=f"#{anchor(row.figure)}")
+        about = " · ".join(text for text in (row.title, row.paper) if text)
+        cells.append(
+            [
+                join(name, element("div", about, class_="quiet")),
+                mark(row.statement.verdict),
+                join(row.statement.says, differences(row.statement)),
+                element("span", row.size or "-", class_="keep"),
+            ]
+        )
     return table(
         ("experiment", "verdict", "statement", "judged on"),
-        rows,
+        cells,
         label="Statements of all experiments",
         class_="wide",
     )

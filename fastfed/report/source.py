@@ -52,6 +52,11 @@ class Source:
         return f"{span} replicate{'s' if many != 1 else ''}"
 
     @property
+    def size(self) -> str:
+        """How large the run is that a verdict rests on."""
+        return f"{self.replicates}, {spaced(self.results.horizon)} rounds"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """The spec's own words under the title."""
         note = self.results.figure.get("note", ())

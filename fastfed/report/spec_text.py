@@ -12,6 +12,9 @@ FIRST = {
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
 }
 
+#: Of [figure]: tables of their own, and sizes other than those that were played.
+NOT_OF_SPEC = ("statement", "line", "size", "long", "quick", "all", "full")
+
 
 def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any]) -> str:
     """The tables of a spec, in TOML but for what the environment says of its data.
@@ -20,7 +23,7 @@ def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any])
     comment.
     """
     top = {k: v for k, v in identity.items() if k not in ("environment", "curves", "semantics")}
-    plain = {k: v for k, v in figure.items() if k not in ("statement", "line", "full")}
+    plain = {k: v for k, v in figure.items() if k not in NOT_OF_SPEC}
     blocks = [
         _table("", {**top, "replicates": replicates}),
         _table("figure", plain, "[figure]") if plain else "",

@@ -7,7 +7,7 @@ import io
 import math
 
 from fastfed.report.privacy_words import privacy_words
-from fastfed.report.source import Source, spaced
+from fastfed.report.source import Source
 from fastfed.report.statements import Difference, judge, per_silo
 from fastfed.results.columns import summary
 from fastfed.results.results import CurveResult
@@ -106,13 +106,16 @@ def statement_lines(source: Source) -> list[str]:
     statements = judge(source.results)
     if not statements:
         return []
-    size = f"{source.replicates}, {spaced(source.results.horizon)} rounds"
     what = " in regret per silo" if per_silo(source.results) else ""
-    judged = f"statements, judged on paired differences{what} beyond two standard errors ({size})"
+    judged = (
+        f"statements, judged on paired differences{what} beyond two standard errors ({source.size})"
+    )
     lines = ["", judged]
     for statement in statements:
         lines.append(f"{statement.verdict:<10} {statement.says}")
         lines += [f"{'':10} {difference_words(d, statement.within)}" for d in statement.differences]
+        if statement.reason:
+            lines.append(f"{'':10} why: {statement.reason}")
     return lines
 
 
@@ -122,6 +125,8 @@ def difference_words(difference: Difference, within: float | None = None) -> str
     if math.isnan(difference.mean):
         return f"{names}: not played yet"
     words = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
+    words += f" ({plus_minus(difference.first_regret, None)}"
+    words += f" against {plus_minus(difference.second_regret, None)})"
     if within is not None:
         words += f", wanted: within {100.0 * within:g} % of {difference.second}"
     return words

@@ -144,6 +144,17 @@ class Store:
         finally:
             connection.close()
 
+    @classmethod
+    def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
+        """(position, replicate) of every cell committed in a folder, none where there is no store.
+
+        Nothing is written; a store of another experiment is refused.
+        """
+        if not _check_identity(folder, folder / FILE, {"identity": identity}):
+            return set()
+        with cls.open_existing(folder) as store:
+            return store.done()
+
     def done(self) -> set[tuple[int, int]]:
         """(position, replicate) of every committed cell."""
         return set(self._db.execute("SELECT position, replicate FROM cells"))

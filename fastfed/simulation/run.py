@@ -103,6 +103,14 @@ def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
     ]
 
 
+def left_to_play(experiment: Experiment, folder: str | Path) -> list[Pass]:
+    """What ``run`` would play of an experiment in an output folder; nothing is written.
+
+    InputError where the folder holds another experiment.
+    """
+    return missing_passes(experiment, Store.done_in(Path(folder), experiment.identity()))
+
+
 def load(folder: str | Path) -> Results:
     """The results of an output folder."""
     path = Path(folder)

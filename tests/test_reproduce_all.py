@@ -1,0 +1,316 @@
+"""`fastfed reproduce all`: what it says first, how it goes on after a stop, and its table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastfed import experiments
+from fastfed.cli import cli, several
+from fastfed.cli.errors import RunFailed
+from fastfed.cli.several import Planned, how_far
+from fastfed.report.keys import SIZES
+
+FIGURE = """
+name = "{name}"
+horizon = {horizon}
+silos = 4
+replicates = 4
+checkpoints = 4
+
+[figure]
+id = "{name}"
+paper = "{paper}"
+title = "Title of {name}"
+says = "In one sentence."
+{keys}
+
+[environment]
+kind = "sphere"
+dimension = 3
+actions = 5
+
+[[curve]]
+label = "open"
+algorithm = "fedlinucb"
+batch_size = 10
+
+[[curve]]
+label = "LDP"
+algorithm = "private-fedlinucb"
+epsilon = 0.5
+delta = 1e-5
+batch_size = 10
+lazy = {lazy}
+"""
+
+COSTS = '[[figure.statement]]\nsays = "Privacy costs."\nbelow = ["open", "LDP"]\n'
+FREE = '[[figure.statement]]\nsays = "Privacy is free."\nnear = ["LDP", "open"]\nwithin = 0.01\n'
+
+
+def text(name: str, keys: str, paper: str = "a-2020", lazy: str = "true", horizon: int = 80) -> str:
+    return FIGURE.format(name=name, keys=keys, paper=paper, lazy=lazy, horizon=horizon)
+
+
+@pytest.fixture
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Figures to reproduce in place of the package's; no pictures, which take most of the time."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    monkeypatch.setattr(experiments, "FOLDER", folder)
+    why = 'why = { fails = "Noise is noise." }\n'
+    sizes = "quick = { horizon = 20 }\nall = { replicates = 3 }\nfull = { horizon = 100 }\n"
+    written = {
+        "exact": text("exact", sizes + COSTS + FREE + why, paper="b-2021"),
+        "printed": text("printed", COSTS, lazy="false"),
+        "files": text("files", COSTS).replace('kind = "sphere"', 'kind = "letor"\npath = "DATA"')
+        .replace("dimension = 3\nactions = 5\n", ""),
+        "trial": text("trial", 'long = "It takes a day."\n'),
+    }  # fmt: skip
+    for name, content in written.items():
+        (folder / f"{name}.toml").write_text(content)
+    return tmp_path / "out"
+
+
+def fastfed(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    stored = json.loads((out / "statements.json").read_text())
+    found = {(s["figure"], s["says"]): s for s in stored["statements"]}
+    assert len(found) == len(stored["statements"])
+    assert sum(stored["counts"].values()) == len(found)
+    return found
+
+
+def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
+    result = fastfed("reproduce", "all", "-o", figures, "--threads", 1)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["figure", "rounds", "replicates", "left", "agent-rounds", "predicted"]
+    # 2 curves, 4 silos: 3 replicates of 80 rounds ("all"), and 4 of 80.
+    assert lines[1][:5] == ["exact", "80", "3", "6", "1"] and lines[1][5] == "920"
+    assert lines[2][:6] == ["printed", "80", "4", "8", "2", "560"]
+    assert lines[3][:4] == ["all", "14", "4", "480"]
+    assert "skipped files: it needs learning-to-rank files, --data PATH" in result.stderr
+    assert "skipped trial: It takes a day." in result.stderr
+    assert "1 of 2 figures in " in result.stderr and "played in " in result.stderr
+
+    found = rows(figures)
+    assert {key: row["verdict"] for key, row in found.items()} == {
+        ("exact", "Privacy costs."): "holds",
+        ("exact", "Privacy is free."): "fails",
+        ("printed", "Privacy costs."): "unproven",
+        ("files", "Privacy costs."): "not played",
+        ("trial", "In one sentence."): "not played",
+    }
+    costs, free = found["exact", "Privacy costs."], found["exact", "Privacy is free."]
+    assert costs["why"] == "" and free["why"] == "Noise is noise."
+    assert costs["judged_on"] == "3 replicates, 80 rounds" and costs["paper"] == "b-2021"
+    (difference,) = costs["differences"]
+    assert difference["mean"] + 2 * difference["stderr"] < 0
+    assert difference["mean"] == pytest.approx(
+        difference["first_regret"] - difference["second_regret"]
+    )
+    unproven = found["printed", "Privacy costs."]
+    assert unproven["order"] == "holds"
+    assert unproven["why"].startswith("LDP claims (0.5, 1e-05), which is unproven; condition")
+    assert "learning-to-rank" in found["files", "Privacy costs."]["why"]
+    assert found["trial", "In one sentence."]["why"] == "It takes a day."
+
+    # The same on the terminal, by paper, and in the page.
+    table = result.stdout[result.stdout.index("\na-2020\n") :]
+    assert table.index("files: ") < table.index("printed: ") < table.index("\nb-2021\n")
+    assert "  fails       Privacy is free.\n" in table and "why: Noise is noise.\n" in table
+    words = f"{difference['first']} - {difference['second']}: -"
+    assert words in table
+    last = "statements: 1 hold, 1 fail, 1 unproven, 2 not played; 1 not as expected"
+    assert result.stdout.endswith(f"\n{last}\n")
+    page = (figures / "report.html").read_text()
+    assert f"2 experiments; {last}." in page and "Why: Noise is noise." in page
+    assert 'class="mark not-played"' in page and 'href="#e-exact"' in page
+    assert 'href="#e-trial"' not in page
+
+
+def test_the_same_again_plays_nothing_and_keeps_the_table(figures: Path) -> None:
+    assert fastfed("reproduce", "all", "-o", figures).exit_code == 0
+    before = (figures / "statements.json").read_bytes()
+    written = (figures / "exact" / "report.html").stat().st_mtime_ns
+    again = fastfed("reproduce", "all", "-o", figures)
+    assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
+    assert [line.split()[-1] for line in again.stdout.splitlines()[1:4]] == ["-"] * 3
+    assert (figures / "exact" / "report.html").stat().st_mtime_ns == written
+    assert (figures / "statements.json").read_bytes() == before
+    # What was left out stays in the table of `report`, too.
+    assert fastfed("report", figures).exit_code == 0
+    assert (figures / "statements.json").read_bytes() == before
+
+
+def test_what_a_figure_says_may_change_without_playing_it(figures: Path) -> None:
+    assert fastfed("reproduce", "all", "-o", figures).exit_code == 0
+    path = experiments.FOLDER / "exact.toml"
+    path.write_text(path.read_text().replace("Noise is noise.", "Nothing is free."))
+    again = fastfed("reproduce", "all", "-o", figures)
+    assert "exact: nothing left to play" in again.stderr
+    assert rows(figures)["exact", "Privacy is free."]["why"] == "Nothing is free."
+    assert "Nothing is free." in (figures / "exact" / "report.html").read_text()
+
+
+def test_dry_run_plays_nothing(figures: Path) -> None:
+    result = fastfed("reproduce", "all", "-o", figures, "--dry-run", "--full")
+    assert result.exit_code == 0 and not figures.exists()
+    lines = [line.split() for line in result.stdout.splitlines()]
+    # The paper's sizes, and nothing is too long then.
+    assert lines[1][:4] == ["exact", "100", "4", "8"]
+    assert [line[0] for line in lines] == ["figure", "exact", "printed", "trial", "all"]
+    one = fastfed("reproduce", "exact", "-o", figures, "--dry-run")
+    assert one.stdout.splitlines()[1].split()[:4] == ["exact", "80", "4", "8"]
+    assert not figures.exists()
+
+
+def test_quick_judges_nothing(figures: Path) -> None:
+    result = fastfed("reproduce", "all", "-o", figures, "--quick")
+    assert result.exit_code == 0, result.output
+    found = rows(figures)
+    played = [row for row in found.values() if row["verdict"] != "not played"]
+    assert {row["verdict"] for row in played} == {"not judged"} and len(played) == 4
+    exact = found["exact", "Privacy costs."]
+    # Its own size for a first look; of the others a tenth of the rounds, or a batch.
+    assert exact["judged_on"] == "2 replicates, 20 rounds" and "--quick" in exact["why"]
+    assert found["printed", "Privacy costs."]["judged_on"] == "2 replicates, 10 rounds"
+    for path in (figures / "exact" / "report.html", figures / "exact" / "table.txt"):
+        words = path.read_text()
+        assert "not judged" in words and "hy: Noise is noise." not in words
+        assert 'class="mark holds">holds' not in words and "\nfails " not in words
+    # Drawn again later, it is still a first look.
+    assert fastfed("report", figures).exit_code == 0
+    assert rows(figures) == found
+    alone = fastfed("reproduce", "exact", "-o", figures / "alone", "--quick", "--replicates", 3)
+    assert "b-2021: Privacy costs. (not judged)" in alone.stdout
+    assert "3 replicates, 20 rounds" in alone.stdout
+
+
+@pytest.mark.parametrize("while_writing", [False, True])
+def test_a_stop_keeps_what_was_played(
+    figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
+) -> None:
+    what = "write_report" if while_writing else "play_silently"
+    real = getattr(several, what)
+    calls = []
+
+    def stopped(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(several, what, stopped)
+    result = fastfed("reproduce", "all", "-o", figures)
+    assert result.exit_code == 1 and "the same command continues" in result.stderr
+    found = rows(figures)
+    assert found["exact", "Privacy costs."]["verdict"] == "holds"
+    second = found["printed", "Privacy costs."]
+    if while_writing:
+        assert second["verdict"] == "unproven"
+    else:
+        assert second["verdict"] == "not played" and "stopped" in second["why"]
+    monkeypatch.setattr(several, what, real)
+    again = fastfed("reproduce", "all", "-o", figures)
+    assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
+    assert again.stdout.splitlines()[1].split()[3] == "0"
+    assert rows(figures)["printed", "Privacy costs."]["verdict"] == "unproven"
+    assert (figures / "printed" / "report.html").exists()
+
+
+def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = several.play_silently
+
+    def failing(experiment: Any, *args: Any) -> Any:
+        if experiment.name == "exact":
+            raise RunFailed("out of memory")
+        return real(experiment, *args)
+
+    monkeypatch.setattr(several, "play_silently", failing)
+    result = fastfed("reproduce", "all", "-o", figures)
+    assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
+    found = rows(figures)
+    assert found["exact", "Privacy costs."]["verdict"] == "not played"
+    assert found["exact", "Privacy costs."]["why"] == "out of memory"
+    assert found["printed", "Privacy costs."]["verdict"] == "unproven"
+
+
+def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures: Path) -> None:
+    assert fastfed("reproduce", "printed", "-o", figures, "--quick").exit_code == 0
+    result = fastfed("reproduce", "all", "-o", figures)
+    assert result.exit_code == 2 and "holds another experiment" in result.stderr
+    assert not (figures / "exact").exists()
+
+
+def test_replicates_played_before_count(figures: Path) -> None:
+    """`all` plays three of the four replicates that the figure alone has: none is played again."""
+    assert fastfed("reproduce", "exact", "-o", figures).exit_code == 0
+    result = fastfed("reproduce", "all", "-o", figures)
+    assert result.stdout.splitlines()[1].split()[:4] == ["exact", "80", "3", "0"]
+    assert rows(figures)["exact", "Privacy costs."]["judged_on"] == "4 replicates, 80 rounds"
+    more = fastfed("reproduce", "all", "-o", figures, "--replicates", 5)
+    assert more.stdout.splitlines()[1].split()[:4] == ["exact", "80", "5", "2"]
+
+
+def test_several_names(figures: Path) -> None:
+    result = fastfed("reproduce", "exact", "printed", "-o", figures)
+    assert result.exit_code == 0, result.output
+    # Named figures have their own sizes, and their tables are printed.
+    assert "b-2021: Privacy costs. (holds)" in result.stdout
+    assert "a-2020: Privacy costs. (unproven)" in result.stdout
+    assert rows(figures)["exact", "Privacy costs."]["judged_on"] == "4 replicates, 80 rounds"
+    assert ("trial", "In one sentence.") not in rows(figures)
+
+
+def plan(*seconds: float) -> list[Planned]:
+    return [Planned(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
+
+
+def test_the_running_total_learns_from_what_was_played() -> None:
+    # 4 s beyond the prediction of 6 are 2 s for each figure, and so for the one that is left.
+    assert how_far(plan(1.0, 5.0, 30.0), 2, 10.0) == "2 of 3 figures in 10 s, about 32 s left"
+    # Twice as fast as predicted.
+    assert how_far(plan(10.0, 30.0), 1, 5.0) == "1 of 2 figures in 5 s, about 15 s left"
+    assert how_far(plan(0.0, 3.0), 1, 1.0) == "1 of 2 figures in 1 s, about 4 s left"
+
+
+@pytest.mark.parametrize("name", experiments.figure_ids())
+def test_sizes_of_the_figures(name: str) -> None:
+    """Smaller than the figure's own for a first look and for `all`, not so for the paper's."""
+    spec = experiments.figure(name).spec
+    for size in SIZES:
+        for key, value in spec["figure"].get(size, {}).items():
+            assert value <= spec[key] if size in ("quick", "all") else value >= spec[key]
+            # Two replicates are the least that has a standard error.
+            assert key != "replicates" or value >= 2
+    # Every letter, of what a verdict may turn on, is said: sizes never change what is played else.
+    chosen = experiments.figure(name)
+    if not chosen.needs_data:
+        whole, quick = (experiments.figure_spec(chosen, None, size) for size in (None, "quick"))
+        assert whole["curve"] == quick["curve"] and quick["figure"]["size"] == "quick"
+        assert "size" not in whole["figure"]
+
+
+def test_every_figure_of_the_papers_is_there() -> None:
+    papers = {
+        "zc24": ["fig2a", "fig2b", "fig2c", "fig3a", "fig3b", "fig3c", "fig3d", "d135"],
+        "cz22": ["fig1a", "fig1b", "fig1c", "fig2a", "fig2b"],
+        "dp20": ["fig1a", "fig1b", "fig1c", "fig2"],
+    }
+    wanted = {
+        f"{p}-{f}{end}" for p, names in papers.items() for f in names for end in ("", "-exact")
+    }
+    wanted |= {"dp20-decentralized", "dp20-trial", "g24-stoch", "g24-svt", "g24-oblivious"}
+    wanted |= {"h23-regret", "h23-scaling", "h23-hard", "h23-diversity", "truth", "truth-5"}
+    assert wanted <= set(experiments.figure_ids())
