@@ -198,7 +198,9 @@ def test_an_order_of_curves_without_the_privacy_they_claim_is_unproven() -> None
         judged = of_privacy(below, lost)
         assert (judged.verdict, judged.order) == ("unproven", "holds")
         assert judged.why.startswith(words)
-        assert judged.reason == f"not as expected (holds); {judged.why}"
+        assert (judged.reason, judged.unexpected) == (judged.why, False)
+        other = of_privacy({**below, "why": {"fails": "Noise."}}, lost)
+        assert other.reason == f"not as expected (fails); {other.why}" and other.unexpected
         # What fails or is open does so whatever is proven.
         assert of_privacy(wrong, lost).verdict == "fails"
         assert of_privacy({"near": ["A", "B"], "within": 0.1}, lost).verdict == "undecided"

@@ -65,12 +65,12 @@ class Statement:
     within: float | None = None  # of a "near": fraction of the second curve's regret
     order: str = ""  # "holds", "fails" or "undecided": of the curves' regret alone
     why: str = ""  # a sentence; empty where the differences say all
-    expected: tuple[str, ...] = (HOLDS,)  # verdicts that the figure's spec has a reason for
+    expected: tuple[str, ...] = ()  # verdicts that the figure's spec has a reason for
 
     @property
     def unexpected(self) -> bool:
-        """Whether it was judged, and otherwise than its spec expects."""
-        return self.verdict in JUDGED and self.verdict not in self.expected
+        """Whether it was judged, and otherwise than its spec has reasons for."""
+        return bool(self.expected) and self.verdict in JUDGED and self.verdict not in self.expected
 
     @property
     def reason(self) -> str:
@@ -190,7 +190,7 @@ def _judged(table: dict[str, Any], results: Results) -> Statement:
         table.get("within"),
         order,
         reasons.get(verdict, why),
-        tuple(reasons) or (HOLDS,),
+        tuple(reasons),
     )
 
 
