@@ -437,7 +437,11 @@ def test_figures_that_need_data_play_over_it(
     write_letor(data, queries=20, features=136)
     result = fastfed("reproduce", name, "-o", tmp_path / "out", "--data", data, "--quick")
     assert result.exit_code == 0, result.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", *sorted(panels)]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "report.html",
+        "statements.json",
+        *sorted(panels),
+    ]
     page = (tmp_path / "out" / "report.html").read_text()
     assert all(f">{panel}</a>" in page for panel in panels)
 
@@ -459,8 +463,12 @@ def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.M
     result = fastfed("reproduce", "all", "-o", tmp_path / "out")
     assert result.exit_code == 0
     assert "skipped data" in result.stderr
-    assert "p: So it goes." in result.stdout
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["free", "report.html"]
+    assert "So it goes." in result.stdout and "1 not judged, 1 not played" in result.stdout
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "free",
+        "report.html",
+        "statements.json",
+    ]
 
     full = fastfed("reproduce", "free", "-o", tmp_path / "full", "--full")
     assert full.exit_code == 0 and "T = 80 rounds" in full.stdout and "3 replicates" in full.stdout

@@ -16,7 +16,7 @@ COMMANDS = {
         "Algorithms, environments, mechanisms, scores and figures by name.",
     ),
     "run": ("run", "Play the experiment of a spec, or what is missing of it."),
-    "reproduce": ("reproduce", "Play a figure of a paper, or all of them."),
+    "reproduce": ("reproduce", "Play figures of the papers, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),
     "report": ("results", "Write page, pictures and tables of an output folder again."),
     "compare": ("compare", "What differs between two output folders, curve by curve."),
