@@ -92,7 +92,8 @@ def play_silently(
                 on_start=start,
                 progress=on_progress,
             )
-    return read_source(folder, experiment.replicates)
+    with failures(folder):
+        return read_source(folder, experiment.replicates)
 
 
 def say_overview(

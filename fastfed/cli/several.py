@@ -16,7 +16,7 @@ import rich_click as click
 
 from fastfed.cli.errors import RunFailed, Stopped
 from fastfed.cli.output import print_table, say
-from fastfed.cli.play import KEPT, NO_MATPLOTLIB, play_silently, say_overview
+from fastfed.cli.play import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
 from fastfed.cli.progress import duration
 from fastfed.experiments import Figure
 from fastfed.report.experiment_section import Drawn
@@ -151,9 +151,10 @@ def played(
     play_silently(each.experiment, folder, threads, engine, scheduler)
     if same:
         return {}
-    source = read_source(folder)  # with replicates that an earlier call played beyond these
-    pictures = draw_all(source)
-    write_report(source, folder, pictures)
+    with failures(folder):
+        source = read_source(folder)  # with replicates that an earlier call played beyond these
+        pictures = draw_all(source)
+        write_report(source, folder, pictures)
     return {folder.name: as_drawn(folder.name, source, pictures)}
 
 

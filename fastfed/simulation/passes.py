@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -108,10 +109,21 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     environment = experiment.curves[positions[0]].world.open(experiment.seed, 0)
     plans = [experiment.curves[i].system.plan for i in positions]
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
-    while True:
-        start = time.perf_counter()
-        drive.play(environment, plans, experiment.checkpoints, last=rounds)
-        seconds = time.perf_counter() - start
-        if seconds >= TIMED_SECONDS or rounds == horizon:
-            return seconds * horizon / rounds
+
+    def timed(rounds: int) -> float:
+        best = math.inf
+        # The better of two, where they are short: whatever else the machine does in the meantime
+        # counts for hours when it is multiplied.
+        for _ in range(2):
+            start = time.perf_counter()
+            drive.play(environment, plans, experiment.checkpoints, last=rounds)
+            best = min(best, time.perf_counter() - start)
+            if best > 5.0 * TIMED_SECONDS:
+                break
+        return best
+
+    while timed(rounds) < TIMED_SECONDS and rounds < horizon:
         rounds = min(8 * rounds, horizon)
+    # The first batch is dearer than later ones, for all its actions tie: it must not be all.
+    rounds = min(3 * rounds, horizon)
+    return timed(rounds) * horizon / rounds
