@@ -234,8 +234,8 @@ FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *
             square[a] += v * v;
         }
     }
-    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with room
-     * for its rounding; where one is, all are looked at in float64. */
+    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with
+     * room for its rounding; where one is, all are looked at in float64. */
     const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
     int64_t outside = 0;
     for (int64_t a = 0; a < n; a++) {
@@ -351,6 +351,7 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->best = pool->best[q];
     out->query = q;
     out->first = start;
-    out->shorts = pool->shorts.starts ? ff_short_kept(&pool->shorts, q, out, pool->dimension) : NULL;
+    out->shorts =
+        pool->shorts.starts ? ff_short_kept(&pool->shorts, q, out, pool->dimension) : NULL;
     return FF_OK;
 }

@@ -46,13 +46,13 @@ FF_INLINE double *aligned(double *p)
     return (double *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
 }
 
-/* At least || |W| ||_2, of the sums of its squared entries and of those on the diagonal, and the largest
- * of these: the smaller of the Frobenius norm and, far below it while W is near a multiple of I, the
- * largest diagonal entry plus the Frobenius norm of the rest. */
+/* At least || |W| ||_2, of the sums of its squared entries and of those on the diagonal, and the
+ * largest of these: the smaller of the Frobenius norm and, far below it while W is near a multiple
+ * of I, the largest diagonal entry plus the Frobenius norm of the rest. */
 FF_INLINE double norm_bound(double total, double diagonal, double largest, int64_t d)
 {
-    /* The sums have partial ones of about d^2 / 16 terms: cancellation can take rest d^2 2^-56 of the
-     * total too low, and below zero. */
+    /* The sums have partial ones of about d^2 / 16 terms: cancellation can take rest d^2 2^-56 of
+     * the total too low, and below zero. */
     const double rest = total > diagonal ? total - diagonal : 0.0, frobenius = sqrt(total);
     const double split = largest + sqrt(rest + (1e-12 + (double)(d * d) * 0x1p-56) * total);
     return split < frobenius ? split : frobenius;

@@ -11,16 +11,16 @@ int64_t ff_short_scratch(int64_t d, int64_t actions)
     return ff_model_doubles(d) + ff_short_bytes(d, actions) / 8 + 8 * vectors_of(actions) + 24;
 }
 
-/* What bounds are made of, in float32. Hats are what comes of numbers in 16 bits. Their products are
- * exact in 32, so up to there only those numbers are off, by what was measured as they were rounded:
- * W^ = W + E, x^ = x + e, and
+/* What bounds are made of, in float32. Hats are what comes of numbers in 16 bits. Their products
+ * are exact in 32, so up to there only those numbers are off, by what was measured as they were
+ * rounded: W^ = W + E, x^ = x + e, and
  *     | ||W^ x^|| - ||W x|| | <= ||E||_F (||x|| + ||e||) + ||W||_2 ||e||,
- * the same for theta: `slope` times ||x||, and `slope_lost` times ||e||. Float32: to z^2 = a sum over d
- * squares, and on to the score, there are less than d + 16 roundings; with g = (d + 16) u / (1 - (d +
- * 16) u), u = 2^-24, mean and width are off by g of themselves at most, which is `slack`. A
- * hundredth pays for the rounding of bounds and of the exact float64 score. Underflow costs a square
- * 2^-126, a root 2^-63, and a length times anything less: the constants are above that, and far below
- * what matters. */
+ * the same for theta: `slope` times ||x||, and `slope_lost` times ||e||. Float32: to z^2 = a sum
+ * over d squares, and on to the score, there are less than d + 16 roundings; with g = (d + 16) u /
+ * (1 - (d + 16) u), u = 2^-24, mean and width are off by g of themselves at most, which is
+ * `slack`. A hundredth pays for the rounding of bounds and of the exact float64 score. Underflow
+ * costs a square 2^-126, a root 2^-63, and a length times anything less: the constants are above
+ * that, and far below what matters. */
 typedef struct {
     const int16_t *rows;
     const float *squares;

@@ -11,15 +11,17 @@
 #define INLINE SHORT static inline __attribute__((always_inline))
 /* Vectors of 16 actions in a panel, but for a last one of 2. */
 #define VECTORS16 4
-/* Rows of W are scaled to at most the one length, and actions to the other, before they are rounded:
- * by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit 16. */
+/* Rows of W are scaled to at most the one length, and actions to the other, before they are
+ * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
+ * 16. */
 #define LENGTH 32000.0
 #define LENGTH_X 65000.0
 #define LARGEST 32700.0
 
-/* sum += 16-bit products, pair by pair. By name: of the intrinsic gcc makes a copy of every sum at every
- * turn. */
-#define MULTIPLY(sum, pairs, panel) __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
+/* sum += 16-bit products, pair by pair. By name: of the intrinsic gcc makes a copy of every sum at
+ * every turn. */
+#define MULTIPLY(sum, pairs, panel)                                                            \
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
 
 /* Entries of a row of W, theta or zeros: whole vectors. */
 FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
@@ -33,8 +35,8 @@ FF_INLINE int64_t vectors_of(int64_t actions)
     return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : VECTORS16);
 }
 
-/* What is known of 16 actions: their lengths, never zero, their units, and what rounding has changed
- * at most, as a length. */
+/* What is known of 16 actions: their lengths, never zero, their units, and what rounding has
+ * changed at most, as a length. */
 typedef struct {
     float length[16], unit[16], lost[16];
 } known16;
@@ -44,8 +46,8 @@ typedef struct {
     double norm, unit, lost;
 } short_row;
 
-/* [W; theta; zeros] in 16 bits: the rows of W in units by the group, theta in its own; what rounding
- * has changed of them, as lengths. */
+/* [W; theta; zeros] in 16 bits: the rows of W in units by the group, theta in its own; what
+ * rounding has changed of them, as lengths. */
 typedef struct {
     double unit;            /* the largest of the groups' units */
     double norm, frobenius; /* at least || |W| ||_2 and ||W||_F */

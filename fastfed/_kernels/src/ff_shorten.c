@@ -81,8 +81,9 @@ INLINE void shorten_block(const ff_actions *actions, int64_t first, int64_t d,
     for (int v = 0; v < vectors; v++) {
         const __m512 length = _mm512_loadu_ps(known[v].length);
         const __m512 unit = _mm512_loadu_ps(known[v].unit);
-        _mm512_storeu_ps(known[v].lost, _mm512_fmadd_ps(length, _mm512_set1_ps(0x1p-21f),
-                                                        _mm512_mul_ps(_mm512_sqrt_ps(largest[v]), unit)));
+        const __m512 rounding = _mm512_mul_ps(_mm512_sqrt_ps(largest[v]), unit);
+        _mm512_storeu_ps(known[v].lost,
+                         _mm512_fmadd_ps(length, _mm512_set1_ps(0x1p-21f), rounding));
     }
 }
 

@@ -29,10 +29,11 @@ void ff_widths_begin(ff_widths *k, const double *restrict w, int64_t released, i
 /* What a width is off by, in units of the model: of a length, and of what it has lost; as of
  * `scoring` in ff_short.c.
  *
- * The W that is scored is what ff_observe has made of the release's in float64, from data points one
- * by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and taken
- * ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| + ||W||_F), and
- * all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are added. */
+ * The W that is scored is what ff_observe has made of the release's in float64, from data points
+ * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
+ * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
+ * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
+ * added. */
 typedef struct {
     float slack, slope, slope_lost;
 } scale;
@@ -92,8 +93,9 @@ SHORT static void make_bounds(const short_model *m, const ff_actions *actions, i
 
 /* Upper bounds on all scores into upper, -inf past the last one; returns the largest. */
 SHORT static float bound_scores(const short_model *m, const float *restrict bound,
-                                const ff_actions *actions, const double *restrict theta, double beta,
-                                int64_t d, int16_t *restrict row, float *restrict upper)
+                                const ff_actions *actions, const double *restrict theta,
+                                double beta, int64_t d, int16_t *restrict row,
+                                float *restrict upper)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
     const known16 *known = (const known16 *)actions->shorts;
@@ -137,12 +139,13 @@ SHORT static float bound_scores(const short_model *m, const float *restrict boun
             const __mmask16 in = lanes_of(count - 16 * v);
             const __m512 length = _mm512_loadu_ps(known[v].length);
             const __m512 lost = _mm512_loadu_ps(known[v].lost);
-            const __m512 product = _mm512_mul_ps(
-                _mm512_cvtepi32_ps(_mm512_add_epi32(even[l], odd[l])), _mm512_loadu_ps(known[v].unit));
+            const __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(even[l], odd[l]));
+            const __m512 product = _mm512_mul_ps(whole, _mm512_loadu_ps(known[v].unit));
             const __m512 wide = _mm512_mul_ps(_mm512_maskz_loadu_ps(in, bound + 16 * v), bonus);
             const __m512 size = _mm512_fmadd_ps(norm, length, wide);
             const __m512 own = _mm512_fmadd_ps(size, slack, _mm512_set1_ps(0x1p-60f));
-            const __m512 error = _mm512_fmadd_ps(slope, length, _mm512_fmadd_ps(slope_lost, lost, own));
+            const __m512 error =
+                _mm512_fmadd_ps(slope, length, _mm512_fmadd_ps(slope_lost, lost, own));
             const __m512 score = _mm512_add_ps(_mm512_fmadd_ps(product, mean, wide), error);
             const __m512 held = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), in, score);
             _mm512_storeu_ps(upper + 16 * v, held);
@@ -183,7 +186,8 @@ FF_INLINE float least_score(const double *restrict x, const ff_imaged *known,
     }
     const double length = sqrt(own);
     const double width = own > 0.0 ? sqrt(square) * (length / sqrt(clipped)) : 0.0;
-    const double error = 8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + beta * frobenius) * length;
+    const double error =
+        8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + beta * frobenius) * length;
     const double least = mean + beta * width - error;
     const float rounded = (float)least;
     return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;

@@ -28,9 +28,9 @@ typedef struct {
     double *x, *image; /* (d), (d) */
 } ff_imaged;
 
-/* The action of the largest score <x, theta> + beta ||W x||, ties to the lowest index, its features
- * into x; -1 where bounds do not tell. seen: of all points that have entered V since the release. scratch
- * as of ff_select. */
+/* The action of the largest score <x, theta> + beta ||W x||, ties to the lowest index, its
+ * features into x; -1 where bounds do not tell. seen: of all points that have entered V since the
+ * release. scratch as of ff_select. */
 int64_t ff_widths_choose(ff_widths *k, int64_t silo, int64_t seen, const ff_actions *actions,
                          const double *restrict w, const double *restrict theta, double beta,
                          double feature_bound, int64_t d, double *restrict scratch,
