@@ -17,8 +17,8 @@ SOURCES = [
     *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
     *("clock", "contend", "mean", "play", "short", "short_model", "shorten", "widths"),
 ]
-#: The sieve alone may fuse multiplications and additions: what it keeps is scored exactly.
-FUSED = KERNELS / "src" / "ff_sieve.c"
+#: The sieves alone may fuse multiplications and additions: what they keep is scored exactly.
+FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("sieve", "sieve_small")]
 
 CLONES_PROBE = """
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -67,7 +67,7 @@ class BuildKernels(build_ext):
             extension.define_macros += macros
         linear = self.extensions[0]
         linear.extra_objects += self.compiler.compile(
-            [str(FUSED)],
+            [str(file) for file in FUSED],
             output_dir=self.build_temp,
             macros=macros,
             include_dirs=linear.include_dirs,
@@ -115,7 +115,7 @@ def extension(name: str, sources: list[str]) -> Extension:
         f"fastfed._kernels.{name}",
         [str(KERNELS / f"{name}.pyx"), *(str(KERNELS / "src" / f"ff_{s}.c") for s in sources)],
         include_dirs=[str(KERNELS / "src")],
-        depends=[str(FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
+        depends=[*map(str, FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
     )
 
 

@@ -21,7 +21,7 @@ from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
 EXACT = ("random", "linalg", "scores", "environment", "protocol", "short", "short_model", "shorten")
-FUSED = ("sieve",)
+FUSED = ("sieve", "sieve_small")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
 # for compilers without vector extensions.
@@ -58,6 +58,8 @@ SIGNATURES = {
     "ff_select": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
     "ff_gap_fill": "piiiipp:i",
+    "ff_gap_mean": "ppi:d",
+    "ff_mean_error": "i:d",
     "ff_hard_fill": "piiiipp:i",
     "ff_prefix": "piip:",
     "ff_add_noise": "pppip:",
@@ -210,7 +212,9 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
         made = np.empty(leaves.fill_capacity(actions, d), np.float32)
         means = np.empty(actions)
         assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
-        keep(f"gap_fill {d}", made[: actions * d], means)
+        exact = np.array([leaves.gap_mean(state, made, a) for a in range(actions)])
+        assert np.abs(means - exact).max() <= leaves.mean_error(d)
+        keep(f"gap_fill {d}", made[: actions * d], exact)
 
     for d in (2, 8, 5000):
         direction = HardInstance(d).theta(4, 1)

@@ -94,9 +94,12 @@ cdef extern from "ff_environment.h" nogil:
                                 int64_t round, void *x, double *mean) noexcept nogil
     ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                   int64_t round, ff_actions *out) noexcept nogil
+    ctypedef double (*ff_mean)(const void *state, const void *x, int64_t a) noexcept nogil
     ctypedef struct ff_environment:
         ff_fill fill
         ff_borrow borrow
+        ff_mean mean
+        double mean_error
         void *state
         int64_t dimension
         int64_t actions
@@ -115,6 +118,8 @@ cdef extern from "ff_environment.h" nogil:
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
     int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
                           int64_t silo, int64_t round, void *x, double *mean, ff_actions *out)
+    double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
+    double ff_mean_error(int64_t d)
     double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
                         int64_t silo, int64_t round, double mean)
     ctypedef struct ff_sphere:
@@ -125,6 +130,7 @@ cdef extern from "ff_environment.h" nogil:
         int64_t shared
     int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, void *x, double *mean) noexcept
+    double ff_sphere_mean(const void *state, const void *x, int64_t a) noexcept
     ctypedef struct ff_gap:
         const double *theta
         int64_t dimension
@@ -134,6 +140,7 @@ cdef extern from "ff_environment.h" nogil:
         double width
     int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                         int64_t round, void *x, double *mean) noexcept
+    double ff_gap_mean(const void *state, const void *x, int64_t a) noexcept
     ctypedef struct ff_hard:
         const double *theta
         int64_t dimension
@@ -768,7 +775,7 @@ cdef class Environment:
         for a in range(k):
             ff_features(&view, a, d, &row[0])
             out[a] = row
-            m[a] = view.mean[a]
+            m[a] = ff_mean_of(&self.c, &view, a)
         return out, means
 
     def reward(self, int64_t silo, int64_t round, double mean):
@@ -786,6 +793,7 @@ cdef class Sphere(Environment):
         self.state.basis_actions, self.state.shared = basis_actions, shared
         self.describe(theta.shape[0], actions, 0, 1, reward)
         self.c.fill, self.c.state = ff_sphere_fill, &self.state
+        self.c.mean, self.c.mean_error = ff_sphere_mean, ff_mean_error(theta.shape[0])
 
 
 cdef class Gap(Environment):
@@ -799,6 +807,7 @@ cdef class Gap(Environment):
         self.state.inferior, self.state.best, self.state.width = inferior, best, width
         self.describe(theta.shape[0], actions, 0, 1, reward)
         self.c.fill, self.c.state = ff_gap_fill, &self.state
+        self.c.mean, self.c.mean_error = ff_gap_mean, ff_mean_error(theta.shape[0])
 
 
 cdef class HardInstance(Environment):

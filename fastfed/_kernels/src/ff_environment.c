@@ -40,6 +40,26 @@ static extent extent_of(const double *restrict mean, int64_t k)
     return seen;
 }
 
+/* The largest mean where those told are inexact: the exact ones of all that it may be. */
+FF_CLONES
+static double best_of(const ff_environment *env, const ff_actions *actions)
+{
+    const double *mean = actions->mean;
+    const double least = extent_of(mean, actions->actions).most - 2.0 * env->mean_error;
+    double best = -INFINITY;
+    for (int64_t first = 0; first < actions->actions; first += 8) {
+        const int64_t n = actions->actions - first < 8 ? actions->actions - first : 8;
+        int any = 0;
+        for (int64_t a = 0; a < n; a++)
+            any |= mean[first + a] >= least;
+        for (int64_t a = first; any && a < first + n; a++) {
+            const double exact = mean[a] >= least ? ff_mean_of(env, actions, a) : best;
+            best = exact > best ? exact : best;
+        }
+    }
+    return best;
+}
+
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, void *x, double *mean, ff_actions *out)
 {
@@ -57,6 +77,10 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->actions = k;
     out->mean = mean;
     out->shorts = NULL;
+    if (env->mean) {
+        out->best = best_of(env, out);
+        return FF_OK;
+    }
     const extent seen = extent_of(mean, k);
     out->best = seen.most;
     if (!isfinite(seen.sum))
@@ -114,10 +138,8 @@ FF_INLINE void sphere_features(const ff_sphere *sphere, int64_t n, int64_t first
                                float *restrict x, double *restrict mean)
 {
     const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
-    const double *restrict theta = sphere->theta;
     const float root_half = 0.70710678f;
-    float scale[STRIP] FF_ALIGNED;
-    double product[STRIP] FF_ALIGNED = {0};
+    float scale[STRIP] FF_ALIGNED, product[STRIP] FF_ALIGNED = {0};
     for (int64_t a = 0; a < n; a++)
         scale[a] = x[free * k + first + a];
     for (int64_t j = 0; j < free; j++)
@@ -130,11 +152,31 @@ FF_INLINE void sphere_features(const ff_sphere *sphere, int64_t n, int64_t first
         for (int64_t j = 0; j < d; j++)
             x[j * k + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
                                     : (j == free ? 1.0f : 0.0f);
-    for (int64_t j = 0; j < d; j++)
+    for (int64_t j = 0; j < d; j++) {
+        const float t = (float)sphere->theta[j];
         for (int64_t a = 0; a < n; a++)
-            product[a] += theta[j] * (double)x[j * k + first + a];
+            product[a] += t * x[j * k + first + a];
+    }
     for (int64_t a = 0; a < n; a++)
-        mean[first + a] = product[a];
+        mean[first + a] = (double)product[a];
+}
+
+/* <x_a, theta> of K actions, feature-major. */
+FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, int64_t k,
+                         int64_t d, int64_t a)
+{
+    double product = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        product += theta[j] * (double)x[j * k + a];
+    return product;
+}
+
+double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
+
+double ff_sphere_mean(const void *state, const void *x, int64_t a)
+{
+    const ff_sphere *sphere = (const ff_sphere *)state;
+    return mean_of(sphere->theta, (const float *)x, sphere->actions, sphere->dimension, a);
 }
 
 /* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo).
@@ -179,18 +221,17 @@ FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate,
     mean[best] = gap->best + unit * ((double)(int32_t)(words[best] >> 1) + 0.5);
 }
 
-/* Scales action a until its float32 features have norm <= 1, and tells its mean. */
-static double gap_inside(const ff_gap *gap, float *x, int64_t a)
+/* Scales action a until its float32 features have norm <= 1. */
+static void gap_inside(const ff_gap *gap, float *x, int64_t a)
 {
     for (;;) {
-        double square = 0.0, mean = 0.0;
+        double square = 0.0;
         for (int64_t j = 0; j < gap->dimension; j++) {
             const double v = x[j * gap->actions + a];
             square += v * v;
-            mean += gap->theta[j] * v;
         }
         if (square <= 1.0)
-            return mean;
+            return;
         for (int64_t j = 0; j < gap->dimension; j++)
             x[j * gap->actions + a] *= 0.9999998f;
     }
@@ -208,14 +249,13 @@ FF_INLINE void gap_squares(const ff_gap *gap, int64_t n, int64_t first, float *r
         x[d * k + first + a] = square[a];
 }
 
-/* Turns these normals into features, by the scales that stand there now, and m into their means. */
+/* Turns these normals into features, by the scales that stand there now. */
 FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
-                            double *restrict mean)
+                            const double *restrict mean)
 {
     const int64_t d = gap->dimension, k = gap->actions;
     const double *restrict theta = gap->theta;
     float scale[STRIP] FF_ALIGNED, along[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
-    double product[STRIP] FF_ALIGNED = {0};
     for (int64_t j = 0; j < d; j++) {
         const float t = (float)theta[j];
         for (int64_t a = 0; a < n; a++)
@@ -230,7 +270,6 @@ FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *
         for (int64_t a = 0; a < n; a++) {
             const float v = scale[a] * x[j * k + first + a] + along[a] * t;
             x[j * k + first + a] = v;
-            product[a] += theta[j] * (double)v;
             square[a] += v * v;
         }
     }
@@ -238,12 +277,10 @@ FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *
      * room for its rounding; where one is, all are looked at in float64. */
     const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
     int64_t outside = 0;
-    for (int64_t a = 0; a < n; a++) {
-        mean[first + a] = product[a];
+    for (int64_t a = 0; a < n; a++)
         outside += !(square[a] < near);
-    }
     for (int64_t a = 0; outside && a < n; a++)
-        mean[first + a] = gap_inside(gap, x, first + a);
+        gap_inside(gap, x, first + a);
 }
 
 /* x = m theta + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta. The first n
@@ -260,10 +297,8 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     gap_targets(gap, seed, (uint32_t)replicate, (uint32_t)silo, (uint32_t)round,
                 (uint32_t *)buffer, mean);
     if (d == 1) {
-        for (int64_t a = 0; a < k; a++) {
+        for (int64_t a = 0; a < k; a++)
             x[a] = (float)(mean[a] * gap->theta[0]);
-            mean[a] = gap->theta[0] * (double)x[a];
-        }
         return k;
     }
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
@@ -280,6 +315,12 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
         scale[a] = sqrtf(scale[a]);
     IN_STRIPS(k, gap_features, gap, x, mean)
     return k;
+}
+
+double ff_gap_mean(const void *state, const void *x, int64_t a)
+{
+    const ff_gap *gap = (const ff_gap *)state;
+    return mean_of(gap->theta, (const float *)x, gap->actions, gap->dimension, a);
 }
 
 /* ---- hard instance ---------------------------------------------------------------------------- */

@@ -15,6 +15,9 @@
 typedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, void *x, double *mean);
 
+/* The expected reward of action a of those that fill wrote. */
+typedef double (*ff_mean)(const void *state, const void *x, int64_t a);
+
 /* Fills every field of `out` from memory of its own; returns 0 or a negative status. */
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                              int64_t round, ff_actions *out);
@@ -25,6 +28,8 @@ enum { FF_REWARD_NONE = 0, FF_REWARD_BERNOULLI = 1, FF_REWARD_GAUSSIAN = 2 };
 typedef struct {
     ff_fill fill;      /* exactly one of fill and borrow is set */
     ff_borrow borrow;
+    ff_mean mean;      /* or NULL: the means that fill writes are exact, not within mean_error */
+    double mean_error;
     void *state;
     int64_t dimension;
     int64_t actions;   /* the most actions of any round */
@@ -51,6 +56,12 @@ int64_t ff_fill_capacity(int64_t actions, int64_t dimension);
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, void *x, double *mean, ff_actions *out);
 
+/* The expected reward of action a of them. */
+FF_INLINE double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
+{
+    return env->mean ? env->mean(env->state, actions->x, a) : actions->mean[a];
+}
+
 /* The reward of an action of expected reward `mean` in that round. */
 double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                     int64_t round, double mean);
@@ -64,6 +75,7 @@ typedef struct {
 } ff_sphere;
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *x, double *mean);
+double ff_sphere_mean(const void *state, const void *x, int64_t a);
 
 /* ---- one best action, a gap above all others (dubey-pentland-2020, Section 4.4) ---- */
 typedef struct {
@@ -75,6 +87,12 @@ typedef struct {
 } ff_gap;
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *x, double *mean);
+double ff_gap_mean(const void *state, const void *x, int64_t a);
+
+/* mean_error of sphere and gap in d dimensions: their means are sums of at most a few (d + 8)
+ * roundings of float32, of terms whose sizes sum to at most 1; features shortened into the unit
+ * ball lose as much again. */
+double ff_mean_error(int64_t d);
 
 /* ---- a context in one block of two coordinates (huang-2023, Appendix E.1) ---- */
 typedef struct {

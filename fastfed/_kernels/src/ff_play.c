@@ -255,9 +255,10 @@ static int64_t play_round(const ff_pass *pass, ff_curve *c, int64_t silo, int64_
         square += p->feature[j] * p->feature[j];
     if (!isfinite(square))
         return FF_NOT_FINITE;
+    const double mean = ff_mean_of(pass->environment, actions, a);
     double y = ff_reward_of(pass->environment, pass->seed, pass->replicate, name_of(pass, silo),
-                            time_of(pass, round), actions->mean[a]);
-    c->regret[silo] += actions->best - actions->mean[a];
+                            time_of(pass, round), mean);
+    c->regret[silo] += actions->best - mean;
     if (c->actions) {
         c->actions[silo * pass->horizon + round - 1] = (int32_t)a;
         c->rewards[silo * pass->horizon + round - 1] = y;

@@ -73,49 +73,50 @@ uint64_t ff_key(const ff_stream *s)
 
 /* ---- float32: Box-Muller with polynomials of our own ------------------------------------ */
 
-/* ln x for x in (0, 1]: exponent by bits, then ln m = 2 atanh((m - 1)/(m + 1)). */
-FF_INLINE float log_f32(float x)
+/* Box-Muller's radius sqrt(-2 ln u) for u = (a + 1/2) 2^-24, a of 24 bits: never 0 nor above 1.
+ * ln u by its exponent's bits and ln m = 2 atanh((m - 1)/(m + 1)). The factors 2^-24, 2 and -2 are
+ * folded into constants: powers of two round nothing. */
+FF_INLINE float radius_f32(uint32_t a)
 {
+    const float x = (float)(int32_t)a + 0.5f;
     uint32_t bits;
     memcpy(&bits, &x, 4);
     /* m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut. */
-    uint32_t shifted = bits - 0x3F3504F3u;
-    int32_t e = (int32_t)shifted >> 23;
-    uint32_t mbits = (shifted & 0x007FFFFFu) + 0x3F3504F3u;
+    const uint32_t shifted = bits - (0x3F3504F3u + (24u << 23));
+    const int32_t e = (int32_t)shifted >> 23;
+    const uint32_t mbits = (shifted & 0x007FFFFFu) + 0x3F3504F3u;
     float m;
     memcpy(&m, &mbits, 4);
-    float s = (m - 1.0f) / (m + 1.0f);
-    float z = s * s;
-    float p = z * (z * (z * (1.0f / 7.0f) + 1.0f / 5.0f) + 1.0f / 3.0f) + 1.0f;
-    return (float)e * 0.69314718056f + 2.0f * (s * p);
+    const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
+    const float p =
+        z * (z * (z * (-4.0f * (1.0f / 7.0f)) + -4.0f * (1.0f / 5.0f)) + -4.0f * (1.0f / 3.0f)) +
+        -4.0f;
+    return sqrtf((float)e * (-2.0f * 0.69314718056f) + s * p);
 }
 
-/* sin and cos of 2 pi w / 2^32: the quadrant from the top bits, Taylor on [-pi/4, pi/4]. */
-FF_INLINE void sincos_f32(uint32_t w, float *sine, float *cosine)
+/* x, its sign changed where the top bit of `sign` is set. */
+FF_INLINE float flipped(float x, uint32_t sign)
 {
-    uint32_t turned = w + 0x20000000u;
-    uint32_t quadrant = turned >> 30;
-    int32_t rest = (int32_t)(turned & 0x3FFFFFFFu) - 0x20000000;
-    float a = (float)rest * 1.4629180792671596e-09f; /* 2 pi / 2^32 */
-    float z = a * a;
-    float s = a * (z * (z * (z * (-1.0f / 5040.0f) + 1.0f / 120.0f) + -1.0f / 6.0f) + 1.0f);
-    float c = z * (z * (z * (z * (1.0f / 40320.0f) + -1.0f / 720.0f) + 1.0f / 24.0f) + -0.5f) +
-              1.0f;
-    float u = (quadrant & 1u) ? c : s;
-    float v = (quadrant & 1u) ? s : c;
-    *sine = (quadrant & 2u) ? -u : u;
-    *cosine = ((quadrant + 1u) & 2u) ? -v : v;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits ^= sign & 0x80000000u;
+    memcpy(&x, &bits, 4);
+    return x;
 }
 
-FF_INLINE void box_muller_f32(uint32_t a, uint32_t b, float *x, float *y)
+/* r cos and r sin of 2 pi w / 2^32: Taylor on [-pi/4, pi/4] of what lies beyond the nearest quarter
+ * turn; the two top bits of `turned` count quarters. */
+FF_INLINE void turn_f32(float r, uint32_t w, float *x, float *y)
 {
-    /* (a + 1/2) 2^-32 from the top 24 bits, so that the uniform is never 0 nor above 1. */
-    float u = ((float)(int32_t)(a >> 8) + 0.5f) * 5.9604644775390625e-08f;
-    float r = sqrtf(-2.0f * log_f32(u));
-    float s, c;
-    sincos_f32(b, &s, &c);
-    *x = r * c;
-    *y = r * s;
+    const uint32_t turned = w + 0x20000000u;
+    const float a = (float)(int32_t)(w << 2) * (0.25f * 1.4629180792671596e-09f); /* 2 pi / 2^32 */
+    const float z = a * a;
+    const float s = a * (z * (z * (z * (-1.0f / 5040.0f) + 1.0f / 120.0f) + -1.0f / 6.0f) + 1.0f);
+    const float c =
+        z * (z * (z * (z * (1.0f / 40320.0f) + -1.0f / 720.0f) + 1.0f / 24.0f) + -0.5f) + 1.0f;
+    const int odd = (turned & 0x40000000u) != 0;
+    *x = r * flipped(odd ? s : c, turned + 0x40000000u);
+    *y = r * flipped(odd ? c : s, turned);
 }
 
 #define LANES 16
@@ -127,11 +128,18 @@ int64_t ff_normal_capacity_f32(int64_t n) { return (n + 2 * LANES - 1) / (2 * LA
  * key. For contexts and fixed-point rounding; privacy noise takes every word from Philox. */
 #if defined(__GNUC__)
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+#else
+typedef uint32_t words[LANES];
 #endif
 
 typedef struct {
     uint32_t s[4][LANES];
 } xoshiro;
+
+/* The same, where it can stay in registers. */
+typedef struct {
+    words s0, s1, s2, s3;
+} generators;
 
 FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
 {
@@ -153,36 +161,54 @@ FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
         s3 = ROTATE(s3, 11);                                                                   \
     } while (0)
 
+FF_INLINE void next_words(generators *g, uint32_t *restrict out)
+{
+#if defined(__GNUC__)
+    words drawn, t;
+    XOSHIRO_STEP(drawn, g->s0, g->s1, g->s2, g->s3, t);
+    memcpy(out, &drawn, sizeof drawn);
+#else
+    for (int l = 0; l < LANES; l++) {
+        uint32_t t;
+        XOSHIRO_STEP(out[l], g->s0[l], g->s1[l], g->s2[l], g->s3[l], t);
+    }
+#endif
+}
+
+/* Vectors of pairs that are made side by side: one after the other, each would wait for its own
+ * chain of operations. */
+#define TOGETHER 4
+
+/* The next n <= TOGETHER vectors of pairs, cosines before sines. */
+FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
+{
+    uint32_t radius[TOGETHER * LANES] FF_ALIGNED, angle[TOGETHER * LANES] FF_ALIGNED;
+    float r[TOGETHER * LANES] FF_ALIGNED;
+    for (int i = 0; i < n; i++) {
+        next_words(g, radius + i * LANES);
+        next_words(g, angle + i * LANES);
+    }
+    for (int l = 0; l < n * LANES; l++)
+        r[l] = radius_f32(radius[l] >> 8);
+    for (int i = 0; i < n; i++)
+        for (int l = 0; l < LANES; l++)
+            turn_f32(r[i * LANES + l], angle[i * LANES + l], &out[2 * i * LANES + l],
+                     &out[(2 * i + 1) * LANES + l]);
+}
+
 FF_CLONES
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 {
     const int64_t capacity = ff_normal_capacity_f32(n);
     xoshiro x;
+    generators g;
     xoshiro_start(s, &x);
-#if defined(__GNUC__)
-    words s0, s1, s2, s3, t, drawn;
-    memcpy(&s0, x.s[0], sizeof s0);
-    memcpy(&s1, x.s[1], sizeof s1);
-    memcpy(&s2, x.s[2], sizeof s2);
-    memcpy(&s3, x.s[3], sizeof s3);
-#endif
-    for (int64_t base = 0; base < capacity; base += 2 * LANES) {
-        uint32_t a[LANES], b[LANES];
-#if defined(__GNUC__)
-        XOSHIRO_STEP(drawn, s0, s1, s2, s3, t);
-        memcpy(a, &drawn, sizeof a);
-        XOSHIRO_STEP(drawn, s0, s1, s2, s3, t);
-        memcpy(b, &drawn, sizeof b);
-#else
-        for (int l = 0; l < LANES; l++) {
-            uint32_t t;
-            XOSHIRO_STEP(a[l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
-            XOSHIRO_STEP(b[l], x.s[0][l], x.s[1][l], x.s[2][l], x.s[3][l], t);
-        }
-#endif
-        for (int l = 0; l < LANES; l++)
-            box_muller_f32(a[l], b[l], &out[base + l], &out[base + LANES + l]);
-    }
+    memcpy(&g, &x, sizeof g);
+    int64_t base = 0;
+    for (; base + 2 * TOGETHER * LANES <= capacity; base += 2 * TOGETHER * LANES)
+        normal_pairs(&g, TOGETHER, out + base);
+    for (; base < capacity; base += 2 * LANES)
+        normal_pairs(&g, 1, out + base);
 }
 
 int64_t ff_word_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
