@@ -53,7 +53,11 @@ class Algorithm:
 
     def make(self, keys: dict[str, Any], setting: Any) -> Any:
         """The system for the keys of one curve; InputError names a bad key."""
-        made = self.build(self.check(keys), setting)
+        checked = self.check(keys)
+        try:
+            made = self.build(checked, setting)
+        except OverflowError as error:
+            raise InputError(f"{self.id} cannot be planned: a number is too large") from error
         if not isinstance(made, System):
             raise InputError(f'algorithm "{self.id}" must build a System, got {show(made)}')
         return made

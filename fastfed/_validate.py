@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,10 +17,22 @@ import numpy as np
 class InputError(ValueError):
     """Bad input: one clear sentence saying what, where, and what was expected."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message if message.isprintable() else _on_one_line(message))
+
+
+def _on_one_line(message: str) -> str:
+    """A message that quotes what no terminal should be given raw."""
+    line = re.sub(r"\s*[\r\n]\s*", " ", message)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
 
 def show(value: object, limit: int = 60) -> str:
     """Value as it should appear in a message: short, on one line."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of more than 4300 digits"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -58,7 +71,10 @@ def number(
     """Value as a finite float inside the given bounds."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name} must be a number, got {show(value)}")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf if value > 0 else -math.inf
     wanted = [
         (above is None or result > above, f"> {above:g}" if above is not None else ""),
         (
@@ -90,7 +106,7 @@ def integer(
             )
             if text
         )
-        raise InputError(f"{name} must be an integer {bounds}, got {result}")
+        raise InputError(f"{name} must be an integer {bounds}, got {show(result)}")
     return result
 
 
@@ -108,7 +124,7 @@ def array(
         if np.iscomplexobj(value):
             raise TypeError
         result = np.ascontiguousarray(value, dtype=dtype)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
     if np.ndim(value) == 0:
         result = result.reshape(())

@@ -115,6 +115,10 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     low = high
     while tail(low) <= probability:
         low *= 0.5
-    root = float(brentq(lambda q: math.log(tail(q) / probability), low, high, rtol=1e-12))
+    # Far out the tail of many dimensions is no longer a positive float64: there its sign will do.
+    least = math.ulp(0.0)
+    root = float(
+        brentq(lambda q: math.log(max(tail(q), least) / probability), low, high, rtol=1e-12)
+    )
     # Quadrature and root are good to ten digits and more.
     return math.sqrt(root) * (1.0 + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +111,7 @@ def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     entries = cached_sources()
     paths = [entry.path for entry in entries] if data is None else [str(data)]
     cached = {entry.path for entry in entries}
-    if data is not None and not data.exists() and str(data.resolve()) not in cached:
+    if data is not None and not os.path.exists(data) and str(data.resolve()) not in cached:
         raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
     # Several entries may share a file: each is read once.
     checked = {source: (ok, text) for path in paths for source, ok, text in verify(path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,7 @@ def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
     from fastfed.simulation.experiment import load_experiment
 
     # At the end: a file beside the spec must not hide a module of Python's.
-    beside = str(path.parent.resolve())
+    beside = os.path.realpath(path.parent)
     if beside not in sys.path:
         sys.path.append(beside)
     experiment = load_experiment(path, **changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def plan(
 
     if spec is not None and actions is not None:
         raise click.UsageError("--actions belongs to the sphere, --environment has its own")
-    if write is not None and not write.parent.is_dir():
+    if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     if not as_json:
         say(f"about {seconds:g} s of simulation on one core")
@@ -103,7 +104,7 @@ def _environment(spec: Path) -> dict[str, Any]:
     from fastfed._validate import InputError
     from fastfed.simulation.experiment import find_beside, read_toml
 
-    beside = str(spec.parent.resolve())
+    beside = os.path.realpath(spec.parent)
     if beside not in sys.path:
         sys.path.append(beside)
     table = read_toml(spec).get("environment")

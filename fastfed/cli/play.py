@@ -132,7 +132,7 @@ def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
 def check_writable(folder: Path) -> None:
     """InputError before hours of play, not after, when an output folder cannot be written."""
     for path in (folder, folder / FILE):
-        if path.exists() and not os.access(path, os.W_OK):
+        if os.path.exists(path) and not os.access(path, os.W_OK):
             raise InputError(f"cannot write to {path}: permission denied")
 
 

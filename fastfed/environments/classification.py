@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Classification(PoolEnvironment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("projection_seed", self.projection_seed, at_least=0)
+        integer("projection_seed", self.projection_seed, at_least=0, at_most=2**63 - 1)
         integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
         choice("coding", self.coding, list(CODINGS))
         if self.coding == "blocks" and self.dimension != DIMENSION:
@@ -55,7 +56,7 @@ class Classification(PoolEnvironment):
         if isinstance(self.data, Records):
             return
         named = isinstance(self.data, (str, Path))
-        if not named or (self.data != "digits" and not Path(self.data).exists()):
+        if not named or (self.data != "digits" and not os.path.exists(self.data)):
             raise InputError(f'data must be "digits" or an existing CSV file, got {self.data!r}')
 
     @classmethod

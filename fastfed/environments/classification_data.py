@@ -10,11 +10,16 @@ import csv
 import gzip
 import io
 import math
+import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +41,13 @@ class _Table:
     cells: list[list[str]]
     lines: list[int]
 
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Where each column that has a name stands."""
+        return {name: i for i, name in enumerate(self.names) if name}
+
     def column(self, name: str) -> list[str]:
-        at = self.names.index(name)
+        at = self.positions[name]
         return [row[at] for row in self.cells]
 
 
@@ -158,7 +168,8 @@ def _chosen(
         if name in (label, silo):
             role = "label" if name == label else "silo"
             raise InputError(f"columns must not list the {role} column, got {show(name)}")
-        if list(columns).count(name) > 1:
+    for name, many in Counter(columns).items():
+        if many > 1:
             raise InputError(f"columns must name each column once, got {show(name)} twice")
     return list(columns)
 
@@ -233,8 +244,11 @@ def _classes(table: _Table, label: str) -> np.ndarray:
     """int64 (n,): the class of each record; numbers in order of size, other labels by name."""
     cells = _complete(table, "label", label)
     numeric = all(_DECIMAL.fullmatch(cell) for cell in cells)
-    keys: list[float] | list[str] = [float(cell) for cell in cells] if numeric else cells
-    values, classes = np.unique(np.array(keys), return_inverse=True)
+    # Exactly: as floats, identifiers of many digits would become one class.
+    keys: list[Any] = _exact(table, label, cells) if numeric else cells
+    values = sorted(set(keys))
+    at = {value: i for i, value in enumerate(values)}
+    classes = np.array([at[key] for key in keys], dtype=np.int64)
     if len(values) < 2:
         raise InputError(
             f"{table.path}: label {show(label)} must have at least 2 classes, got only "
@@ -245,7 +259,21 @@ def _classes(table: _Table, label: str) -> np.ndarray:
             f"{table.path}: label {show(label)} must be a class (at most {MAX_CLASSES} of them, "
             f"some met twice), got {len(values)} distinct values in {len(cells)} records"
         )
-    return classes.astype(np.int64)
+    return classes
+
+
+def _exact(table: _Table, label: str, cells: list[str]) -> list[Decimal]:
+    """Labels that are numbers, as these numbers."""
+    found = []
+    for cell, line in zip(cells, table.lines, strict=True):
+        try:
+            found.append(Decimal(cell))
+        except InvalidOperation:
+            raise InputError(
+                f"{table.path}:{line}: label {show(label)} must have an exponent within reach, "
+                f"got {show(cell)}"
+            ) from None
+    return found
 
 
 def _complete(table: _Table, role: str, name: str) -> list[str]:
@@ -261,8 +289,8 @@ def _complete(table: _Table, role: str, name: str) -> list[str]:
 
 
 def _known(key: str, name: object, table: _Table) -> None:
-    named = [one for one in table.names if one]
-    if name not in named:
+    if not isinstance(name, str) or name not in table.positions:
+        named = list(table.positions)
         hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
         raise InputError(f"{key} must be a column of {table.path}, got {show(name)}{hint}")
 
@@ -270,7 +298,7 @@ def _known(key: str, name: object, table: _Table) -> None:
 def _read(data: str | Path) -> _Table:
     """Header and records of a CSV file; cells are stripped, blank lines skipped."""
     path = Path(data)
-    if not path.is_file():
+    if not os.path.isfile(path):
         hint = nearest(str(data), ["digits"])
         raise InputError(
             f'data must be "digits" or a CSV file (.csv, .csv.gz), got {show(str(data))}{hint}'
@@ -281,7 +309,7 @@ def _read(data: str | Path) -> _Table:
     for line, row in _records(path):
         if not names:
             names = row
-            twice = [name for name in names if name and names.count(name) > 1]
+            twice = [name for name, many in Counter(names).items() if name and many > 1]
             if twice:
                 raise InputError(
                     f"{path}:{line}: column names must differ, got {show(twice[0])} twice"
@@ -307,6 +335,8 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
             with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
                 reader = csv.reader(text, strict=True)
                 for row in reader:
+                    if any("\0" in cell for cell in row):
+                        raise InputError(f"{path}:{reader.line_num}: must be text, got a NUL byte")
                     if any(cell.strip() for cell in row):
                         yield reader.line_num, [cell.strip() for cell in row]
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Letor(PoolEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("scaling", self.scaling, ["column", "row"])
-        if not isinstance(self.path, (str, Path)) or not Path(self.path).exists():
+        if not isinstance(self.path, (str, Path)) or not os.path.exists(self.path):
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 
     def load(self, silos: int | None) -> Pool:

@@ -31,6 +31,7 @@ from fastfed.environments.letor_parse import MAX_FEATURES, parse_block, parse_li
 
 FORMAT = 1  # of the cache; another number and nothing old is found again
 _BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then stay near the cache
+_LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")
 
@@ -144,9 +145,9 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
 def source_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files read_letor would read for path, in order; InputError when there is none."""
     root = Path(path)
-    if root.is_file():
+    if os.path.isfile(root):
         return [root]
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise InputError(f"{root} must be a LETOR file (.txt, .gz) or a folder of them: not found")
     found = sorted(
         p
@@ -251,6 +252,10 @@ def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
                     line += block.count(b"\n")
                 else:
                     rest.append(data)
+                    if sum(map(len, rest)) > _LONGEST:
+                        raise InputError(
+                            f"{source}:{line}: a line must be at most {_LONGEST} bytes"
+                        )
                 data = stream.read(_BLOCK)
             if any(rest):
                 yield b"".join([*rest, b"\n"]), line
@@ -310,7 +315,7 @@ def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
         for source in meta["sources"]:
             known.setdefault(source["name"], []).append({**source, "path": meta["path"]})
     names = {n for n, all_of in known.items() if any(s["path"] == resolved for s in all_of)}
-    if Path(path).exists():
+    if os.path.exists(path):
         names |= {str(source.resolve()) for source in source_files(path)}
     if not names:
         return [(str(path), False, "no such file or folder")]

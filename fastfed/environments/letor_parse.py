@@ -135,7 +135,7 @@ def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
         left, colon, right = word.partition(b":")
         if not (colon and left.isdigit()):
             raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
-        index = int(left[:20])
+        index = int(left.lstrip(b"0")[:20] or b"0")
         if not 1 <= index <= limit:
             raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
         if index in result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,12 @@ class Replay(PoolEnvironment):
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(path, (str, Path)) or not Path(path).is_file():
+    if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         raise InputError(f"path must be an existing .npz file, got {path!r}")
     try:
         with np.load(path, allow_pickle=False) as file:
             return file["contexts"], file["rewards"]
-    except (OSError, ValueError, KeyError):
+    except Exception:  # a damaged file makes NumPy and zipfile raise a dozen kinds of errors
         raise InputError(
             f"{path} must be an .npz file with the arrays contexts and rewards"
         ) from None

@@ -7,6 +7,7 @@ A new figure is one new file, named after its id. Figures that need files of the
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def figure_spec(
             raise InputError(
                 f'figure "{chosen.id}" needs learning-to-rank files: name them with --data PATH'
             )
-        if not Path(data).exists():
+        if not os.path.exists(data):
             raise InputError(f"--data must be an existing file or folder, got {str(data)!r}")
         environment = spec["environment"]
         environment.update({k: str(data) for k in PATH_KEYS if environment.get(k) == DATA})

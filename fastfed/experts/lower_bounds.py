@@ -104,7 +104,7 @@ def hidden_expert(
     n1 = min(t, math.floor(math.log(max(a / (1.0 / d + c), 1.0)) / x) + 1)
     n2 = t
     if c > 0.0:
-        n2 = min(t, math.ceil(max(math.log(a / c), 0.0) / x))
+        n2 = min(t, math.ceil(max(math.log(a) - math.log(c), 0.0) / x))
     n1 = min(n1, n2)
     powers = math.expm1(n1 * x) / math.expm1(x) if n1 > 1 else float(n1)  # sum of q^i, i < n1
     total = (1.0 + c) * n1 - (1.0 / d + c) * powers

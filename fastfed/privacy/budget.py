@@ -9,11 +9,14 @@ from fastfed._validate import choice, number
 RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo")
 
+#: Beyond this and below its inverse, squares of noise would leave the range of a float64.
+MOST_EPSILON = 1e50
+
 
 class Budget(msgspec.Struct, frozen=True):
     """A privacy budget, which means nothing without its relation and unit.
 
-    epsilon: > 0. delta: in [0, 1); mechanisms with unbounded noise need delta > 0.
+    epsilon: from 1e-50 to 1e50. delta: in [0, 1); mechanisms with unbounded noise need delta > 0.
     relation: "replace" (one unit's data becomes any other data, the papers' definition) or
     "zero-out" (its contribution becomes zero, a weaker notion).
     unit: "user" (one context with all its possible rewards), "item" (one realised pair (x, y))
@@ -29,6 +32,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         epsilon = number("epsilon", self.epsilon, above=0)
+        number("epsilon", epsilon, at_least=1.0 / MOST_EPSILON, at_most=MOST_EPSILON)
         delta = number("delta", self.delta, at_least=0, below=1)
         choice("relation", self.relation, RELATIONS)
         choice("unit", self.unit, UNITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def in_memory(results: Results) -> Source:
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
     path = Path(folder)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder")
     with Store.open_existing(path) as store:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
@@ -88,9 +89,9 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
 def experiment_folders(folder: str | Path) -> list[Path]:
     """The folder itself if it holds results, else its subfolders that do, sorted by name."""
     path = Path(folder)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder")
-    if (path / FILE).is_file():
+    if os.path.isfile(path / FILE):
         return [path]
     found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
     if not found:

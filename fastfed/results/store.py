@@ -6,7 +6,7 @@ was divided; how long it took, and with which versions, stands apart, in ``timin
 
 from __future__ import annotations
 
-import math
+import os
 import platform
 import sqlite3
 import time
@@ -21,6 +21,7 @@ import numpy as np
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.results import stored
 from fastfed.results.files import Taken, exclusive, refusal
 from fastfed.results.results import CurveResult, Results, total_events
 
@@ -31,6 +32,8 @@ LOCK = f".{FILE}.lock"
 
 #: What SQLite says when the disk does not take what it writes.
 FAILING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
+#: What SQLite says when others hold its file for long.
+WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 FORMAT = "4"
 
 SCHEMA = """
@@ -101,6 +104,20 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
 
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """While a store is read: whatever is damaged in it is said in a sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (sqlite3.DatabaseError, *stored.BROKEN) as error:
+        if getattr(error, "sqlite_errorcode", None) in WAITING:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is damaged, or no store of fastfed ({reason})") from None
+
+
 class Store:
     """An open store. Use ``create_or_resume`` to write, ``open_existing`` to read."""
 
@@ -135,7 +152,7 @@ class Store:
     def open_existing(cls, folder: Path) -> Iterator[Store]:
         """The store of a folder, for reading."""
         path = folder / FILE
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(f"{folder} holds no results ({FILE} is missing)")
         _read_meta(path)
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
@@ -157,7 +174,8 @@ class Store:
 
     def done(self) -> set[tuple[int, int]]:
         """(position, replicate) of every committed cell."""
-        return set(self._db.execute("SELECT position, replicate FROM cells"))
+        with _whole(self.path):
+            return set(self._db.execute("SELECT position, replicate FROM cells"))
 
     def commit(
         self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int
@@ -198,20 +216,29 @@ class Store:
 
     def effort(self) -> Effort:
         """What all committed cells cost."""
-        seconds, played = self._db.execute(
-            "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
-        ).fetchone()
-        runs = self._db.execute(
-            "SELECT seconds, threads, fastfed, python, numpy, platform FROM runs ORDER BY run"
-        )
-        return Effort(seconds, played, tuple(Run(*row) for row in runs))
+        with _whole(self.path):
+            seconds, played = self._db.execute(
+                "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
+            ).fetchone()
+            runs = self._db.execute(
+                "SELECT seconds, threads, fastfed, python, numpy, platform FROM runs ORDER BY run"
+            )
+            return Effort(
+                stored.finite(seconds), stored.whole(played), tuple(_run_of(row) for row in runs)
+            )
 
     def meta(self) -> dict[str, Any]:
         """Everything under ``meta``, decoded."""
-        return {k: msgspec.json.decode(v) for k, v in self._db.execute("SELECT * FROM meta")}
+        with _whole(self.path):
+            rows = self._db.execute("SELECT key, value FROM meta")
+            return stored.checked_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
         """Results over the committed cells (of the first ``replicates`` replicates)."""
+        with _whole(self.path):
+            return self._results(replicates)
+
+    def _results(self, replicates: int | None) -> Results:
         meta = self.meta()
         identity = meta["identity"]
         rounds = np.array(meta["rounds"], np.int64)
@@ -237,20 +264,20 @@ class Store:
             ).fetchone()
             curves.append(
                 CurveResult(
-                    label=label,
-                    algorithm=algorithm,
-                    protocol=protocol,
+                    label=stored.text(label),
+                    algorithm=stored.text(algorithm),
+                    protocol=stored.text(protocol),
                     horizon=identity["horizon"],
                     rounds=rounds,
-                    group_regret=np.array([np.frombuffer(r[1], "<f8") for r in rows]),
-                    replicates=tuple(r[0] for r in rows),
-                    synchronisation_counts=np.array([np.frombuffer(r[2], "<i8") for r in rows]),
-                    bits_up_counts=np.array([np.frombuffer(r[3], "<f8") for r in rows]),
-                    bits_down_counts=np.array([np.frombuffer(r[4], "<f8") for r in rows]),
-                    **_facts(facts),
-                    certificate=msgspec.json.decode(certificate),
+                    group_regret=stored.counted([r[1] for r in rows], "<f8", len(rounds)),
+                    replicates=tuple(stored.whole(r[0]) for r in rows),
+                    synchronisation_counts=stored.counted([r[2] for r in rows], "<i8", len(rounds)),
+                    bits_up_counts=stored.counted([r[3] for r in rows], "<f8", len(rounds)),
+                    bits_down_counts=stored.counted([r[4] for r in rows], "<f8", len(rounds)),
+                    **stored.facts(facts, len(rounds)),
+                    certificate=stored.certificate(certificate),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
-                    agent_rounds_per_second=played / seconds if seconds else None,
+                    agent_rounds_per_second=played / stored.finite(seconds) if seconds else None,
                 )
             )
         return Results(
@@ -303,12 +330,14 @@ def _owned(folder: Path) -> Iterator[None]:
 
 def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> bool:
     """Whether there is a store; InputError where it is another experiment's."""
-    if not path.exists():
+    if not os.path.exists(path):
         return False
     existing = _read_meta(path)
     if existing["identity"] != _json(meta["identity"]):
-        name = msgspec.json.decode(existing["identity"]).get("name")
-        what = _difference(msgspec.json.decode(existing["identity"]), meta["identity"])
+        with _whole(path):
+            before = msgspec.json.decode(existing["identity"])
+            name = before.get("name")
+            what = _difference(before, meta["identity"])
         raise InputError(
             f'{folder} holds another experiment ("{name}", different {what}); '
             "choose another output folder"
@@ -354,7 +383,7 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
 def _read_meta(path: Path) -> dict[str, str]:
     try:
         meta = _meta_of(path, "ro")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, *stored.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
         # A process died while it was committing: whoever may write takes that commit back.
@@ -378,12 +407,9 @@ def _meta_of(path: Path, mode: str) -> dict[str, str]:
         connection.close()
 
 
-def _facts(stored: str) -> dict[str, Any]:
-    """A curve's facts; JSON has no infinity, so an infinite bound is stored as null."""
-    facts: dict[str, Any] = msgspec.json.decode(stored)
-    for values in facts.get("bounds", {}).values():
-        values[:] = [math.inf if v is None else v for v in values]
-    return facts
+def _run_of(row: Sequence[Any]) -> Run:
+    seconds, threads, *words = row
+    return Run(stored.finite(seconds), stored.whole(threads), *map(stored.text, words))
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

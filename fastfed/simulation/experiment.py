@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
+import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -38,6 +40,9 @@ SEMANTICS = 3
 
 #: Bytes of noise that the Toeplitz releases of one replicate may keep.
 MOST_HISTORY = 4 * 2**30
+
+#: Curves of one experiment: each is planned before the first is played, at some 10 ms.
+MOST_CURVES = 1000
 
 #: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
 LISTS, LISTS_OF_LISTS = ("silo_epsilon",), ("graph",)
@@ -170,12 +175,29 @@ def sweeps(key: str, values: list[Any]) -> bool:
     return key not in LISTS and not (edges and values)
 
 
+def check_integers(name: str, value: Any) -> None:
+    """InputError where an integer in plain data is beyond 64 bits, which no key needs or stores."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_integers(str(key), inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            check_integers(name, inner)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{name} must be below 2^63 in size, as all integers, got {show(value)}")
+
+
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     """One curve for every combination of its list-valued keys, the values in the label."""
     lists = {k: v for k, v in curve.items() if isinstance(v, list) and sweeps(k, v)}
     for key, values in lists.items():
         if not values:
             raise InputError(f"{key} must not be an empty list")
+    if (many := math.prod(map(len, lists.values()))) > MOST_CURVES:
+        raise InputError(
+            f"{', '.join(lists)} must give at most {MOST_CURVES} combinations, got {show(many)} "
+            f'(curve "{curve["label"]}")'
+        )
     expanded = []
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
@@ -260,6 +282,8 @@ def make_experiment(
     figure: dict[str, Any] | None = None,
 ) -> Experiment:
     """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
+    check_integers("curve", curves)
+    check_integers("figure", figure)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
     base = make_world(environment, silos, horizon)
     if not curves:
@@ -272,7 +296,10 @@ def make_experiment(
         if not isinstance(label, str) or not label.strip():
             raise InputError(f"label must be a text, got {show(label)}")
         tables.append({**table, "label": label})
-    built = tuple(build_curve(c, base, horizon) for table in tables for c in expand(table))
+    expanded = [c for table in tables for c in expand(table)]
+    if len(expanded) > MOST_CURVES:
+        raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
+    built = tuple(build_curve(c, base, horizon) for c in expanded)
     seen: set[str] = set()
     for curve in built:
         if curve.label in seen:
@@ -349,6 +376,7 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
     for key in ("name", "horizon", "environment", "curve"):
         if key not in spec:
             raise InputError(f"{key} is required")
+    check_integers("spec", spec)
     curves = spec["curve"]
     if not isinstance(curves, list):
         raise InputError("curve must be a list of tables: write [[curve]]")
@@ -363,14 +391,18 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; InputError with line and column when it is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file in UTF-8") from None
+    except ValueError as error:  # a path that no system has
+        raise InputError(f"{path}: cannot be read ({error})") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InputError(f"{path}: not TOML: lists or tables are nested too deep") from None
+    except ValueError as error:  # TOMLDecodeError, or a number too long for Python to read
         raise InputError(f"{path}: not TOML: {error}") from None
 
 
@@ -386,7 +418,7 @@ def find_beside(environment: Any, path: Path) -> None:
         value = environment.get(key)
         if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
             beside = path.parent / value
-            environment[key] = str(beside if beside.exists() else Path(value))
+            environment[key] = str(beside if os.path.exists(beside) else Path(value))
 
 
 def load_experiment(path: str | Path, **overrides: Any) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def left_to_play(experiment: Experiment, folder: str | Path) -> list[Pass]:
 def load(folder: str | Path) -> Results:
     """The results of an output folder."""
     path = Path(folder)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder")
     with Store.open_existing(path) as store:
         return store.results()
