@@ -1,0 +1,81 @@
+"""Records of a CSV in the plainest way: cells by the csv module, numbers by fractions."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from fractions import Fraction
+
+import numpy as np
+
+MISSING = ("", "?", "NA", "nan", "NaN", "NAN")
+Records = tuple[np.ndarray, list[int], list[int] | None]
+
+
+def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | None:
+    """(features, class of each record, silo of each record); None where it must be refused."""
+    try:
+        text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8-sig")
+        rows = [[c.strip() for c in row] for row in csv.reader(io.StringIO(text, ""), strict=True)]
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error):
+        return None
+    rows = [row for row in rows if any(row)]
+    if len(rows) < 2 or "\0" in text or any(len(row) != len(rows[0]) for row in rows):
+        return None
+    names = [n for n in rows[0] if n]
+    if len(set(names)) != len(names) or label not in names or (silo and silo not in names):
+        return None
+    columns = {n: [row[i] for row in rows[1:]] for i, n in enumerate(rows[0]) if n}
+    labels = columns.pop(label)
+    numeric = all(decimal(cell) is not None for cell in labels)
+    values = [decimal(cell) if numeric else cell for cell in labels]
+    classes = sorted(set(values))
+    if set(labels) & set(MISSING) or not 2 <= len(classes) <= 1000:
+        return None
+    if len(classes) == len(labels) > 2:
+        return None
+    owners = None
+    if silo:
+        cells = columns.pop(silo)
+        if set(cells) & set(MISSING):
+            return None
+        owners = [list(dict.fromkeys(cells)).index(cell) for cell in cells]
+    parts: list[list[float]] = []
+    for cells in columns.values():
+        present = [cell for cell in cells if cell not in MISSING]
+        numbers = [decimal(cell) for cell in present]
+        if not present:
+            continue
+        if None not in numbers:
+            if any(abs(float(cell)) == float("inf") for cell in present):
+                return None
+            low, high = min(numbers), max(numbers)
+            if high - low > Fraction(np.finfo(float).max):
+                return None
+            span = high - low or 1
+            parts.append([0.0 if c in MISSING else float((decimal(c) - low) / span) for c in cells])
+        else:
+            if len(set(present)) > 50:
+                return None
+            parts += [[float(c == v) for c in cells] for v in sorted(set(present))]
+        if len(present) < len(cells):
+            parts.append([float(c in MISSING) for c in cells])
+    if not parts:
+        return None
+    return np.array(parts).T, [classes.index(value) for value in values], owners
+
+
+def decimal(cell: str) -> Fraction | None:
+    """A decimal in ASCII, as exactly what it says; None for any other text."""
+    if not cell or set(cell) - set("+-.0123456789eE") or cell[0] in "eE":
+        return None
+    mantissa, e, power = cell.replace("E", "e").partition("e")
+    if e and not power.lstrip("+-"):
+        return None
+    try:
+        # Beyond these exponents all is zero or infinite, and a fraction would fill the memory.
+        return Fraction(f"{mantissa}e{min(max(int(power or 0), -9999), 9999)}")
+    except ValueError:
+        return None

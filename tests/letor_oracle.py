@@ -1,0 +1,68 @@
+"""LETOR text read in the plainest way: what the format says, line by line, in exact arithmetic."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from fractions import Fraction
+
+import numpy as np
+
+LARGEST = float(np.finfo(np.float32).max)
+Rows = tuple[list[int], list[int], np.ndarray]
+
+
+def oracle(data: bytes, name: str) -> Rows | None:
+    """(relevance, qid of each row, features) of a file; None where it must be refused."""
+    if name.endswith(".gz") or data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error):
+            return None
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    relevance, qids, rows = [], [], []
+    try:
+        for line in data.split(b"\n"):
+            words = [word.decode("ascii") for word in line.partition(b"#")[0].split()]
+            if not words:
+                continue
+            relevance.append(whole(words[0], 2**31))
+            if not words[1].startswith("qid:"):
+                return None
+            qids.append(whole(words[1][4:], 2**63))
+            row: dict[int, np.float32] = {}
+            for word in words[2:]:
+                left, right = word.split(":")
+                if not left.isdigit() or not 1 <= int(left) <= 65_536 or int(left) in row:
+                    return None
+                row[int(left)] = value(right)
+            rows.append(row)
+    except (ValueError, IndexError, ArithmeticError):
+        return None
+    if not rows:
+        return None
+    features = np.zeros((len(rows), max([1, *(j for row in rows for j in row)])), np.float32)
+    for at, row in enumerate(rows):
+        for j, number in row.items():
+            features[at, j - 1] = number
+    return relevance, qids, features
+
+
+def whole(text: str, limit: int) -> int:
+    """2 and 2.0 are whole numbers; 2e0, 1_0 and what no int64 holds are none."""
+    if set(text) - set("+-.0123456789") or text.startswith(".") or len(text) > 40:
+        raise ValueError(text)
+    number = Fraction(text)
+    if number.denominator != 1 or not -limit <= number < limit:
+        raise ValueError(text)
+    return int(number)
+
+
+def value(text: str) -> np.float32:
+    """A decimal as the nearest float64, and that as the nearest float32."""
+    if set(text) - set("+-.eE0123456789"):
+        raise ValueError(text)
+    number = float(text)
+    if abs(number) > LARGEST:
+        raise ValueError(text)
+    return np.float32(number)

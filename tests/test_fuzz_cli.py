@@ -1,0 +1,218 @@
+"""The command line with options and folders that are no good: a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import fuzzing
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_cli import SPEC
+from test_cli import fastfed as command
+
+RANDOM = st.randoms(use_true_random=False)
+NUMBERS = (
+    *("0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e400", "", " ", "x"),
+    *("9" * 30, "-" + "9" * 30, "1_0", "0x1", "1,5", "é", "--"),
+    *("2147483648", "18446744073709551616"),
+)  # fmt: skip
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "all",
+    "é",
+    "\n",
+    "\x1b[31m",
+    "a" * 300,
+    "-",
+    "/",
+    ".",
+    "gaussian",
+    "a\udcff",
+)
+MECHANISMS = (
+    *("gaussian", "gaussian-tree", "gaussian-tree-theorem", "honaker", "toeplitz", "vector-sum"),
+    *("noisy-points", "shuffled-points", "vector-batches", "noisy-argmin", "x", ""),
+)
+
+
+def repeat(examples):
+    quiet = list(HealthCheck)
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
+    )
+
+
+def said(*args: object) -> int:
+    """The exit code, 0, 1 or 2, of a command that does not end in a traceback."""
+    with fuzzing.within(60):
+        done = command(*args)
+    assert done.exception is None or isinstance(done.exception, SystemExit), (args, done.exception)
+    assert done.exit_code in (0, 1, 2)
+    if done.exit_code:
+        lines = done.stderr.strip().splitlines()
+        assert lines and lines[-1].startswith("error: "), (args, done.stderr)
+        assert lines[-1].isprintable()
+    return done.exit_code
+
+
+def options(rng, known: dict[str, tuple[str, ...]], most: int) -> list[str]:
+    names = [rng.choice(list(known)) for _ in range(rng.randint(0, most))]
+    return [f"{name}={rng.choice(known[name])}" for name in names]
+
+
+def calibrate(rng) -> list[str]:
+    small = {"--releases": NUMBERS, "--users": NUMBERS, "--dimension": NUMBERS}
+    odd = {**small, "--relation": (*TEXTS, "replace", "zero-out"), "--nothing": TEXTS}
+    budget = {"--epsilon": (*NUMBERS, "1.0", "0.1"), "--delta": (*NUMBERS, "1e-5", "0.1")}
+    usual = [f"{name}={rng.choice(values)}" for name, values in budget.items()]
+    return ["calibrate", "--", rng.choice(MECHANISMS)][:1] + usual + options(rng, odd, 3) + [
+        "--", rng.choice(MECHANISMS)
+    ]  # fmt: skip
+
+
+def other(rng) -> list[str]:
+    """Commands that must refuse at once: no figure, folder or spec is named right."""
+    name = rng.choice(TEXTS)
+    playing = {"--replicates": NUMBERS, "--threads": ("0", "x", "-1"), "--seed": NUMBERS}
+    playing |= {"--engine": TEXTS, "--scheduler": TEXTS, "-o": TEXTS}
+    planning = {"--silos": NUMBERS, "--dimension": NUMBERS, "--trust": TEXTS}
+    planning |= {"--relation": TEXTS, "--actions": NUMBERS, "--radius-multiplier": NUMBERS}
+    kinds = {
+        "run": options(rng, playing, 3),
+        "reproduce": [*options(rng, playing, 3), "--dry-run"],
+        "results": options(rng, {"--json": TEXTS}, 1),
+        "report": [],
+        "compare": [rng.choice(TEXTS)],
+        "privacy": options(rng, {"--curve": TEXTS}, 1),
+        "audit": options(rng, {"--trials": NUMBERS, "--seed": NUMBERS}, 2),
+        "plan": [*options(rng, planning, 4), "--seconds=0.01", "--epsilon=1", "--delta=0",
+                 "--environment=none.toml"],
+        "list": [],
+        rng.choice(TEXTS): [],
+    }  # fmt: skip
+    chosen = rng.choice(list(kinds))
+    odd = name if name != "all" else "none"
+    return [chosen, *kinds[chosen], "--", odd]
+
+
+@repeat(250)
+@given(RANDOM)
+def test_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    said(*(calibrate(rng) if rng.random() < 0.6 else other(rng)))
+
+
+@pytest.mark.slow
+@repeat(20_000)
+@given(RANDOM)
+def test_many_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    said(*(calibrate(rng) if rng.random() < 0.6 else other(rng)))
+
+
+# ---- stores ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("played")
+    (folder / "small.toml").write_text(SPEC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "matplotlib", None)
+        assert command("run", folder / "small.toml", "-o", folder / "good").exit_code == 0
+    return folder
+
+
+def broken(rng, good: bytes, path: Path) -> None:
+    """A store with bytes lost or changed, or with rows and columns that are not its own."""
+    path.write_bytes(good)
+    kind = rng.randrange(8)
+    data = bytearray(good)
+    at = rng.randrange(len(data))
+    if kind == 0:
+        del data[at:]
+    elif kind == 1:
+        for _ in range(rng.choice((1, 5, 50))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 2:
+        data[at : at + 4096] = bytes(4096)
+    elif kind == 3:
+        data[:] = bytes(rng.randrange(256) for _ in range(rng.randrange(40)))
+    if kind <= 3:
+        path.write_bytes(bytes(data))
+        return
+    with sqlite3.connect(path) as db:
+        table = rng.choice(("meta", "curves", "cells", "timings", "runs"))
+        columns = [column[1] for column in db.execute(f"PRAGMA table_info({table})")]
+        value = rng.choice((b"", b"\0" * 8, b"abc", "", "null", "{}", "[]", "x", -1, 2**62, 1e308))
+        change = rng.choice(
+            (
+                f"DROP TABLE {table}",
+                f"DELETE FROM {table}",
+                f"ALTER TABLE {table} RENAME COLUMN {columns[-1]} TO other",
+                f"UPDATE {table} SET {rng.choice(columns[1:])} = ?",
+            )
+        )
+        db.execute(change, (value,) * change.count("?"))
+    db.close()
+
+
+def check_store(rng, played: Path) -> None:
+    other = played / "other"
+    other.mkdir(exist_ok=True)
+    for file in other.iterdir():
+        file.unlink()
+    broken(rng, (played / "good" / "results.sqlite").read_bytes(), other / "results.sqlite")
+    for args in (("results", other), ("results", other, "--json"), ("report", other)):
+        said(*args)
+    said("compare", played / "good", other)
+    said("run", played / "small.toml", "-o", other, "--threads", 1)
+
+
+@repeat(40)
+@given(RANDOM)
+def test_a_damaged_store_gets_a_sentence(played, monkeypatch, rng):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    check_store(rng, played)
+
+
+@pytest.mark.slow
+@repeat(3_000)
+@given(RANDOM)
+def test_many_damaged_stores_get_a_sentence(played, monkeypatch, rng):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    check_store(rng, played)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE curves",
+        "DROP TABLE cells",
+        "UPDATE meta SET value = '[]' WHERE key = 'figure'",
+        "UPDATE meta SET value = '{' WHERE key = 'identity'",
+        "UPDATE cells SET bits_up = 'x'",
+        "UPDATE cells SET group_regret = x'0000'",
+        "UPDATE curves SET certificate = '{}'",
+        "UPDATE runs SET numpy = x'00'",
+        "UPDATE timings SET seconds = 9e999",
+    ],
+)
+def test_found_by_fuzzing(played, tmp_path, change):
+    path = tmp_path / "results.sqlite"
+    path.write_bytes((played / "good" / "results.sqlite").read_bytes())
+    with sqlite3.connect(path) as db:
+        db.execute(change)
+    db.close()
+    assert said("results", tmp_path) == 2
+    assert "is damaged, or no store of fastfed" in command("results", tmp_path).stderr
+
+
+def test_names_too_long_for_a_file_get_a_sentence():
+    for name in ("run", "privacy", "results", "report"):
+        extra = ("-o", "x") if name == "run" else ()
+        assert said(name, "y" * 300, *extra) == 2

@@ -1,0 +1,154 @@
+"""CSVs and arrays as they are damaged: right records, or a refusal; nothing between."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import fuzzing
+import numpy as np
+import pytest
+from csv_oracle import oracle
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastfed import ObliviousLosses, Replay
+from fastfed._validate import InputError
+from fastfed.environments.classification_data import _from_table, _read, classification_pool
+
+RANDOM = st.randoms(use_true_random=False)
+
+
+def repeat(examples):
+    quiet = list(HealthCheck)
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
+    )
+
+
+def check(data: bytes, name: str, silo: str | None) -> None:
+    """Features, classes and silos are the oracle's, or the file is refused by name."""
+    expected = oracle(data, name, "label", silo)
+    with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
+        path = Path(folder) / name
+        path.write_bytes(data)
+        try:
+            features, classes, owner, _ = _from_table(_read(path), "label", silo, None)
+        except InputError as error:
+            assert expected is None, str(error)
+            assert name in str(error) and str(error).isprintable()
+            return
+        pool = classification_pool(path, None if silo else 1, 3, "label", silo)
+    assert expected is not None, (features, classes)
+    np.testing.assert_allclose(features, expected[0], rtol=0, atol=1e-9)
+    assert classes.tolist() == expected[1]
+    assert (None if owner is None else owner.tolist()) == expected[2]
+    assert np.isfinite(pool.values).all() and pool.queries == len(classes)
+
+
+def case(rng):
+    data, name = fuzzing.damaged_csv(rng), "a.csv"
+    if rng.random() < 0.1:
+        name, data = "a.csv.gz", fuzzing.packed(rng, data)
+    check(data, name, rng.choice(("silo", "silo", None)))
+
+
+@repeat(250)
+@given(RANDOM)
+def test_a_damaged_csv_is_read_right_or_refused(rng):
+    case(rng)
+
+
+@pytest.mark.slow
+@repeat(20_000)
+@given(RANDOM)
+def test_many_damaged_csvs_are_read_right_or_refused(rng):
+    case(rng)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["n,label", "1,10000000000000000001", "2,10000000000000000002"] * 1,  # once one class
+        ["n,label", "1,1e400", "2,1e401"],
+        ["n,label", "1,1", "2,1.0", "3,0.1e1", "4,2"],
+        ["n,label", "1,a", "2,b", "x\0,a", "4,b"],  # once a text column
+        ["n,label", "1,0", "2,1", "-0,0"],
+    ],
+)
+def test_found_by_fuzzing(rows):
+    check("\n".join(rows).encode(), "a.csv", None)
+
+
+def test_a_label_beyond_any_number_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"n,label\n1,1e{'9' * 30}\n2,1\n")
+    with pytest.raises(InputError, match=r"a.csv:2: label 'label' must have an exponent"):
+        _from_table(_read(path), "label", None, None)
+
+
+def test_a_csv_of_many_columns_is_read_in_its_time(tmp_path):
+    names = [f"gene{i}" for i in range(40_000)]
+    path = tmp_path / "wide.csv"
+    cells = [",".join(str(i % 7) for i in range(j, j + 40_000)) for j in range(4)]
+    header = ",".join(names)
+    path.write_text(f"{header},label\n" + "".join(f"{c},{j % 2}\n" for j, c in enumerate(cells)))
+    start = time.process_time()
+    features, *_ = _from_table(_read(path), "label", None, None)
+    assert features.shape == (4, 40_000)
+    assert time.process_time() - start < 20
+
+
+def damaged_arrays(rng) -> bytes:
+    """An .npz or .npy file, whole, of another kind, or with bytes changed."""
+    file = io.BytesIO()
+    shapes = ((2, 5, 3, 2), (2, 5, 3), (1, 1, 1, 1), (0, 5, 3, 2), (4, 3), (2, 4, 3), ())
+    kinds = (float, float, np.float32, int, bool, complex, "<U3", "datetime64[s]", ">f4")
+    size = rng.choice((0.0, 0.1, 0.5, 1.0, 1e308, -1.0, np.nan, np.inf))
+
+    def one():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.full(rng.choice(shapes), size).astype(rng.choice(kinds))
+
+    try:
+        if rng.random() < 0.5:
+            names = rng.choice((("contexts", "rewards"), ("contexts",), ("a", "rewards"), ()))
+            np.savez(file, **{name: one() for name in names})
+        else:
+            np.save(file, one())
+    except ValueError:
+        np.save(file, np.zeros(3))
+    data = file.getvalue()
+    return fuzzing.damaged_text(rng, data) if rng.random() < 0.6 else data
+
+
+def check_arrays(data: bytes, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
+        path = Path(folder) / name
+        path.write_bytes(data)
+        for make in (lambda: Replay(path=str(path)), lambda: ObliviousLosses(losses=str(path))):
+            try:
+                made = make()
+            except InputError as error:
+                assert str(error).isprintable()
+                continue
+            if isinstance(made, Replay):
+                assert np.isfinite(made.contexts).all() and np.isfinite(made.rewards).all()
+            made.describe()
+
+
+@repeat(200)
+@given(RANDOM)
+def test_damaged_arrays_are_refused(rng):
+    check_arrays(damaged_arrays(rng), "a" + rng.choice((".npz", ".npy")))
+
+
+@pytest.mark.slow
+@repeat(20_000)
+@given(RANDOM)
+def test_many_damaged_arrays_are_refused(rng):
+    check_arrays(damaged_arrays(rng), "a" + rng.choice((".npz", ".npy")))
