@@ -121,9 +121,10 @@ def array(
 ) -> np.ndarray:
     """Value as a C-contiguous array of dtype; None in shape leaves that axis free."""
     try:
-        if np.iscomplexobj(value):
+        if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
-        result = np.ascontiguousarray(value, dtype=dtype)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            result = np.ascontiguousarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
     if np.ndim(value) == 0:

@@ -65,13 +65,13 @@ def options(rng, known: dict[str, tuple[str, ...]], most: int) -> list[str]:
 
 
 def calibrate(rng) -> list[str]:
-    small = {"--releases": NUMBERS, "--users": NUMBERS, "--dimension": NUMBERS}
-    odd = {**small, "--relation": (*TEXTS, "replace", "zero-out"), "--nothing": TEXTS}
-    budget = {"--epsilon": (*NUMBERS, "1.0", "0.1"), "--delta": (*NUMBERS, "1e-5", "0.1")}
-    usual = [f"{name}={rng.choice(values)}" for name, values in budget.items()]
-    return ["calibrate", "--", rng.choice(MECHANISMS)][:1] + usual + options(rng, odd, 3) + [
-        "--", rng.choice(MECHANISMS)
-    ]  # fmt: skip
+    sizes = (*NUMBERS, "1", "10", "100", "5000")
+    small = {"--releases": sizes, "--users": sizes, "--dimension": sizes}
+    odd = {**small, "--relation": (*TEXTS, "replace", "zero-out"), "--json": TEXTS}
+    epsilon = rng.choice((*NUMBERS, *("0.1", "1.0", "3") * 10))
+    delta = rng.choice((*NUMBERS, *("1e-5", "0.1") * 12))
+    budget = [f"--epsilon={epsilon}", f"--delta={delta}"]
+    return ["calibrate", *budget, *options(rng, odd, 1), "--", rng.choice(MECHANISMS)]
 
 
 def other(rng) -> list[str]:
