@@ -13,6 +13,7 @@ SHARED = {"_validate", "_random", "_kernels", "kernels", "__init__"}
 ALLOWED = {
     "_kernels": set(),
     "_validate": set(),
+    "_memory": {"_validate"},
     "_registry": {"_validate"},
     "keyed": set(),
     "_face": set(),
@@ -25,10 +26,10 @@ ALLOWED = {
     "_system": {"_validate", "_face", "privacy"},
     "bandits": {"_kernels", "_validate", "_random", "_system", "privacy", "protocols"},
     "experts": {"_kernels", "_validate", "_random", "_system", "privacy", "protocols"},
-    "environments": {"_kernels", "_registry", "_validate", "_random"},
+    "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_face"},
     "simulation": {
-        "_kernels", "_registry", "_validate", "_random", "_system", "_reference",
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_system", "_reference",
         "_reference_agent", "privacy", "protocols", "bandits", "experts", "environments", "results",
     },
     "experiments": {"_validate", "simulation"},

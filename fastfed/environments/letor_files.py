@@ -20,14 +20,28 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from fastfed._memory import available
 from fastfed._validate import InputError, integer
-from fastfed.environments.letor_parse import MAX_FEATURES, parse_block, parse_lines
+from fastfed.environments.growing import GrowingArray
+from fastfed.environments.letor_parse import (
+    MAX_FEATURES,
+    Rows,
+    TooWide,
+    parse_block,
+    parse_lines,
+)
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1  # of the cache; another number and nothing old is found again
 _BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then stay near the cache
@@ -96,42 +110,64 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
     cached = _load(folder)
     if cached is not None and (features is None or cached.features.shape[1] <= features):
         return cached
-    blocks, marks, digests = parse(sources, MAX_FEATURES if features is None else features)
-    for source, stamp in zip(sources, stamps, strict=True):
-        if _stamp(source) != stamp:
-            raise InputError(f"{source} changed while it was being read: start again")
-    relevance, starts, qids = marks
-    arrays = {"relevance": relevance, "starts": starts, "qids": qids}
-    width = max(block.shape[1] for block in blocks)
-    meta = {
-        "format": FORMAT,
-        "path": str(Path(path).resolve()),
-        "sources": [
-            {"name": s.name, "size": s.size, "mtime_ns": s.mtime_ns, "sha256": digest}
-            for s, digest in zip(stamps, digests, strict=True)
-        ],
-        "rows": len(relevance),
-        "features": width,
-        "queries": len(qids),
-    }
+    limit = MAX_FEATURES if features is None else features
     try:
-        store(
-            folder,
-            meta,
-            arrays,
-            {"features": ((len(relevance), width), (_widen(block, width) for block in blocks))},
-        )
+        _cache(folder, str(Path(path).resolve()), sources, stamps, limit)
     except OSError as error:
-        warnings.warn(
-            f"the cache folder {cache_folder()} cannot be written ({error.strerror or error}): "
-            f"{path} is parsed in memory, and again at the next start",
-            stacklevel=2,
-        )
+        why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
     else:
         _drop_older(folder, [s.name for s in stamps])
         stored = _load(folder)
         if stored is not None:
             return stored
+        why = f"what was written to the cache folder {cache_folder()} cannot be read"
+    warnings.warn(f"{why}: {path} is parsed in memory, and again at the next start", stacklevel=2)
+    return _in_memory(sources, stamps, limit, f"{path} is larger than memory, and {why}")
+
+
+def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], limit: int) -> None:
+    """Parse sources into a cache folder, block by block; OSError where it cannot be written."""
+    with fresh_folder(folder) as temporary, ExitStack() as stack:
+
+        def growing(name: str, dtype: Any, table: bool = False) -> GrowingArray:
+            path = temporary / f"{name}.npy"
+            return stack.enter_context(GrowingArray(path, dtype, table=table))
+
+        parts = Parts(
+            features=growing("features", np.float32, table=True),
+            relevance=growing("relevance", np.int32),
+            starts=growing("starts", np.int64),
+            qids=growing("qids", np.int64),
+        )
+        digests = parse(sources, limit, parts)
+        _check_unchanged(sources, stamps)
+        for part in (parts.features, parts.relevance, parts.starts, parts.qids):
+            part.finish()
+        meta = {
+            "format": FORMAT,
+            "path": path,
+            "sources": [
+                {"name": s.name, "size": s.size, "mtime_ns": s.mtime_ns, "sha256": digest}
+                for s, digest in zip(stamps, digests, strict=True)
+            ],
+            "rows": parts.features.rows,
+            "features": parts.features.width,
+            "queries": parts.qids.rows,
+        }
+        write_meta(temporary, meta)
+
+
+def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large: str) -> LetorRows:
+    """The same without a cache; InputError ``too_large`` where memory does not hold them."""
+    most = available()
+    blocks = _Held(most, too_large)
+    parts = Parts(blocks, [], [], [])
+    digests = parse(sources, limit, parts)
+    _check_unchanged(sources, stamps)
+    relevance, starts, qids = map(np.concatenate, (parts.relevance, parts.starts, parts.qids))
+    width = max(block.shape[1] for block in blocks)
+    if most is not None and 4 * len(relevance) * width > most:
+        raise InputError(too_large)
     table = np.zeros((len(relevance), width), dtype=np.float32)
     filled = 0
     while blocks:  # freed one by one: the peak is one copy, not two
@@ -140,6 +176,26 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
         filled += len(block)
     names = tuple(str(s) for s in sources)
     return LetorRows(table, relevance, starts, qids, names, tuple(digests), None)
+
+
+class _Held(list[np.ndarray]):
+    """Blocks in memory, as many as it has room for."""
+
+    def __init__(self, most: int | None, too_large: str) -> None:
+        super().__init__()
+        self._most, self._too_large, self._bytes = most, too_large, 0
+
+    def append(self, block: np.ndarray) -> None:
+        super().append(block)
+        self._bytes += block.nbytes
+        if self._most is not None and self._bytes > self._most:
+            raise InputError(self._too_large)
+
+
+def _check_unchanged(sources: list[Path], stamps: list[_Stamp]) -> None:
+    for source, stamp in zip(sources, stamps, strict=True):
+        if _stamp(source) != stamp:
+            raise InputError(f"{source} changed while it was being read: start again")
 
 
 def source_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -169,17 +225,21 @@ def source_files(path: str | os.PathLike[str]) -> list[Path]:
 # ---- parsing ---------------------------------------------------------------------------------
 
 
-def parse(
-    sources: Iterable[Path], limit: int = MAX_FEATURES
-) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray], list[str]]:
-    """Blocks of features, (relevance, query starts, qids), and the SHA-256 of each source.
+@dataclass(frozen=True)
+class Parts:
+    """What parsed rows are added to, block by block: lists of arrays, or arrays that grow."""
 
-    limit is the largest feature index allowed.
+    features: Any
+    relevance: Any
+    starts: Any
+    qids: Any
+
+
+def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
+    """Add all rows to ``parts``, and return the SHA-256 of each source.
+
+    ``limit`` is the largest feature index allowed. No more than a block of a file is held at once.
     """
-    blocks: list[np.ndarray] = []
-    relevances: list[np.ndarray] = []
-    starts: list[np.ndarray] = []
-    qids: list[np.ndarray] = []
     digests: list[str] = []
     count = 0
     # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
@@ -187,25 +247,40 @@ def parse(
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()
-        in_file: list[np.ndarray] = []
+        before, last = count, 0
         for block, line in _blocks(source, digest):
-            rows = parse_block(block, limit)
-            if rows is None:
-                rows = parse_lines(block, str(source), line, limit)
-            if len(rows.qid):
-                blocks.append(rows.values)
-                relevances.append(rows.relevance)
-                in_file.append(rows.qid)
-        if not in_file:
+            for rows in _rows(block, str(source), line, limit):
+                if not len(rows.qid):
+                    continue
+                parts.features.append(rows.values)
+                parts.relevance.append(rows.relevance)
+                new = np.concatenate([[rows.qid[0] != last], rows.qid[1:] != rows.qid[:-1]])
+                new[0] |= count == before  # a query ends with its file
+                first = np.flatnonzero(new)
+                parts.starts.append(first + count)
+                parts.qids.append(rows.qid[first])
+                count, last = count + len(rows.qid), int(rows.qid[-1])
+        if count == before:
             raise InputError(f"{source} must hold LETOR rows, found none")
-        qid = np.concatenate(in_file)
-        first = np.flatnonzero(np.concatenate([[True], qid[1:] != qid[:-1]]))
-        starts.append(first + count)
-        qids.append(qid[first])
-        count += len(qid)
         digests.append(digest.hexdigest())
-    offsets = np.concatenate([*starts, [count]]).astype(np.int64)
-    return blocks, (np.concatenate(relevances), offsets, np.concatenate(qids)), digests
+    parts.starts.append(np.array([count], np.int64))
+    return digests
+
+
+def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
+    """Rows of whole lines, in as many parts as it takes to keep each table small."""
+    try:
+        rows = parse_block(block, limit)
+        if rows is None:
+            rows = parse_lines(block, name, line, limit)
+    except TooWide:
+        cut = block.find(b"\n", len(block) // 2) + 1
+        if cut in (0, len(block)):
+            cut = block.rfind(b"\n", 0, len(block) - 1) + 1
+        yield from _rows(block[:cut], name, line, limit)
+        yield from _rows(block[cut:], name, line + block.count(b"\n", 0, cut), limit)
+    else:
+        yield rows
 
 
 class _HashingFile(io.RawIOBase):
@@ -347,39 +422,32 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
     return False, "changed since it was cached: the next start parses it again"
 
 
-def store(
-    folder: Path,
-    meta: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    streams: dict[str, tuple[tuple[int, ...], Iterable[np.ndarray]]],
-) -> None:
-    """Write arrays, float32 streams (shape, parts in order) and meta.json as folder, all or none.
+@contextmanager
+def fresh_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``folder`` at the end, so that no reader sees half of it.
 
-    Everything goes to a temporary folder that is renamed at the end, so no reader sees half of it.
-    Raises OSError when the folder cannot be written.
+    Whatever is raised inside, or kills the process, leaves no ``folder``; what a killed process
+    leaves behind goes with the next one that writes here. Raises OSError when the folder cannot be
+    written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep(folder.parent)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     try:
-        for name, values in arrays.items():
-            np.save(temporary / f"{name}.npy", values)
-        for name, (shape, parts) in streams.items():
-            # Written, not mapped: a full disk is then an error and not a signal.
-            with (temporary / f"{name}.npy").open("wb") as file:
-                np.lib.format.write_array_header_1_0(
-                    file, {"descr": "<f4", "fortran_order": False, "shape": shape}
-                )
-                for part in parts:
-                    file.write(np.ascontiguousarray(part, dtype="<f4").data)
-        (temporary / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        if folder.exists() and load_meta(folder) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        # Another process may have been first; its folder holds the same.
-        with contextlib.suppress(FileExistsError):
-            _rename(temporary, folder)
+        with _held(temporary):
+            yield temporary
+            if folder.exists() and load_meta(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            # Another process may have been first; its folder holds the same.
+            with contextlib.suppress(FileExistsError):
+                _rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json."""
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def load_meta(folder: Path) -> dict[str, Any] | None:
@@ -450,12 +518,43 @@ def _drop_older(folder: Path, names: list[str]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _sweep(parent: Path, age: float = 86_400.0) -> None:
-    """Remove what a killed process left half-written more than a day ago."""
+@contextmanager
+def _held(temporary: Path) -> Iterator[None]:
+    """Mark a temporary folder as in use, by a lock that ends with the process."""
+    lock = None
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            lock = os.open(temporary, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _sweep(parent: Path, age: float = 60.0) -> None:
+    """Remove what killed processes left half-written: what nobody holds, and is a minute old."""
     for part in parent.glob(".part-*"):
         with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime > age:
+            if time.time() - part.stat().st_mtime > age and not _in_use(part):
                 shutil.rmtree(part, ignore_errors=True)
+
+
+def _in_use(part: Path) -> bool:
+    """Whether a process holds a temporary folder; one of the last day, where there are no locks."""
+    if fcntl is None:
+        return time.time() - part.stat().st_mtime < 86_400.0
+    lock = os.open(part, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return time.time() - part.stat().st_mtime < 86_400.0
+    finally:
+        os.close(lock)
+    return False
 
 
 def _stamp(source: Path) -> _Stamp:
@@ -464,10 +563,3 @@ def _stamp(source: Path) -> _Stamp:
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
     return _Stamp(str(source.resolve()), found.st_size, found.st_mtime_ns)
-
-
-def _widen(block: np.ndarray, width: int) -> np.ndarray:
-    """Block with zero columns added up to width."""
-    if block.shape[1] == width:
-        return block
-    return np.pad(block, ((0, 0), (0, width - block.shape[1])))

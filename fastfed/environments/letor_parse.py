@@ -18,6 +18,9 @@ from fastfed._validate import InputError, show
 
 MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
 
+#: Entries of the table of one block of more than a line: a few wide lines among many short ones.
+MOST_ENTRIES = 2**24
+
 _WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -34,6 +37,10 @@ class Rows:
     relevance: np.ndarray
     qid: np.ndarray
     values: np.ndarray
+
+
+class TooWide(Exception):
+    """A block whose table would be too large: parse fewer of its lines at once."""
 
 
 def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
@@ -121,6 +128,8 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
         qids.append(_whole(words[1][4:], where, "qid", 63))
         pairs.append(_pairs(words[2:], where, limit))
     width = max((max(row, default=0) for row in pairs), default=0)
+    if len(pairs) > 1 and len(pairs) * width > MOST_ENTRIES:
+        raise TooWide
     values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
     for row, found_pairs in enumerate(pairs):
         for index, value in found_pairs.items():
@@ -214,6 +223,8 @@ def _table(
     row = np.repeat(np.arange(lines), pairs)
     if ((np.diff(index) <= 0) & (row[1:] == row[:-1])).any():
         return None
+    if lines > 1 and lines * width > MOST_ENTRIES:
+        raise TooWide
     table = np.zeros((lines, width), dtype=np.float32)
     table[row, index - 1] = value
     return table

@@ -14,23 +14,28 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
+from fastfed.environments.growing import Stored
 from fastfed.environments.letor_files import (
     FORMAT,
     LetorRows,
     cache_folder,
+    fresh_folder,
     load_array,
     load_meta,
     read_letor,
-    store,
+    write_meta,
 )
+from fastfed.environments.letor_kept import InMemory, Kept, OnDisk
 from fastfed.environments.letor_parse import MAX_FEATURES
 from fastfed.environments.pool import Pool, equal_blocks, feature_major
 
@@ -39,6 +44,7 @@ _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 1
 _TEXT = (0, *(5 * i + j for i in range(25) for j in (1, 3, 5)), 132, 133)
 FEATURE_SETS = {"anchor-url": _ANCHOR_URL, "text": _TEXT, "both": _ANCHOR_URL + _TEXT}
 _CHUNK = 8192  # rows held in float64 at a time
+_NUMBERS = 2**25  # and their numbers, where rows are very long
 _DERIVED = 1  # version of how a pool is made; another number and no cached pool is found again
 
 
@@ -48,6 +54,15 @@ class _Derived:
 
     values: np.ndarray
     means: np.ndarray
+    theta: np.ndarray
+    notes: tuple[str, ...]
+    linear: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Model:
+    """What a pool is besides its values and means."""
+
     theta: np.ndarray
     notes: tuple[str, ...]
     linear: bool
@@ -174,11 +189,7 @@ def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
         return _derive(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
     folder = letor.folder / "pools" / key
-    found = _load(letor, options, folder)
-    if found is not None:
-        return found
-    made = _derive(letor, options, path, folder)
-    return _load(letor, options, folder) or made
+    return _load(letor, options, folder) or _derive(letor, options, path, folder)
 
 
 def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
@@ -196,7 +207,7 @@ def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived |
 
 
 def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
-    """Features, means and model; kept in memory, and written to folder if it is given."""
+    """Features, means and model: written to folder, or kept in memory where there is none."""
     columns = np.array(options["columns"])
     theta, largest, notes = _fit(letor, columns, options["theta_penalty"])
     if not theta.any():
@@ -204,23 +215,41 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             f"theta_penalty must be smaller for {path}: at {options['theta_penalty']:g} the lasso "
             "makes every coefficient 0, so all actions would have the same mean reward"
         )
-    if options["scaling"] == "column":
-        made = _by_column(letor, columns, theta, largest, options["reward_range"], path)
-    else:
-        made = _by_row(letor, columns, theta)
-    made = _Derived(made.values, made.means, made.theta, (*notes, *made.notes), made.linear)
+
+    def make(kept: Kept) -> _Model:
+        if options["scaling"] == "column":
+            span = options["reward_range"]
+            made = _by_column(letor, columns, theta, largest, span, path, kept)
+        else:
+            made = _by_row(letor, columns, theta, kept)
+        return replace(made, notes=(*notes, *made.notes))
+
+    too_large, stays = f"the pool of {path} is larger than memory", ""
     if folder is not None:
-        meta = {"format": FORMAT, **options, "notes": made.notes, "linear": made.linear}
-        arrays = {"values": made.values, "means": made.means, "theta": made.theta}
         try:
-            store(folder, meta, arrays, {})
+            with fresh_folder(folder) as temporary:
+                with OnDisk(temporary) as kept:
+                    made = make(kept)
+                    kept.finish()
+                np.save(temporary / "theta.npy", made.theta)
+                meta = {"format": FORMAT, **options, "notes": made.notes, "linear": made.linear}
+                write_meta(temporary, meta)
         except OSError as error:
-            warnings.warn(
-                f"the cache folder {cache_folder()} cannot be written "
-                f"({error.strerror or error}): the pool of {path} stays in memory",
-                stacklevel=4,
-            )
-    return made
+            why = f"the cache folder {cache_folder()} cannot be written ({error.strerror or error})"
+            too_large = f"{too_large}, and {why}"
+            stays = f"{why}: the pool of {path} stays in memory"
+        else:
+            stored = _load(letor, options, folder)
+            if stored is not None:
+                return stored
+    rows, most = len(letor.relevance), available()
+    if most is not None and rows * (4 * len(columns) + 8) > most:
+        raise InputError(too_large)
+    if stays:
+        warnings.warn(stays, stacklevel=4)
+    held = InMemory(rows, len(columns))
+    made = make(held)
+    return _Derived(held.values, held.means, made.theta, made.notes, made.linear)
 
 
 def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -228,15 +257,30 @@ def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, n
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
     queries = len(starts) - 1
+    most = max(1, min(_CHUNK, _NUMBERS // len(columns)))
     first = 0
-    while first < queries:
-        last = int(np.searchsorted(starts, starts[first] + _CHUNK, side="right")) - 1
-        last = max(last, first + 1)
-        rows = letor.features[starts[first] : starts[last]]
-        raw = np.full((len(rows), len(columns)), INTERCEPT)
-        raw[:, position] = rows[:, columns[position] - 1]
-        yield first, last, raw
-        first = last
+    with _reader(letor) as part:
+        while first < queries:
+            last = int(np.searchsorted(starts, starts[first] + most, side="right")) - 1
+            last = max(last, first + 1)
+            rows = part(int(starts[first]), int(starts[last]))
+            raw = np.full((len(rows), len(columns)), INTERCEPT)
+            raw[:, position] = rows[:, columns[position] - 1]
+            yield first, last, raw
+            first = last
+
+
+@contextmanager
+def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
+    """Rows first .. last - 1, in memory of their own where they lie in a file."""
+    if letor.folder is None:
+        yield lambda first, last: letor.features[first:last]
+        return
+    stored = Stored(letor.folder / "features.npy")
+    try:
+        yield stored.part
+    finally:
+        stored.close()
 
 
 def _fit(
@@ -282,14 +326,13 @@ def _by_column(
     largest: np.ndarray,
     span: tuple[float, float],
     path: str,
-) -> _Derived:
+    kept: Kept,
+) -> _Model:
     """Columns by their largest value, rows by the largest norm: an exactly linear model."""
     scale = np.where(largest > 0, largest, 1.0)
     norm = max(float(_norms(raw / scale).max()) for _, _, raw in _chunks(letor, columns))
     scale *= norm / _below_one(len(columns))
     model = theta * scale
-    values = np.empty(len(letor.relevance) * len(columns), dtype=np.float32)
-    means = np.empty(len(letor.relevance))
     low = np.full(len(columns), np.inf, dtype=np.float32)
     high = -low
     for first, last, raw in _chunks(letor, columns):
@@ -297,9 +340,8 @@ def _by_column(
         np.minimum(low, rows.min(axis=0), out=low)
         np.maximum(high, rows.max(axis=0), out=high)
         # From the rounded rows, so that the model is linear in what the learner sees.
-        means[letor.starts[first] : letor.starts[last]] = rows.astype(np.float64) @ model
-        _fill(values, rows, letor, first, last)
-    least, most = float(means.min()), float(means.max())
+        kept.add(_flat(rows, letor, first, last), rows.astype(np.float64) @ model)
+    least, most = kept.least, kept.most
     if not most > least:
         raise InputError(
             f"features must tell the actions of {path} apart, but all of them have the same mean "
@@ -307,7 +349,7 @@ def _by_column(
         )
     slope = (span[1] - span[0]) / (most - least)
     shift = span[0] - slope * least
-    means = np.clip(slope * means + shift, span[0], span[1])
+    kept.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
     model *= slope
     constant = np.where(low == high, low, np.float32(0)).astype(np.float64)
     absorbed = bool(constant.any())
@@ -328,35 +370,29 @@ def _by_column(
         f"in [{span[0]:g}, {span[1]:g}]; {where}",
         norm_note,
     )
-    return _Derived(values, means, model, notes, absorbed or shift == 0.0)
+    return _Model(model, notes, absorbed or shift == 0.0)
 
 
-def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray) -> _Derived:
+def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray, kept: Kept) -> _Model:
     """The published code's scaling: unit rows, rewards from the raw rows."""
-    values = np.empty(len(letor.relevance) * len(columns), dtype=np.float32)
-    means = np.empty(len(letor.relevance))
     for first, last, raw in _chunks(letor, columns):
-        means[letor.starts[first] : letor.starts[last]] = raw @ theta
         norms = _norms(raw)
         norms[norms == 0] = 1.0
         unit = raw * (_below_one(len(columns)) / norms)[:, None]
-        _fill(values, unit.astype(np.float32), letor, first, last)
+        kept.add(_flat(unit.astype(np.float32), letor, first, last), raw @ theta)
     notes = (
         "theta* was computed from the data and is taken as public",
         "rows have norm 1 while mean rewards are <raw row, theta*>, so the mean is not linear in "
         "what the learner sees and no radius is proven",
-        f"mean rewards lie in [{means.min():.4g}, {means.max():.4g}]",
+        f"mean rewards lie in [{kept.least:.4g}, {kept.most:.4g}]",
     )
-    return _Derived(values, means, theta, notes, False)
+    return _Model(theta, notes, False)
 
 
-def _fill(values: np.ndarray, rows: np.ndarray, letor: LetorRows, first: int, last: int) -> None:
-    """Write the feature-major blocks of queries first .. last."""
+def _flat(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarray:
+    """The feature-major blocks of queries first .. last, one after the other."""
     starts = np.asarray(letor.starts[first : last + 1])
-    at = int(starts[0]) * rows.shape[1]
-    for block in feature_major(rows, starts - starts[0]):
-        values[at : at + len(block)] = block
-        at += len(block)
+    return np.concatenate(list(feature_major(rows, starts - starts[0])))
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,120 @@
+"""How much memory this process may still take, and how sizes are written and read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastfed._validate import InputError, show
+
+_PROC = Path("/proc")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+
+
+def available(proc: Path = _PROC) -> int | None:
+    """Bytes that can still be taken; None where the system does not say.
+
+    The least of what the system has free (pages that it would give up at once count as free), what
+    the control groups of this process leave it (versions 1 and 2), and its limit of addresses.
+    """
+    found = [_system(proc), *_groups(proc), _addresses(proc)]
+    known = [max(0, size) for size in found if size is not None]
+    return min(known) if known else None
+
+
+def _system(proc: Path) -> int | None:
+    """Of the whole system; elsewhere than on Linux all that it has."""
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    for pages in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
+        try:
+            return int(os.sysconf(pages)) * int(os.sysconf("SC_PAGE_SIZE"))
+        except (AttributeError, ValueError, OSError):
+            continue
+    return None
+
+
+def _groups(proc: Path) -> Iterator[int]:
+    """What every control group that this process is in, and each group around it, has left."""
+    root = proc.parent / "sys" / "fs" / "cgroup"
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            yield from _left(root, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            yield from _left(root / "memory", path, *names)
+
+
+def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Limit less usage, of a group and of all around it. In a container its own is the root."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for depth in range(len(parts), -1, -1):
+        folder = root.joinpath(*parts[:depth])
+        try:
+            most = int((folder / limit).read_text())  # "max" is no number
+            used = int((folder / usage).read_text())
+        except (OSError, ValueError):
+            continue
+        # Files that were read lie in memory until somebody needs it.
+        yield most - max(0, used - _statistic(folder / "memory.stat", cached))
+
+
+def _statistic(path: Path, name: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def _addresses(proc: Path) -> int | None:
+    """What `ulimit -v` leaves."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return None
+        pages = int((proc / "self" / "statm").read_text().split()[0])
+        return limit - pages * resource.getpagesize()
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
+
+
+def size_of(name: str, value: object) -> int:
+    """Bytes of a size such as 40GB, 1.5 GiB or 4e9 (a number: bytes); InputError if it is none."""
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        unit = found[2].lower()
+        size = float(found[1]) * {**_UNITS, **_BINARY}[unit]
+        if 1.0 <= size < 2.0**63:
+            return int(size)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**63:
+        return int(value)
+    raise InputError(f'{name} must be a size such as "40GB" or bytes >= 1, got {show(value)}')
+
+
+def shown(size: float) -> str:
+    """Bytes as they should appear in a sentence: 31 GB."""
+    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= 0.9995 * scale:
+            number = size / scale
+            if number >= 9999.5:
+                return f"{number:.1e} {unit}"
+            return f"{number:.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
+    return f"{max(1, round(size / 1e3))} kB"
