@@ -136,10 +136,10 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
 
 
 def test_a_file_without_line_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(letor_files, "_MOST_LINE", 1 << 20)
+    monkeypatch.setattr(letor_files, "_LONGEST", 1 << 20)
     path = tmp_path / "a.txt"
     path.write_bytes(b"1 qid:1 1:2\n" + b"x" * (3 << 20))
-    with pytest.raises(InputError, match=r"a\.txt:2: a line must have at most 1 MB"):
+    with pytest.raises(InputError, match=r"a\.txt:2: a line must be at most 1048576 bytes"):
         read_letor(path)
 
 

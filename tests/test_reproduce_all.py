@@ -94,7 +94,15 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     result = fastfed("reproduce", "all", "-o", figures, "--threads", 1)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0] == ["figure", "rounds", "replicates", "left", "agent-rounds", "predicted"]
+    assert lines[0] == [
+        "figure",
+        "rounds",
+        "replicates",
+        "left",
+        "agent-rounds",
+        "predicted",
+        "memory",
+    ]
     # 2 curves, 4 silos: 3 replicates of 80 rounds ("all"), and 4 of 80.
     assert lines[1][:5] == ["exact", "80", "3", "6", "1"] and lines[1][5] == "920"
     assert lines[2][:6] == ["printed", "80", "4", "8", "2", "560"]

@@ -20,7 +20,7 @@ from fastfed.advice.scale import (
 )
 from fastfed.environments import Environment
 from fastfed.protocols.plan import NoiseStd, Plan
-from fastfed.simulation import drive
+from fastfed.simulation import drive, memory
 from fastfed.simulation.outcome import checkpoint_rounds
 
 #: Checkpoints of a short run; the pace at its end is that of the last quarter of what was played.
@@ -146,7 +146,14 @@ class Contest:
         works = [(r, kind) for r in range(size.replicates) for kind in (0, 1) if groups[kind]]
         inner = max(1, self.threads // len(works))
         finals = np.zeros((size.replicates, len(entrants)))
-        with ThreadPoolExecutor(min(self.threads, len(works))) as pool:
+        facts = self.environment.facts(size.silos, self.horizon)
+        terms = [
+            memory.of_pass(worlds[kind], facts, [plans[i] for i in group], len(marks), inner)
+            for kind, group in enumerate(groups)
+            if group
+        ]
+        workers = memory.that_fit(max(terms, key=memory.total), min(self.threads, len(works)))
+        with ThreadPoolExecutor(workers) as pool:
             for replicate, kind, found in pool.map(job, works):
                 finals[replicate, groups[kind]] = found
         return finals

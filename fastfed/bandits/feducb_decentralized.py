@@ -97,7 +97,9 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
         keys = msgspec.structs.replace(keys, failure_probability=share)
     for clique in cliques:
         for estimator in range(gamma):
-            own = replace(setting, silos=len(clique), horizon=len(shape.rounds(estimator)))
+            own = replace(
+                setting, silos=len(clique), horizon=shape.uses(estimator, setting.horizon)
+            )
             federation = Federation(own, setting, gamma, len(cliques))
             # Parts of one size are alike, and some constants take long to find.
             kind = own.silos, own.horizon

@@ -31,8 +31,9 @@ OPTIONAL = {
 def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
     """Whether this installation and its data are in order.
 
-    Versions, how the compiled core was built, the cache of parsed files, and whether the files
-    still have the checksums they had when they were parsed. Exit code 1 if something is wrong.
+    Versions, how the compiled core was built, memory that is available, the cache of parsed files,
+    and whether the files still have the checksums they had when they were parsed. Exit code 1 if
+    something is wrong.
     """
     found = examine(data)
     if as_json:
@@ -46,6 +47,7 @@ def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
 def examine(data: Path | None) -> dict[str, Any]:
     """Everything that `doctor` reports, as plain data."""
     import fastfed
+    from fastfed._memory import available
 
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
     problems = [f"{name} is missing" for name in REQUIRED if packages[name] is None]
@@ -55,6 +57,7 @@ def examine(data: Path | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": packages,
+        "memory": available(),
         "build": build,
         "plugins": _plugins(problems) if build["compiled"] else {},
         **(_data(data, problems) if build["compiled"] else {"cache": None, "sources": []}),
@@ -139,6 +142,8 @@ def _print(found: dict[str, Any]) -> None:
         f"processor clones: {without[build['target_clones']]}; "
         f"16-bit sieve: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
+    if found["memory"] is not None:
+        click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")
     rows = [
         (name, version or "missing", OPTIONAL.get(name, "required"))
         for name, version in found["packages"].items()

@@ -100,6 +100,8 @@ def _exit_code(run: Any) -> int:
         if not isinstance(error, InputError):
             raise
         return _say(str(error), 2)
+    except MemoryError as error:
+        return _say(str(error) or "out of memory", 1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

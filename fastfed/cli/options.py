@@ -50,6 +50,11 @@ def playing_options(command: F) -> F:
                 "machine).",
             ),
             click.option(
+                "--memory", metavar="SIZE",
+                help="Memory it may take, such as 40GB (default: what is available). A run that "
+                "needs more is refused before anything is written.",
+            ),
+            click.option(
                 "--seed", type=int, metavar="N",
                 help="Seed, in place of the spec's.",
             ),
@@ -61,6 +66,14 @@ def playing_options(command: F) -> F:
     ):  # fmt: skip
         command = option(command)
     return command
+
+
+def checked_memory(memory: str | None) -> None:
+    """InputError where --memory is no size."""
+    from fastfed._memory import size_of
+
+    if memory is not None:
+        size_of("--memory", memory)
 
 
 def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:

@@ -24,8 +24,9 @@ from fastfed.results.files import FULL
 from fastfed.results.store import FILE
 from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.fitting import OutOfMemory
 from fastfed.simulation.passes import Pass, predict_seconds
-from fastfed.simulation.run import run
+from fastfed.simulation.run import layout_for, run
 
 KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
@@ -37,13 +38,14 @@ def play(
     threads: int | None,
     engine: str = "local",
     scheduler: str | None = None,
+    memory: str | None = None,
 ) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
 
     def on_start(passes: list[Pass], threads: int) -> None:
         say(announce(experiment, passes, threads))
 
-    source = play_silently(experiment, folder, threads, engine, scheduler, on_start)
+    source = play_silently(experiment, folder, threads, engine, scheduler, memory, on_start)
     with failures(folder):
         written = write_report(source, folder)
     print_results(source)
@@ -60,6 +62,7 @@ def play_silently(
     threads: int | None,
     engine: str = "local",
     scheduler: str | None = None,
+    memory: str | None = None,
     on_start: Callable[[list[Pass], int], None] | None = None,
 ) -> Source:
     """Play what is missing into a folder; only progress is shown, and no report is written.
@@ -67,6 +70,12 @@ def play_silently(
     ``on_start`` hears what is left and with how many threads.
     """
     check_writable(folder)
+    layout = layout_for(
+        experiment, folder,
+        threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory,
+    )  # fmt: skip
+    if layout.reduced:
+        say(f"{experiment.name}: {layout.reduced}")
     with ExitStack() as stack:
         heard: Heard | None = None
 
@@ -89,6 +98,7 @@ def play_silently(
                 threads=threads,
                 engine=engine,
                 scheduler=scheduler,
+                memory_limit=memory,
                 on_start=start,
                 progress=on_progress,
             )
@@ -154,8 +164,10 @@ def failures(folder: Path) -> Iterator[None]:
         raise RunFailed(f"{path} cannot be written ({error.strerror}); {KEPT}") from None
     except EngineError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
-    except MemoryError:
-        raise RunFailed("out of memory: fewer threads or silos need less") from None
+    except MemoryError as error:
+        known = isinstance(error, OutOfMemory)
+        why = str(error) if known else "out of memory: fewer threads or silos need less"
+        raise RunFailed(f"{why}; {KEPT}" if (folder / FILE).exists() else why) from None
     except Exception as error:
         notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(native.IN_FUNCTION)]
         if not notes or isinstance(error, InputError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from fastfed.cli.errors import RunFailed
-from fastfed.cli.options import overrides, playing_options
+from fastfed.cli.options import checked_memory, overrides, playing_options
 from fastfed.cli.output import say
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ ALL = "all"
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="The sizes the paper printed, where ours are smaller.")
 @click.option(
-    "--dry-run", is_flag=True, help="Say what is left and how long it will take; play nothing."
-)
+    "--dry-run", is_flag=True,
+    help="Say what is left, how long it will take and how much memory; play nothing.",
+)  # fmt: skip
 def reproduce(
     names: tuple[str, ...],
     folder: Path,
@@ -38,6 +39,7 @@ def reproduce(
     threads: int | None,
     engine: str,
     scheduler: str | None,
+    memory: str | None,
     seed: int | None,
     quick: bool,
     data: Path | None,
@@ -53,6 +55,7 @@ def reproduce(
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
+    checked_memory(memory)
     from fastfed import experiments
     from fastfed.cli.several import planned, play_several, print_plan
     from fastfed.report.statement_table import rows_not_played
@@ -73,12 +76,12 @@ def reproduce(
     # All are checked before the first is played: bad input then costs no time.
     ready = [(f, experiment_of(f, data, size, replicates, seed)) for f in chosen]
     if everything or dry_run:
-        plan = planned(ready, folder, threads)
+        plan = planned(ready, folder, threads, engine, scheduler, memory)
         print_plan(plan)
         if not dry_run:
-            play_several(plan, folder, threads, left_out, engine, scheduler)
+            play_several(plan, folder, threads, left_out, engine, scheduler, memory)
     else:
-        play_each(ready, folder, threads, engine, scheduler)
+        play_each(ready, folder, threads, engine, scheduler, memory)
 
 
 def why_left_out(figure: Figure, data: Path | None, size: str | None) -> str:
@@ -112,6 +115,7 @@ def play_each(
     threads: int | None,
     engine: str,
     scheduler: str | None,
+    memory: str | None = None,
 ) -> None:
     """Play figures one after another, each with its table."""
     from fastfed.cli.play import play, say_overview
@@ -120,7 +124,7 @@ def play_each(
         for position, (figure, experiment) in enumerate(ready):
             if position:
                 click.echo()
-            source = play(experiment, folder / figure.id, threads, engine, scheduler)
+            source = play(experiment, folder / figure.id, threads, engine, scheduler, memory)
             for line in said(figure.paper, source):
                 click.echo(line)
     except RunFailed:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fastfed.cli.options import load_spec, overrides, playing_options
+from fastfed.cli.options import checked_memory, load_spec, overrides, playing_options
 
 
 @click.command()
@@ -19,6 +19,7 @@ def run(
     threads: int | None,
     engine: str,
     scheduler: str | None,
+    memory: str | None,
     seed: int | None,
     quick: bool,
 ) -> None:
@@ -38,7 +39,8 @@ def run(
     if str(spec) in figure_ids() and not spec.exists():
         raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
     changed = overrides(read_toml(spec), replicates, seed, quick)
-    play(load_spec(spec, changed), folder, threads, engine, scheduler)
+    checked_memory(memory)
+    play(load_spec(spec, changed), folder, threads, engine, scheduler, memory)
 
 
 COMMANDS = {"run": run}

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import rich_click as click
 
+from fastfed._memory import shown
 from fastfed.cli.errors import RunFailed, Stopped
 from fastfed.cli.output import print_table, say
 from fastfed.cli.play import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
@@ -25,9 +26,9 @@ from fastfed.report.statement_table import Row, counts, lines, rows_not_played, 
 from fastfed.report.write import PAGE, as_drawn, draw_all, has_matplotlib, write_report
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import check_threads, predict_seconds
-from fastfed.simulation.run import left_to_play
+from fastfed.simulation.run import layout_for, left_to_play
 
-HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted")
+HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
 STOPPED = "stopped before it was played; the same command continues"
 #: Columns of text where a terminal does not say how wide it is.
 WIDTH = 100
@@ -42,15 +43,29 @@ class Planned:
     cells: int  # replicates of curves
     agent_rounds: int
     seconds: float
+    memory: int = 0  # bytes
 
 
 def planned(
-    ready: Sequence[tuple[Figure, Experiment]], folder: Path, threads: int | None
+    ready: Sequence[tuple[Figure, Experiment]],
+    folder: Path,
+    threads: int | None,
+    engine: str = "local",
+    scheduler: str | None = None,
+    memory: str | None = None,
 ) -> list[Planned]:
-    """What is left of each figure in its folder, and how long it will take.
+    """What is left of each figure in its folder, how long it will take, and how much memory.
 
-    InputError, before anything is played, where a folder holds something else.
+    InputError, before anything is played, where a folder holds something else, and where a figure
+    does not fit into memory.
     """
+    layouts = [
+        layout_for(
+            experiment, folder / figure.id,
+            threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory,
+        )
+        for figure, experiment in ready
+    ]  # fmt: skip
     left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
     if any(left):
         say(f"predicting: a few rounds of each of {len(ready)} figures")
@@ -61,8 +76,9 @@ def planned(
             sum(len(p.positions) for p in passes),
             sum(experiment.agent_rounds(p.positions) for p in passes),
             predict_seconds(experiment, passes, check_threads(threads)),
+            layout.bytes,
         )
-        for (figure, experiment), passes in zip(ready, left, strict=True)
+        for (figure, experiment), passes, layout in zip(ready, left, layouts, strict=True)
     ]
 
 
@@ -76,6 +92,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
             str(p.cells),
             spaced(p.agent_rounds),
             duration(p.seconds) if p.cells else "-",
+            shown(p.memory) if p.cells else "-",
         )
         for p in plan
     ]
@@ -88,6 +105,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
             str(sum(p.cells for p in plan)),
             spaced(sum(p.agent_rounds for p in plan)),
             duration(total) if total else "-",
+            shown(max(p.memory for p in plan)) if total else "-",
         )
     )
     print_table(HEADINGS, rows, range(1, len(HEADINGS)))
@@ -100,6 +118,7 @@ def play_several(
     left_out: Sequence[Row],
     engine: str = "local",
     scheduler: str | None = None,
+    memory: str | None = None,
 ) -> None:
     """Play figures one after another, then write the page over all and print their statements.
 
@@ -114,7 +133,7 @@ def play_several(
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
         start = time.monotonic()
         try:
-            drawn.update(played(each, folder / name, threads, engine, scheduler))
+            drawn.update(played(each, folder / name, threads, engine, scheduler, memory))
         except (Stopped, KeyboardInterrupt):
             say(f"interrupted: writing the page over what was played into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
@@ -140,7 +159,12 @@ def play_several(
 
 
 def played(
-    each: Planned, folder: Path, threads: int | None, engine: str, scheduler: str | None
+    each: Planned,
+    folder: Path,
+    threads: int | None,
+    engine: str,
+    scheduler: str | None,
+    memory: str | None = None,
 ) -> dict[str, Drawn]:
     """Play what is left of a figure and write its report, with the pictures for the overview.
 
@@ -148,7 +172,7 @@ def played(
     """
     same = not each.cells and (folder / PAGE).exists()
     same = same and read_source(folder).results.figure == _stored(each.experiment.figure)
-    play_silently(each.experiment, folder, threads, engine, scheduler)
+    play_silently(each.experiment, folder, threads, engine, scheduler, memory)
     if same:
         return {}
     with failures(folder):

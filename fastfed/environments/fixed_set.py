@@ -56,6 +56,10 @@ class FixedSet:
         """theta* of one replicate, (d,)."""
         return self._sphere().theta(seed, replicate)
 
+    def memory(self, silos: int, horizon: int, curves: int) -> int:
+        """Bytes of a replicate: every silo has a copy of the actions and of their means."""
+        return silos * (self.actions * (4 * self.dimension + 8) + 24)
+
     def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
         # Round 0 of the sphere: no other round has its draws.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)

@@ -129,7 +129,7 @@ class ObliviousLosses:
 
     def describe(self) -> dict[str, Any]:
         if self.losses is not None:
-            digest = hashlib.sha256(self._table.tobytes()).hexdigest()
+            digest = hashlib.sha256(self._table.data).hexdigest()
             return {"kind": self.kind, "shape": list(self._table.shape), "losses": digest}
         return {
             "kind": self.kind,

@@ -138,6 +138,16 @@ class Pool:
             raise InputError("linear must be False for a pool without theta, got True")
 
 
+def is_mapped(values: np.ndarray) -> bool:
+    """Whether an array lies in a file, whose pages the system takes back when it needs memory."""
+    base: object = values
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return True
+        base = base.base
+    return False
+
+
 def equal_blocks(count: int, blocks: int) -> np.ndarray:
     """int64 (blocks + 1,): offsets of contiguous blocks whose sizes differ by at most one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from fastfed._kernels import native
 from fastfed._random import permutation
 from fastfed._validate import InputError, choice
 from fastfed.environments.base import Facts, RewardLaw
-from fastfed.environments.pool import Pool
+from fastfed.environments.pool import Pool, is_mapped
 
 #: How a silo meets its queries; the same numbers stand in src/ff_environment.h.
 SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
@@ -98,6 +99,32 @@ class PoolEnvironment(ABC):
             contexts_made=False,
             notes=(*pool.notes, *ABOUT_RECORDS),
         )
+
+    def memory(self, silos: int, horizon: int, curves: int) -> int:
+        """Bytes that a replicate takes beside the pool: the order of its queries, widths of the
+        actions that are met, and what silos remember of their best actions."""
+        pool = self.pool(silos)
+        if self.sampling != "with-replacement":
+            return 16 * pool.queries * (self.sampling == "without-replacement")
+        widths = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
+        return curves * (widths + silos * native.CONTENDERS_SIZE)
+
+    def shared_memory(self, silos: int, horizon: int) -> int:
+        """Bytes that all replicates of a process share: features in 16 bits, as they are met."""
+        pool = self.pool(silos)
+        kept = pool.shorts if self.sampling == "with-replacement" else None
+        return 0 if kept is None else int(kept.size * self._met(pool, silos, horizon))
+
+    def own_memory(self, silos: int) -> int:
+        """Bytes of the pool itself, but for what is mapped from a file."""
+        pool = self.pool(silos)
+        arrays = (pool.values, pool.means, pool.starts, pool.best)
+        return sum(a.nbytes for a in arrays if not is_mapped(a))
+
+    @staticmethod
+    def _met(pool: Pool, silos: int, horizon: int) -> float:
+        """The share of queries that so many draws meet."""
+        return -math.expm1(-silos * horizon / pool.queries)
 
     def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
         pool = self.pool(silos)

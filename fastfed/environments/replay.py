@@ -71,10 +71,11 @@ class Replay(PoolEnvironment):
         return int(self.contexts.shape[0])
 
     def describe(self) -> dict[str, Any]:
-        digest = hashlib.sha256(self.contexts.tobytes() + self.rewards.tobytes()).hexdigest()
+        digest = hashlib.sha256(self.contexts)  # without a copy: these may be gigabytes
+        digest.update(self.rewards)
         return {
             "kind": self.kind,
-            "sha256": digest,
+            "sha256": digest.hexdigest(),
             "sampling": self.sampling,
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }

@@ -73,6 +73,14 @@ class FrankWolfePlan(ExpertPlan):
         moved[choice.expert] += step
         return moved
 
+    def memory(self) -> int:
+        """Gradients by depth of the way to a leaf, those being added up, and the losses' rounds."""
+        if not self.phases:
+            return 0
+        depths = 1 if self.linear else 1 + max(phase.trees for phase in self.phases)
+        rounds = 3 * max(phase.used for phase in self.phases)
+        return 8 * self.silos * ((depths + 3) * self.experts + rounds)
+
     def sends_weights(self, release: int) -> bool:
         return release == 0
 

@@ -134,6 +134,10 @@ class ExpertPlan(ABC):
         moved[choice.expert] = 1.0
         return moved
 
+    def memory(self) -> int:
+        """Bytes that all clients keep between exchanges; by default what one sum takes."""
+        return 8 * self.experts
+
     def sends_weights(self, release: int) -> bool:
         """Whether the server answers an exchange with weights, and not with one expert."""
         return False

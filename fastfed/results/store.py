@@ -141,11 +141,24 @@ class Store:
         """
         path = folder / FILE
         _check_identity(folder, path, meta)
-        with _owned(folder):
-            if not _check_identity(folder, path, meta):
+        there = folder.exists()
+        with ExitStack() as stack:
+            stack.enter_context(_owned(folder))
+            made = not _check_identity(folder, path, meta)
+            if made:
                 _make(folder, path, meta, curves)
-            with _opened(path, threads, curves, meta) as store:
-                yield store
+            try:
+                with _opened(path, threads, curves, meta) as store:
+                    yield store
+            except MemoryError:
+                # What never fitted leaves nothing that looks like results.
+                if made and not _cells_in(path):
+                    with suppress(OSError):
+                        path.unlink()
+                        stack.close()
+                        if not there:
+                            folder.rmdir()
+                raise
 
     @classmethod
     @contextmanager
@@ -283,6 +296,15 @@ class Store:
         return Results(
             identity["name"], identity["horizon"], identity["silos"], tuple(curves), meta["figure"]
         )
+
+
+def _cells_in(path: Path) -> int:
+    """How many cells a store that nobody has open holds."""
+    connection = sqlite3.connect(path, timeout=30.0)
+    try:
+        return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -19,15 +19,60 @@ from fastfed.simulation import phases
 from fastfed.simulation.outcome import Outcome, linear_events, sent
 from fastfed.simulation.peers import play_parts
 
+#: What a curve's state is made of: by name (shape, type), zeros at first.
+Shapes = dict[str, tuple[tuple[int, ...], Any]]
 
-def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+
+def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
+    """The arrays that a curve's state consists of, and what it takes in memory (see memory.py)."""
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
     slots = 1 if plan.lazy else m
     levels, protocol = plan.levels, plan.protocol
     owners = m if protocol.analyzer == REPLACE else 1  # of noises that are kept
     node_rows = owners if levels else 0
     sum_rows = m if protocol.tree or protocol.bits else int(protocol.analyzer == NOISY_ADD)
+    made: Shapes = {
+        "history": ((owners if plan.release == "toeplitz" else 0, plan.releases, s), float),
+        "choice": ((m, 3), np.int64),
+        "contend": ((m, native.CONTENDERS_SIZE), np.uint8),
+        "w": ((slots, d, d), float),
+        "theta": ((slots, d), float),
+        "batch": ((m, s), float),
+        "sums": ((sum_rows, levels, s), float),
+        "nodes": ((node_rows, levels, s), float),
+        "messages": ((m if plan.batch_size else 0, s), float),
+        "total": ((s,), float),
+        "regret": ((m,), float),
+        "curve": ((m, checkpoints), float),
+        "clipped": ((m, 2), np.int64),
+        "indefinite": ((1,), np.int64),
+        "synchronised": ((checkpoints,), np.int64),
+    }
+    if record:
+        made |= {
+            "actions": ((m, plan.horizon), np.int32),
+            "rewards": ((m, plan.horizon), float),
+        }
+    return made
+
+
+def clock_shapes(plan: Plan) -> Shapes:
+    """The same of a trigger, named as ff_clock in src/ff_clock.h."""
+    if plan.trigger is None:
+        return {}
+    m, d = plan.silos, plan.dimension
+    return {
+        "wide": ((m, d, d), float),
+        "growth": ((m,), float),
+        "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
+        "fired": ((m,), np.int64),
+        "saved": ((m, native.saved_size(d)), float),
+    }
+
+
+def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
+    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+    levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
     return {
         "batch_size": plan.batch_size,
@@ -47,7 +92,6 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "floor": np.ascontiguousarray(plan.radius.floor, dtype=np.float64),
         "release": RELEASES.index(plan.release),
         "coefficients": plan.coefficients,
-        "history": np.zeros((owners if plan.release == "toeplitz" else 0, plan.releases, s)),
         "regularizer": np.ascontiguousarray(plan.regularizer, dtype=np.float64),
         "radius_offset": np.ascontiguousarray(plan.radius.offset, dtype=np.float64),
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
@@ -61,46 +105,33 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         ),
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
-        "choice": np.zeros((m, 3), np.int64),
-        "contend": np.zeros((m, native.CONTENDERS_SIZE), np.uint8),
-        "order": np.arange(m, dtype=np.int64),
-        "w": np.zeros((slots, d, d)),
-        "theta": np.zeros((slots, d)),
-        "batch": np.zeros((m, s)),
-        "sums": np.zeros((sum_rows, levels, s)),
-        "nodes": np.zeros((node_rows, levels, s)),
-        "messages": np.zeros((m if plan.batch_size else 0, s)),
-        "total": np.zeros(s),
-        "regret": np.zeros(m),
-        "curve": np.zeros((m, checkpoints)),
-        "clipped": np.zeros((m, 2), np.int64),
-        "indefinite": np.zeros(1, np.int64),
-        "synchronised": np.zeros(checkpoints, np.int64),
+        "order": np.arange(plan.silos, dtype=np.int64),
         "clock": clock(plan),
         "asked": None,
         "met": None,
-        "actions": np.zeros((m, plan.horizon), np.int32) if record else None,
-        "rewards": np.zeros((m, plan.horizon)) if record else None,
+        "actions": None,
+        "rewards": None,
+        **zeros(shapes(plan, checkpoints, record)),
     }
+
+
+def zeros(made: Shapes) -> dict[str, np.ndarray]:
+    """Arrays of these shapes."""
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in made.items()}
 
 
 def clock(plan: Plan) -> dict[str, Any] | None:
     """A trigger and its fresh state, named as ff_clock in src/ff_clock.h."""
     if plan.trigger is None:
         return None
-    m, d, levels = plan.silos, plan.dimension, plan.trigger.levels(plan.horizon)
     return {
         "kind": plan.trigger.kind,
         "delay": plan.trigger.delay,
         "threshold": plan.trigger.threshold,
         "extra": plan.trigger.extra,
         "std": plan.trigger.std,
-        "levels": levels,
-        "wide": np.zeros((m, d, d)),
-        "growth": np.zeros(m),
-        "nodes": np.zeros((m, levels, plan.statistic_size)),
-        "fired": np.zeros(m, np.int64),
-        "saved": np.zeros((m, native.saved_size(d))),
+        "levels": plan.trigger.levels(plan.horizon),
+        **zeros(clock_shapes(plan)),
     }
 
 

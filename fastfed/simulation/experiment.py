@@ -32,6 +32,7 @@ from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.score import SCORES, UCB
+from fastfed.simulation.memory import check_before
 from fastfed.simulation.outcome import checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
@@ -162,6 +163,20 @@ class Experiment:
         if replicates is None:
             return self
         return replace(self, replicates=integer("replicates", replicates, at_least=1))
+
+
+def batch_of(curve: dict[str, Any]) -> int | None:
+    """Rounds between two releases of a curve, if its table or its system says so in a number."""
+    if "batch_size" in curve:
+        batch = curve["batch_size"]
+    else:
+        try:
+            fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).keys)
+        except InputError:  # said later, with the curve's label
+            return None
+        batch = next((f.default for f in fields if f.name == "batch_size"), None)
+    whole = isinstance(batch, int) and not isinstance(batch, bool) and batch >= 1
+    return int(batch) if whole else None
 
 
 def since(keys: dict[str, Any]) -> dict[str, Any]:
@@ -296,9 +311,11 @@ def make_experiment(
         if not isinstance(label, str) or not label.strip():
             raise InputError(f"label must be a text, got {show(label)}")
         tables.append({**table, "label": label})
+    marks = integer("checkpoints", checkpoints, at_least=1)
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:
         raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
+    check_before(horizon, marks, [b for c in expanded if (b := batch_of(c)) is not None])
     built = tuple(build_curve(c, base, horizon) for c in expanded)
     seen: set[str] = set()
     for curve in built:
@@ -315,7 +332,7 @@ def make_experiment(
         horizon=horizon,
         replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
         seed=check_seed(seed),
-        checkpoints=checkpoint_rounds(horizon, integer("checkpoints", checkpoints, at_least=1)),
+        checkpoints=checkpoint_rounds(horizon, marks),
         curves=built,
         figure=figure or {},
     )

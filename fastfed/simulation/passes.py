@@ -30,8 +30,13 @@ class Interrupted(Exception):
     """A pass was told to stop between two calls."""
 
 
-def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[Pass]:
-    """What is left to play. Curves of one world share contexts where making them is work."""
+def missing_passes(
+    experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
+) -> list[Pass]:
+    """What is left to play, at most so many curves in a pass.
+
+    Curves of one world share contexts where making them is work.
+    """
     worlds: list[tuple[World, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
         for world, positions in worlds:
@@ -45,7 +50,7 @@ def missing_passes(experiment: Experiment, done: set[tuple[int, int]]) -> list[P
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
             together = [i for i in left if drive.shared(experiment.curves[i].system.plan)]
-            size = MOST_TOGETHER if world.facts.contexts_made else 1
+            size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
                 Pass(replicate, tuple(together[i : i + size]))
                 for i in range(0, len(together), size)

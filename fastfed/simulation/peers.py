@@ -139,6 +139,7 @@ def play_parts(
             for row, silo in enumerate(part.clique):
                 actions[silo, rounds] = state["actions"][row]
                 rewards[silo, rounds] = state["rewards"][row]
+        del state  # the next part's takes as much
     return Outcome(
         group_regret=group,
         synchronisations=counts,

@@ -12,6 +12,7 @@ from fastfed.results.results import Results
 from fastfed.results.store import Cell, CurveRow, Store
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes
 
@@ -51,6 +52,7 @@ def run(
     threads: int | None = None,
     engine: str = "local",
     scheduler: str | None = None,
+    memory_limit: int | str | None = None,
     on_start: Callable[[list[Pass], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
@@ -59,11 +61,56 @@ def run(
     Every replicate of every curve is committed once it is played, so the same call again repeats
     nothing. ``engine``: "local" (threads), "processes" or "dask" (``scheduler``: the address of a
     cluster; without one, a cluster of this machine). Only this process writes. ``on_start`` hears
-    what is left and with how many threads (0: a cluster has no workers yet).
+    what is left and with how many threads (0: a cluster has no workers yet). ``memory_limit``:
+    bytes, or a text such as "40GB", that the run may take; by default what is available. Where it
+    is less than all threads would take, fewer passes are played at once, or fewer curves together.
 
     Raises InputError, and writes nothing, where the folder holds another experiment or another
-    process plays into it; EngineError where workers could not play some cells, after the others.
+    process plays into it, and where the run would not fit into memory; EngineError where workers
+    could not play some cells, after the others; OutOfMemory, a MemoryError, where memory ends all
+    the same: what was played is kept.
     """
+    layout = layout_for(
+        experiment, folder,
+        threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory_limit,
+    )  # fmt: skip
+    with memory_ends(layout):
+        return _run(experiment, folder, layout, threads, engine, scheduler, on_start, progress)
+
+
+def layout_for(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    threads: int | None = None,
+    engine: str = "local",
+    scheduler: str | None = None,
+    memory_limit: int | str | None = None,
+) -> Layout:
+    """How ``run`` would divide what is missing in an output folder, and what that takes in memory.
+
+    Nothing is written. InputError where the folder holds another experiment, and where it would
+    not fit.
+    """
+    done = Store.done_in(Path(folder), experiment.identity())
+    first = sum(replicate < experiment.replicates for _, replicate in done)
+    return fit(
+        experiment, threads=threads, engine=engine, scheduler=scheduler,
+        memory_limit=memory_limit, done=first,
+    )  # fmt: skip
+
+
+def _run(
+    experiment: Experiment,
+    folder: str | Path,
+    layout: Layout,
+    threads: int | None,
+    engine: str,
+    scheduler: str | None,
+    on_start: Callable[[list[Pass], int], None] | None,
+    progress: Callable[[int], None] | None,
+) -> Results:
+    """Play by a layout."""
     meta: dict[str, Any] = {
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),
@@ -71,10 +118,10 @@ def run(
     }
     rows = curve_rows(experiment)
     with (
-        open_engine(engine, threads, scheduler) as player,
+        open_engine(engine, threads, scheduler, layout.at_once) as player,
         Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
     ):
-        passes = missing_passes(experiment, store.done())
+        passes = missing_passes(experiment, store.done(), layout.together)
         if on_start is not None:
             on_start(passes, player.threads)
         for played in player.play(experiment, passes, progress):

@@ -13,6 +13,7 @@ from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.simulation import drive
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import check_threads, missing_passes
 from fastfed.simulation.run import curve_rows
@@ -30,6 +31,7 @@ def simulate(
     curves: Sequence[dict[str, Any]] | None = None,
     threads: int | None = None,
     driver: str = "compiled",
+    memory_limit: int | str | None = None,
     name: str = "simulation",
     **keys: Any,
 ) -> Results:
@@ -40,7 +42,8 @@ def simulate(
     per value of a list-valued key; ``curves`` is a list of such tables with labels instead.
     ``horizon`` T and ``silos`` M; ``replicates`` independent runs. Results are a function of
     ``seed`` alone: not of ``threads`` nor of ``driver`` ("compiled", or "step" for the readable
-    one).
+    one). ``memory_limit``: bytes, or a text such as "40GB", that it may take (by default what is
+    available); InputError, before anything is played, where it needs more.
 
     >>> r = simulate({"kind": "sphere", "dimension": 3, "actions": 5}, "fedlinucb",
     ...              horizon=50, silos=4, batch_size=10)
@@ -73,11 +76,18 @@ def simulate(
         seed=seed,
         checkpoints=checkpoints,
     )
-    threads = check_threads(threads)
+    layout = fit(experiment, threads=threads, driver=driver, memory_limit=memory_limit, kept=True)
+    with memory_ends(layout):
+        return _played(experiment, layout, check_threads(threads), driver)
+
+
+def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -> Results:
+    """All of an experiment, by a layout."""
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
-        with open_engine("local", threads) as engine:
-            for played in engine.play(experiment, missing_passes(experiment, set())):
+        passes = missing_passes(experiment, set(), layout.together)
+        with open_engine("local", threads, at_once=layout.at_once) as engine:
+            for played in engine.play(experiment, passes):
                 for position, outcome in zip(played.work.positions, played.outcomes, strict=True):
                     outcomes[position, played.work.replicate] = outcome
     else:

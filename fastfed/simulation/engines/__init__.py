@@ -27,13 +27,17 @@ NEEDS = {"dask": ("distributed", "cluster")}
 
 @contextmanager
 def open_engine(
-    name: str = "local", threads: int | None = None, scheduler: str | None = None
+    name: str = "local",
+    threads: int | None = None,
+    scheduler: str | None = None,
+    at_once: int | None = None,
 ) -> Iterator[Engine]:
     """An engine by its name, ready to play; a cluster that it started ends with it.
 
     ``threads`` is what it may use in all (None: every processor), ``scheduler`` the address of a
-    dask cluster that is there already. InputError for what does not go together, for a package
-    that is missing, and where no scheduler answers.
+    dask cluster that is there already, ``at_once`` the most passes that play at the same time.
+    InputError for what does not go together, for a package that is missing, and where no scheduler
+    answers.
     """
     from fastfed._validate import InputError, choice
 
@@ -51,7 +55,7 @@ def open_engine(
         raise InputError(
             f'engine "{name}" needs the package {package}: pip install "fastfed[{extra}]"'
         ) from None
-    with module.open_engine(threads, scheduler) as engine:
+    with module.open_engine(threads, scheduler, at_once) as engine:
         yield engine
 
 

@@ -58,10 +58,12 @@ Block = tuple[Pass, ...]
 
 
 @contextmanager
-def open_engine(threads: int | None, scheduler: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    threads: int | None, scheduler: str | None = None, at_once: int | None = None
+) -> Iterator[Engine]:
     """The cluster at an address, or one of this machine that begins with the first pass."""
     if scheduler is None:
-        yield Dask(check_threads(threads))
+        yield Dask(check_threads(threads), at_once=at_once)
         return
     with _connected(scheduler) as client:
         yield Dask(_check_workers(client, scheduler), client)
@@ -73,6 +75,7 @@ class Dask:
 
     threads: int
     client: Client | None = None
+    at_once: int | None = None  # of a cluster that it starts
 
     def play(
         self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
@@ -81,7 +84,7 @@ class Dask:
         if not passes:
             return
         threads = max(1, self.threads)
-        workers = min(threads, len(passes))
+        workers = min(threads, len(passes), self.at_once or threads)
         with (
             _local_cluster(workers) if self.client is None else nullcontext(self.client) as client,
             _sent(client, experiment.digest(), packed) as name,

@@ -16,9 +16,11 @@ from fastfed.simulation.passes import Interrupted, Pass, check_threads
 
 
 @contextmanager
-def open_engine(threads: int | None, scheduler: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    threads: int | None, scheduler: str | None = None, at_once: int | None = None
+) -> Iterator[Engine]:
     """Threads of this process."""
-    yield Local(check_threads(threads))
+    yield Local(check_threads(threads), at_once)
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,13 @@ class Local:
     silos."""
 
     threads: int
+    at_once: int | None = None
 
     def play(
         self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
     ) -> Iterator[Played]:
         stop = threading.Event()
-        workers = max(1, min(self.threads, len(passes)))
+        workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
         inner = max(1, self.threads // workers)
 
         def heard(agent_rounds: int) -> None:

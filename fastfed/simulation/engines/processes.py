@@ -34,9 +34,11 @@ SHORT_SECONDS = 1.0
 
 
 @contextmanager
-def open_engine(threads: int | None, scheduler: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    threads: int | None, scheduler: str | None = None, at_once: int | None = None
+) -> Iterator[Engine]:
     """Processes of this machine."""
-    yield Processes(check_threads(threads))
+    yield Processes(check_threads(threads), at_once)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Processes:
     """As many workers as passes, up to the threads; further threads are shared among them."""
 
     threads: int
+    at_once: int | None = None
 
     def play(
         self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
@@ -51,7 +54,7 @@ class Processes:
         packed, tally = pack(experiment), Tally(experiment, progress)
 
         def play_round(passes: list[Pass], alone: bool) -> Generator[Played, None, Left]:
-            count = 1 if alone else min(self.threads, len(passes))
+            count = 1 if alone else min(self.threads, len(passes), self.at_once or self.threads)
             crew = Crew(packed, count, max(1, self.threads // max(1, count)), tally)
             try:
                 return (yield from crew.play(passes, 1 if alone else MOST_TRIES))

@@ -1,0 +1,225 @@
+"""Whether an experiment fits into memory, and how it is divided into passes so that it does.
+
+How many passes are played at once, and how many curves in each, changes no result. So where all
+together would not fit they are fewer, and only what does not fit even one by one is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from fastfed._memory import available, shown, size_of
+from fastfed._validate import InputError
+from fastfed.simulation import memory
+from fastfed.simulation.experiment import Experiment, World
+from fastfed.simulation.memory import Term
+from fastfed.simulation.passes import MOST_TOGETHER, check_threads, missing_passes
+
+#: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
+WORKER = 50 * 10**6
+
+#: How a limit may be raised, in both languages.
+DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an experiment is played, and what that takes."""
+
+    at_once: int  # passes
+    together: int  # curves of a pass
+    terms: tuple[Term, ...]
+    reduced: str = ""  # what was made smaller so that it fits, in a sentence
+
+    @property
+    def bytes(self) -> int:
+        """The most that is in use at any time, beside what the process had before."""
+        return memory.total(self.terms)
+
+
+def estimate(
+    experiment: Experiment,
+    *,
+    threads: int | None = None,
+    engine: str = "local",
+    scheduler: str | None = None,
+    at_once: int | None = None,
+    together: int = MOST_TOGETHER,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """What playing an experiment takes in memory.
+
+    ``at_once`` passes of at most ``together`` curves each (None: as many as there are threads);
+    ``done``: curve replicates that are there already. ``kept``: all outcomes are kept in memory,
+    as `simulate` does. Of a dask cluster that is there already only this process counts.
+    """
+    marks, replicates = len(experiment.checkpoints), experiment.replicates
+    cells = len(experiment.curves) * replicates
+    terms = [
+        memory.of_results(len(experiment.curves), replicates, marks),
+        memory.of_passes(cells),
+    ]
+    steps = driver == "step"
+    if kept:
+        terms += _kept(experiment, steps)
+    if done >= cells or scheduler is not None:
+        return Layout(1, together, memory.merged(terms))
+    threads = check_threads(threads)
+    kinds = Counter(
+        p.positions for p in missing_passes(experiment.with_options(1), set(), together)
+    )
+    many = replicates * sum(kinds.values())
+    most = 1 if steps else max(1, min(threads, many))
+    at_once = most if at_once is None else min(at_once, most)
+    inner = max(1, threads // at_once)
+    of_kinds = []
+    for positions, count in kinds.items():
+        world = experiment.curves[positions[0]].world
+        plans = [experiment.curves[i].system.plan for i in positions]
+        of_kind = memory.of_pass(world.environment, world.facts, plans, marks, inner, steps=steps)
+        of_kinds += [of_kind] * count
+    # The largest ones at the same time, as may happen.
+    of_kinds.sort(key=memory.total, reverse=True)
+    left = at_once
+    for of_kind in of_kinds:
+        now = min(left, replicates)
+        terms += [term.times(now, f", {now} passes at once") for term in of_kind]
+        left -= now
+        if not left:
+            break
+    processes = 1 if engine == "local" else at_once
+    worlds = {id(c.world): c.world for c in experiment.curves}.values()
+    terms += [term for world in worlds for term in _of_world(world, experiment.horizon, processes)]
+    if engine != "local":
+        workers = f"{processes} worker process{'es' if processes > 1 else ''}"
+        terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
+    return Layout(at_once, together, memory.merged(terms))
+
+
+def _of_world(world: World, horizon: int, processes: int) -> list[Term]:
+    """What the replicates of a process share; workers have data of their own."""
+    environment, silos = world.environment, world.silos
+    of = environment.kind
+    terms = []
+    if (shared := getattr(environment, "shared_memory", None)) is not None:
+        terms.append(Term("data in 16 bits", processes * int(shared(silos, horizon)), of))
+    if processes > 1 and (own := getattr(environment, "own_memory", None)) is not None:
+        terms.append(Term("data of every worker", processes * int(own(silos)), of, "threads"))
+    return terms
+
+
+def _kept(experiment: Experiment, steps: bool) -> list[Term]:
+    """All outcomes, where there is no store to put them into."""
+    marks, times = len(experiment.checkpoints), experiment.replicates
+    size = recorded = 0
+    for curve in experiment.curves:
+        plan = curve.system.plan
+        size += 32 * marks + 8 * getattr(plan, "statistic_size", plan_size(plan))
+        if steps and not hasattr(plan, "experts"):
+            recorded += 12 * plan.silos * plan.horizon
+    cells = memory.spaced(len(experiment.curves) * times)
+    return [
+        Term("outcomes", size * times, f"{cells} curve replicates", "replicates"),
+        Term("actions and rewards", recorded * times, f"{cells} curve replicates", "replicates"),
+    ]
+
+
+def plan_size(plan: object) -> int:
+    """Numbers in what a plan without statistics leaves behind."""
+    return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
+
+
+def fit(
+    experiment: Experiment,
+    *,
+    threads: int | None = None,
+    engine: str = "local",
+    scheduler: str | None = None,
+    memory_limit: int | str | None = None,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """The layout of an experiment that fits into memory: as it would be without limits if it can.
+
+    ``memory_limit``: bytes, or a text such as "40GB"; by default what is available. InputError,
+    with what would be needed and for what, where nothing fits.
+    """
+    limit = available() if memory_limit is None else size_of("memory_limit", memory_limit)
+
+    def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
+        return estimate(
+            experiment, threads=threads, engine=engine, scheduler=scheduler, at_once=at_once,
+            together=together, driver=driver, done=done, kept=kept,
+        )  # fmt: skip
+
+    wanted = layout()
+    if limit is None or wanted.bytes <= limit:
+        return wanted
+    for at_once, together in _smaller(wanted):
+        found = layout(at_once, together)
+        if found.bytes <= limit:
+            return replace(found, reduced=_reduced(wanted, found, limit))
+    raise InputError(refusal(found if wanted.at_once + wanted.together > 2 else wanted, limit,
+                             memory_limit is None))  # fmt: skip
+
+
+def _smaller(wanted: Layout) -> list[tuple[int, int]]:
+    """Layouts from larger to smaller: fewer passes first, which costs next to nothing."""
+    found = []
+    at_once, together = wanted.at_once, wanted.together
+    while at_once > 1:
+        at_once //= 2
+        found.append((at_once, together))
+    while together > 1:
+        together //= 2
+        found.append((1, together))
+    return found
+
+
+def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
+    """What was made smaller."""
+    parts = []
+    if found.at_once < wanted.at_once:
+        parts.append(f"{found.at_once} of {wanted.at_once} passes at once")
+    if found.together < wanted.together:
+        parts.append(f"at most {found.together} curves in a pass")
+    return (
+        f"memory: {' and '.join(parts)}, about {shown(found.bytes)} in place of "
+        f"{shown(wanted.bytes)}, where {shown(limit)} are available; results are the same"
+    )
+
+
+class OutOfMemory(MemoryError):
+    """Memory ended while an experiment was played: one sentence."""
+
+
+@contextmanager
+def memory_ends(layout: Layout) -> Iterator[None]:
+    """What is raised where memory ends although the layout seemed to fit."""
+    try:
+        yield
+    except MemoryError as error:
+        if isinstance(error, OutOfMemory):
+            raise
+        raise OutOfMemory(
+            f"out of memory: {memory.sentence(layout.terms)}; fewer threads or "
+            f"{layout.terms[0].less or 'silos'} need less"
+        ) from None
+
+
+def refusal(layout: Layout, limit: int, measured: bool) -> str:
+    """Why an experiment is not played, and what would help."""
+    needed = layout.bytes
+    asked = memory.sentence(layout.terms)
+    have = f"{shown(limit)} are available" if measured else f"memory_limit is {shown(limit)}"
+    help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
+    more = shown(1.2 * needed).replace(" ", "")
+    despite = DESPITE.format(more) if needed < 2**50 else ""
+    advice = ", and ".join(part for part in (help_, despite) if part)
+    return f"{asked}, and {have}{f': {advice}' if advice else ''}"

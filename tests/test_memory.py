@@ -1,0 +1,425 @@
+"""Estimates of memory against what runs take, and refusals of what would not fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import fastfed
+from fastfed import InputError
+from fastfed._memory import available, shown, size_of
+from fastfed.cli import cli
+from fastfed.results.store import FILE, Store
+from fastfed.simulation import compiled, drive, fitting, memory
+from fastfed.simulation.experiment import experiment_from_spec
+from fastfed.simulation.fitting import OutOfMemory, estimate, fit
+
+LDP = {
+    "algorithm": "private-fedlinucb", "protocol": "silo-ldp", "epsilon": 1.0, "delta": 1e-5,
+    "batch_size": 5,
+}  # fmt: skip
+
+
+def spec(*curves, **changes):
+    curves = curves or ({"algorithm": "local-linucb"},)
+    return {
+        "name": "small",
+        "horizon": 20,
+        "silos": 4,
+        "replicates": 2,
+        "checkpoints": 5,
+        "environment": {"kind": "sphere", "dimension": 3, "actions": 5},
+        "curve": [{"label": f"{i}", **curve} for i, curve in enumerate(curves)],
+        **changes,
+    }
+
+
+def made(*curves, **changes):
+    return experiment_from_spec(spec(*curves, **changes))
+
+
+# ---- what is available ---------------------------------------------------------------------------
+
+
+def system(tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB\n", cgroup="", **files):
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(meminfo)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = tmp_path / "sys" / "fs" / "cgroup" / name.replace("__", "/").replace("--", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return available(tmp_path / "proc")
+
+
+def test_without_groups_the_system_says_what_is_available(tmp_path):
+    assert system(tmp_path) == 8000 * 1024
+
+
+def test_a_group_of_version_2_and_those_around_it_count(tmp_path):
+    limits = {
+        "a__b__memory--max": "max\n", "a__b__memory--current": "7\n",
+        "a__memory--max": "5000000\n", "a__memory--current": "2000000\n",
+        "a__memory--stat": "anon 4\ninactive_file 500000\n",
+    }  # fmt: skip
+    assert system(tmp_path, cgroup="0::/a/b\n", **limits) == 3_500_000
+
+
+def test_a_group_of_version_1_whose_path_is_the_hosts(tmp_path):
+    limits = {
+        "memory__memory--limit_in_bytes": "3000000\n",
+        "memory__memory--usage_in_bytes": "1000000\n",
+        "memory__memory--stat": "cache 1\ntotal_inactive_file 200000\n",
+    }
+    lines = "3:cpu:/x\n4:memory,hugetlb:/docker/123\n0::/\n"
+    assert system(tmp_path, cgroup=lines, **limits) == 2_200_000
+
+
+def test_a_full_group_leaves_nothing(tmp_path):
+    limits = {"memory--max": "10\n", "memory--current": "20\n"}
+    assert system(tmp_path, cgroup="0::/\n", **limits) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ulimit -v as on Linux")
+def test_a_limit_of_addresses_counts():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "from fastfed._memory import available; print(available())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(found.stdout) < 2 << 30
+
+
+def test_sizes_are_read_and_shown():
+    assert [size_of("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
+        40 * 10**9, 3 * 2**29, 3 * 10**8, 7, 9, 4 * 10**9,
+    ]  # fmt: skip
+    for bad in ("", "GB", "-1GB", "4 elephants", 0, -3, True, None, "0", 1e30, float("nan")):
+        with pytest.raises(InputError, match="m must be a size such as"):
+            size_of("m", bad)
+    sizes = (500, 2.4e6, 999.9e6, 31.4e9, 3.14e12, 1e15, 1e24)
+    assert [shown(s) for s in sizes] == [
+        "1 kB", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
+    ]  # fmt: skip
+
+
+# ---- estimates -----------------------------------------------------------------------------------
+
+CHILD = """
+import json, resource, sys, tempfile
+import fastfed
+from fastfed.simulation.experiment import experiment_from_spec
+from fastfed.simulation.fitting import estimate
+spec, driver = json.loads(sys.argv[1]), sys.argv[2]
+experiment = experiment_from_spec(spec)
+kept = driver == "step"
+found = estimate(experiment, threads=1, driver=driver, kept=kept).bytes
+if kept:
+    spec["curves"] = spec.pop("curve")
+    fastfed.simulate(**spec, driver=driver)
+else:
+    with tempfile.TemporaryDirectory() as folder:
+        fastfed.run(experiment, folder, threads=1)
+print(json.dumps([found, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+"""
+
+#: Some 300 MB each, of other terms: states of silos and of nodes; checkpoints; and objects.
+CASES = {
+    "states": (
+        spec(LDP, silos=2500, environment={"kind": "sphere", "dimension": 57, "actions": 5}),
+        "compiled",
+    ),
+    "marks": (spec(silos=1000, horizon=35_000, replicates=1, checkpoints=35_000,
+              environment={"kind": "sphere", "dimension": 2, "actions": 2}), "compiled"),
+    "objects": (
+        spec(LDP, silos=1200, replicates=1, horizon=20,
+             environment={"kind": "sphere", "dimension": 57, "actions": 5}),
+        "step",
+    ),
+}  # fmt: skip
+
+
+def measured(spec, driver):
+    """(the estimate, the most that the process had), bytes."""
+    command = [sys.executable, "-c", CHILD, json.dumps(spec), driver]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss in kB")
+@pytest.mark.parametrize("name", list(CASES))
+def test_an_estimate_is_what_a_run_takes(name):
+    given, driver = CASES[name]
+    small = {**given, "silos": 2, "horizon": 20, "checkpoints": 5}
+    small["environment"] = {**given["environment"], "dimension": 2}
+    (_, least), (found, most) = measured(small, driver), measured(given, driver)
+    taken = most - least
+    print(f"{name}: {found / 1e6:.0f} MB estimated, {taken / 1e6:.0f} MB taken")
+    assert taken > 150e6
+    assert 0.9 * taken < found < 1.5 * taken
+
+
+def test_shapes_are_those_of_the_state_that_is_played():
+    """Every array of a state that grows with its silos is one that the estimate knows."""
+    for keys in (LDP, {**LDP, "lazy": False, "protocol": "silo-ldp-prefix"}, {"algorithm": "feducb",
+                 "epsilon": 1.0, "delta": 1e-5}, {**LDP, "release": "toeplitz"}):  # fmt: skip
+        plan = made(keys).curves[0].system.plan
+        known = compiled.shapes(plan, 5)
+        state = compiled.state(plan, 5, False)
+        arrays = {k: v for k, v in state.items() if isinstance(v, np.ndarray)}
+        for name, values in arrays.items():
+            if name in known:
+                assert values.shape == known[name][0] and values.dtype == known[name][1], name
+            else:  # plans, and one number of each silo
+                assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
+        if plan.trigger is not None:
+            clock = {k: v for k, v in state["clock"].items() if isinstance(v, np.ndarray)}
+            assert set(clock) == set(compiled.clock_shapes(plan))
+
+
+def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
+    kinds = [
+        (LDP, {}),
+        ({"algorithm": "feducb", "epsilon": 1.0, "delta": 1e-5}, {}),
+        ({"algorithm": "feducb-decentralized", "epsilon": 1.0, "delta": 1e-5}, {}),
+        ({"algorithm": "robin", "initial_phases": 2, "epsilon": 1.0, "delta": 1e-5,
+          "diversity": 0.1, "margin": 0.1}, {}),
+        ({**LDP, "protocol": "shuffle-vector", "messages": "individual"}, {}),
+        ({"algorithm": "fed-dp-ope-stoch", "noise": "none"},
+         {"horizon": 500, "environment": {"kind": "stochastic-losses", "experts": 10}}),
+        ({"algorithm": "random"}, {"environment": {"kind": "fixed-set", "dimension": 3}}),
+    ]  # fmt: skip
+    for keys, changes in kinds:
+        few, many = (estimate(made(keys, silos=m, **changes)).bytes for m in (4, 40))
+        assert 0 < few < many, keys
+
+
+def test_what_a_users_environment_says_is_counted():
+    class Large(fastfed.Sphere):
+        def memory(self, silos, horizon, curves):
+            return 10**9 * curves
+
+    plain, large = fastfed.Sphere(dimension=3, actions=5), Large(dimension=3, actions=5)
+    plans = [made().curves[0].system.plan] * 2
+    facts = plain.facts(4, 20)
+    found = [memory.total(memory.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]
+    assert found[1] - found[0] == 2 * 10**9
+
+
+def test_a_mapped_pool_takes_no_memory_of_its_own(tmp_path):
+    from fastfed.environments.pool import is_mapped
+
+    np.save(tmp_path / "a.npy", np.zeros(100))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert is_mapped(mapped) and is_mapped(np.asarray(mapped)[10:])
+    assert not is_mapped(np.zeros(100)[3:])
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+ABSURD = {
+    "silos": ({"silos": 2**31}, r"about 6\d\d GB \(silo states .* 2 147 483 648 silos x d = 3"),
+    "replicates": (
+        {"replicates": 10**9},
+        r"about 1\.3 TB \(results .*1 000 000 000 curve replicates x 5 check",
+    ),
+    "actions": (
+        {"environment": {"kind": "sphere", "dimension": 9, "actions": 2 * 10**9}},
+        r"about \d+ GB \(actions of a round .* 2 000 000 000 actions x d = 9",
+    ),
+    "dimension": (
+        {"silos": 100_000, "environment": {"kind": "sphere", "dimension": 2**15, "actions": 2}},
+        r"about 1\.3 PB \(silo states .* 100 000 silos x d = 32768",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ABSURD))
+def test_what_would_not_fit_is_refused_before_anything_is_written(name, tmp_path):
+    changes, said = ABSURD[name]
+    experiment = made(**changes)
+    with pytest.raises(InputError, match=rf"this run needs {said}.*and [\d.]+ [A-Z]B are avail"):
+        fastfed.run(experiment, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    sizes = spec(**changes)
+    sizes["curves"] = sizes.pop("curve")
+    with pytest.raises(InputError, match=r"this run needs about .*tries all the same|need less"):
+        fastfed.simulate(**sizes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"horizon": 2**32 - 2, "checkpoints": 2**32 - 2},
+        {"horizon": 2**32 - 2, "curve": [{**LDP, "batch_size": 1}]},
+        {"horizon": 2**32 - 2, "silos": 1, "curve": [{"algorithm": "linucb-ldp", "epsilon": 1.0,
+         "delta": 1e-5}]},
+    ],
+)  # fmt: skip
+def test_sizes_that_cannot_even_be_planned_are_refused_at_once(changes, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 16 * 10**9)
+    with pytest.raises(
+        InputError, match=r"this run needs about \d+ GB .*, and 16 GB are available"
+    ):
+        made(**changes)
+
+
+@pytest.mark.parametrize("key", ["silos", "horizon", "replicates"])
+def test_numbers_beyond_all_bounds_are_bad_input(key):
+    with pytest.raises(InputError, match=f"{key} must be an integer"):
+        made(**{key: 10**15})
+
+
+def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monkeypatch):
+    experiment = made()
+    needed = estimate(experiment, threads=1).bytes
+    with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
+        fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
+    monkeypatch.setattr(fitting, "available", lambda: 1000)
+    with pytest.raises(InputError, match="1 kB are available"):
+        fastfed.run(experiment, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=needed)
+    # Nothing is left to play: what is read fits.
+    read = estimate(experiment, threads=1, done=2).bytes
+    assert read < needed
+    fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
+    monkeypatch.setattr(fitting, "available", lambda: None)
+    assert fit(experiment).reduced == ""
+
+
+def test_what_fits_only_in_parts_is_played_in_parts_with_the_same_results(tmp_path):
+    curves = [LDP, {"algorithm": "fedlinucb", "batch_size": 4}, {**LDP, "lazy": False}]
+    experiment = made(*curves, silos=60, replicates=6)
+    wanted = fit(experiment, threads=3, memory_limit="1TB")
+    assert (wanted.at_once, wanted.together, wanted.reduced) == (3, 64, "")
+    least = estimate(experiment, threads=3, at_once=1, together=1).bytes
+    whole = estimate(experiment, threads=3, at_once=1).bytes
+    found = {}
+    for limit, layout in ((10**12, (3, 64)), (whole, (1, 64)), (least, (1, 1))):
+        fitted = fit(experiment, threads=3, memory_limit=limit)
+        assert (fitted.at_once, fitted.together) == layout
+        assert fitted.bytes <= limit
+        folder = tmp_path / str(limit)
+        results = fastfed.run(experiment, folder, threads=3, memory_limit=limit)
+        found[limit] = [c.group_regret.tobytes() for c in results.curves]
+    assert len({tuple(f) for f in found.values()}) == 1
+    assert "1 of 3 passes at once and at most 1 curves" in fitted.reduced
+    with pytest.raises(InputError, match="this run needs"):
+        fit(experiment, threads=3, memory_limit=least - 1)
+
+
+def test_fewer_processes_play_at_once(tmp_path):
+    experiment = made(LDP, silos=2000, replicates=2)
+    one = estimate(experiment, threads=2, engine="processes", at_once=1).bytes
+    fitted = fit(experiment, threads=2, engine="processes", memory_limit=one)
+    assert fitted.at_once == 1 and "1 of 2 passes at once" in fitted.reduced
+
+
+# ---- when it ends all the same -------------------------------------------------------------------
+
+
+def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
+    def full(*args, **keys):
+        raise MemoryError("Unable to allocate 7 PiB")
+
+    monkeypatch.setattr(drive, "play", full)
+    with pytest.raises(OutOfMemory, match=r"out of memory: this run needs about .* need less"):
+        fastfed.run(made(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(MemoryError):
+        fastfed.run(made(), tmp_path / "mine")
+    assert list((tmp_path / "mine").iterdir()) == []
+    sizes = spec()
+    with pytest.raises(OutOfMemory):
+        fastfed.simulate(sizes["environment"], "local-linucb", silos=2, horizon=5)
+
+
+def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
+    play, calls = drive.play, []
+
+    def full(*args, **keys):
+        calls.append(1)
+        if len(calls) > 2:
+            raise MemoryError
+        return play(*args, **keys)
+
+    experiment = made(replicates=5)
+    monkeypatch.setattr(drive, "play", full)
+    with pytest.raises(OutOfMemory):
+        fastfed.run(experiment, tmp_path / "out", threads=1)
+    with Store.open_existing(tmp_path / "out") as store:
+        assert len(store.done()) == 2
+    monkeypatch.setattr(drive, "play", play)
+    again = fastfed.run(experiment, tmp_path / "out", threads=1)
+    straight = fastfed.run(experiment, tmp_path / "straight", threads=1)
+    np.testing.assert_array_equal(again.curves[0].group_regret, straight.curves[0].group_regret)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+TOML = """
+name = "small"
+horizon = 20
+silos = {silos}
+replicates = 2
+
+[environment]
+kind = "sphere"
+dimension = 3
+actions = 5
+
+[[curve]]
+label = "alone"
+algorithm = "local-linucb"
+"""
+
+
+def command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "fastfed", *map(str, words)], capture_output=True, text=True
+    )
+
+
+def test_the_command_refuses_in_a_sentence_and_leaves_nothing(tmp_path):
+    path, out = tmp_path / "spec.toml", tmp_path / "out"
+    path.write_text(TOML.format(silos=2**31))
+    refused = command("run", path, "-o", out)
+    assert refused.returncode == 2 and not out.exists()
+    assert refused.stderr.startswith("error: this run needs about ")
+    assert "Traceback" not in refused.stderr and refused.stderr.count("\n") == 1
+    path.write_text(TOML.format(silos=3))
+    bad = command("run", path, "-o", out, "--memory", "much")
+    assert bad.returncode == 2 and '--memory must be a size such as "40GB"' in bad.stderr
+    small = command("run", path, "-o", out, "--memory", "2kB")
+    assert small.returncode == 2 and "memory_limit is 2 kB" in small.stderr
+    assert not out.exists()
+    assert command("run", path, "-o", out, "--memory", "1GB").returncode == 0
+    assert (out / FILE).exists()
+
+
+def test_a_dry_run_says_how_much_memory(tmp_path):
+    run = CliRunner().invoke(
+        cli, ["reproduce", "zc24-fig3a", "--quick", "--dry-run", "-o", str(tmp_path)]
+    )
+    assert run.exit_code == 0, run.output
+    header, row, *_ = run.stdout.splitlines()
+    assert header.split()[-1] == "memory" and row.split()[-1] in {"kB", "MB"}
+    doctor = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert json.loads(doctor.stdout)["memory"] > 10**6
+
+
+def test_a_plan_plays_as_many_at_once_as_fit(monkeypatch):
+    terms = [memory.Term("silo states", 400, "4 silos", "silos")]
+    for have, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
+        monkeypatch.setattr(memory, "available", lambda have=have: have)
+        assert memory.that_fit(terms, 3) == workers
+    monkeypatch.setattr(memory, "available", lambda: 399)
+    with pytest.raises(InputError, match=r"this run needs about 1 kB \(silo states"):
+        memory.that_fit(terms, 3)
