@@ -60,6 +60,7 @@ SIGNATURES = {
     "ff_gap_fill": "piiiipp:i",
     "ff_gap_mean": "ppi:d",
     "ff_mean_error": "i:d",
+    "ff_stride": "i:i",
     "ff_hard_fill": "piiiipp:i",
     "ff_prefix": "piip:",
     "ff_add_noise": "pppip:",
@@ -214,7 +215,8 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
         assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
         exact = np.array([leaves.gap_mean(state, made, a) for a in range(actions)])
         assert np.abs(means - exact).max() <= leaves.mean_error(d)
-        keep(f"gap_fill {d}", made[: actions * d], exact)
+        rows = made[: leaves.stride(actions) * d].reshape(d, -1)
+        keep(f"gap_fill {d}", rows[:, :actions], exact)
 
     for d in (2, 8, 5000):
         direction = HardInstance(d).theta(4, 1)

@@ -104,7 +104,7 @@ cdef extern from "ff_environment.h" nogil:
         int64_t dimension
         int64_t actions
         int64_t is_double
-        int64_t feature_major
+        int64_t stride
         int64_t reward_law
         double reward_std
     enum:
@@ -116,6 +116,7 @@ cdef extern from "ff_environment.h" nogil:
         FF_SCORE_FAILED
         FF_WITHOUT_REPLACEMENT
     int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
+    int64_t ff_stride(int64_t actions)
     int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
                           int64_t silo, int64_t round, void *x, double *mean, ff_actions *out)
     double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
@@ -736,9 +737,9 @@ cdef class Environment:
     cdef object keep  # whatever the C side points at
 
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
-                       int64_t feature_major, reward) except *:
+                       int64_t stride, reward) except *:
         self.c.dimension, self.c.actions = dimension, actions
-        self.c.is_double, self.c.feature_major = is_double, feature_major
+        self.c.is_double, self.c.stride = is_double, stride
         self.c.reward_law, self.c.reward_std = reward
 
     def error(self):
@@ -791,7 +792,7 @@ cdef class Sphere(Environment):
         self.state.theta = &theta[0]
         self.state.dimension, self.state.actions = theta.shape[0], actions
         self.state.basis_actions, self.state.shared = basis_actions, shared
-        self.describe(theta.shape[0], actions, 0, 1, reward)
+        self.describe(theta.shape[0], actions, 0, ff_stride(actions), reward)
         self.c.fill, self.c.state = ff_sphere_fill, &self.state
         self.c.mean, self.c.mean_error = ff_sphere_mean, ff_mean_error(theta.shape[0])
 
@@ -805,7 +806,7 @@ cdef class Gap(Environment):
         self.state.theta = &theta[0]
         self.state.dimension, self.state.actions = theta.shape[0], actions
         self.state.inferior, self.state.best, self.state.width = inferior, best, width
-        self.describe(theta.shape[0], actions, 0, 1, reward)
+        self.describe(theta.shape[0], actions, 0, ff_stride(actions), reward)
         self.c.fill, self.c.state = ff_gap_fill, &self.state
         self.c.mean, self.c.mean_error = ff_gap_mean, ff_mean_error(theta.shape[0])
 
@@ -816,7 +817,7 @@ cdef class HardInstance(Environment):
     def __init__(self, seed, replicate, const double[::1] theta, reward):
         self.seed, self.replicate, self.keep = seed, replicate, theta
         self.state.theta, self.state.dimension = &theta[0], theta.shape[0]
-        self.describe(theta.shape[0], 2, 0, 1, reward)
+        self.describe(theta.shape[0], 2, 0, 2, reward)
         self.c.fill, self.c.state = ff_hard_fill, &self.state
 
 
@@ -877,7 +878,7 @@ cdef class Pool(Environment):
             self.queries = starts.shape[0] - 1
             self.rows = starts[self.queries]
         self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
-                      self.state.is_double, feature_major, reward)
+                      self.state.is_double, 0, reward)
         self.c.borrow, self.c.state = ff_pool_borrow, &self.state
 
     def query(self, int64_t silo, int64_t round):
@@ -984,7 +985,7 @@ cdef class Pass:
                  const int64_t[::1] checkpoints, curves, int64_t threads,
                  const int64_t[::1] names=None, int64_t phase=0, int64_t stride=1):
         cdef int64_t d = environment.c.dimension, i
-        cdef double[:, ::1] scratch
+        cdef double[::1] scratch
         cdef int64_t[::1] status = np.zeros(silos, np.int64)
         cdef ff_curve *c
         if len(curves) > FF_MOST_CURVES:
@@ -1003,14 +1004,15 @@ cdef class Pass:
         self.c.checkpoint_count = checkpoints.shape[0]
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
         self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
-        # Rows padded so that no two threads share a cache line.
+        # Begun and padded so that vectors lie in one cache line, and no two threads share one.
         most = max(curve["levels"] for curve in curves)
         self.c.scratch_size = ff_play_scratch(environment.c.actions, d, most, len(curves))
         if any(curve["score"] is not None for curve in curves):
             self.c.scratch_size += ff_scored_scratch(d, environment.c.actions)
         self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
-        scratch = np.empty((self.c.threads, self.c.scratch_size))
-        self.c.scratch, self.c.status = &scratch[0, 0], &status[0]
+        scratch = np.empty(self.c.threads * self.c.scratch_size + 8)
+        self.c.scratch = <double *>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
+        self.c.status = &status[0]
         self.keep = (checkpoints, scratch, status, curves, names)
         self.widths = []
         for i, curve in enumerate(curves):

@@ -188,7 +188,10 @@ class Store:
     def done(self) -> set[tuple[int, int]]:
         """(position, replicate) of every committed cell."""
         with _whole(self.path):
-            return set(self._db.execute("SELECT position, replicate FROM cells"))
+            rows = self._db.execute("SELECT position, replicate FROM cells")
+            return {
+                (stored.whole(position), stored.whole(replicate)) for position, replicate in rows
+            }
 
     def commit(
         self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int

@@ -2,11 +2,20 @@
 
 #include <math.h>
 
+#include "ff_panel.h"
 #include "ff_random.h"
+
+int64_t ff_stride(int64_t actions)
+{
+    const int64_t whole = SIEVE_PANEL / 2 - 1;
+    return (actions + whole) & ~whole;
+}
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    return ff_normal_capacity_f32(actions * (dimension + 1)) + 64;
+    /* Features; normals, read up to a stride from the last; three numbers of every action. */
+    const int64_t stride = ff_stride(actions);
+    return stride * (dimension + 4) + ff_normal_capacity_f32(actions * (dimension + 1));
 }
 
 /* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
@@ -72,8 +81,8 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
         return FF_NO_ACTIONS;
     out->x = x;
     out->is_double = env->is_double;
-    out->action_stride = env->feature_major ? 1 : env->dimension;
-    out->feature_stride = env->feature_major ? env->actions : 1;
+    out->action_stride = env->stride ? 1 : env->dimension;
+    out->feature_stride = env->stride ? env->stride : 1;
     out->actions = k;
     out->mean = mean;
     out->shorts = NULL;
@@ -104,70 +113,80 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
     return mean + env->reward_std * ff_normal(&s);
 }
 
-/* So many actions at a time, then fewer: a number known to the compiler keeps sums in registers. */
-#define STRIP 32
-#define IN_STRIPS(k, strip, state, ...)                                                        \
+/* Runs step(n, first, ...) for n vectors of actions from `first` on: two, then one, for a number
+ * known to the compiler keeps sums in registers. What is past the last action is made of whatever
+ * stands there, and nothing reads it. */
+#define IN_VECTORS(stride, step, ...)                                                          \
     {                                                                                          \
         int64_t first = 0;                                                                     \
-        for (; first + 32 <= (k); first += 32)                                                 \
-            strip(state, 32, first, __VA_ARGS__);                                              \
-        for (; first + 8 <= (k); first += 8)                                                   \
-            strip(state, 8, first, __VA_ARGS__);                                               \
-        for (; first + 4 <= (k); first += 4)                                                   \
-            strip(state, 4, first, __VA_ARGS__);                                               \
-        for (; first < (k); first++)                                                           \
-            strip(state, 1, first, __VA_ARGS__);                                               \
+        for (; first + 2 * WIDTH32 <= (stride); first += 2 * WIDTH32)                          \
+            step(2, first, __VA_ARGS__);                                                       \
+        for (; first < (stride); first += WIDTH32)                                             \
+            step(1, first, __VA_ARGS__);                                                       \
     }
+#define AT(p) (*(const loose32 *)(p))
+#define TO(p) (*(loose32 *)(p))
+
+/* The buffer of a fill, cut into its parts: features and, of every action, three numbers, in rows
+ * of `stride` floats; normals in rows of K, as they are drawn. */
+typedef struct {
+    int64_t stride;
+    float *restrict x, *restrict square, *restrict along, *restrict target, *restrict normals;
+} parts;
+
+FF_INLINE parts cut(void *buffer, int64_t k, int64_t d)
+{
+    const int64_t stride = ff_stride(k);
+    float *x = (float *)buffer, *square = x + stride * d;
+    return (parts){stride, x, square, square + stride, square + 2 * stride, square + 3 * stride};
+}
 
 /* ---- sphere ---------------------------------------------------------------------------------- */
 
-/* The squared lengths of the normals of n <= STRIP actions, where their last feature will stand. */
-FF_INLINE void sphere_squares(const ff_sphere *sphere, int64_t n, int64_t first, float *restrict x)
+/* The squared lengths of the normals. */
+FF_INLINE void sphere_squares(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
-    const int64_t k = sphere->actions, free = sphere->dimension - 1;
-    float square[STRIP] FF_ALIGNED = {0};
-    for (int64_t j = 0; j < free; j++)
-        for (int64_t a = 0; a < n; a++)
-            square[a] += x[j * k + first + a] * x[j * k + first + a];
-    for (int64_t a = 0; a < n; a++)
-        x[free * k + first + a] = square[a];
+    lanes32 square[2] = {(lanes32){0}, (lanes32){0}};
+    for (int64_t j = 0; j < sphere->dimension - 1; j++)
+        for (int v = 0; v < n; v++) {
+            const lanes32 g = AT(p->normals + j * sphere->actions + first + v * WIDTH32);
+            square[v] += g * g;
+        }
+    for (int v = 0; v < n; v++)
+        TO(p->square + first + v * WIDTH32) = square[v];
 }
 
-/* Turns these normals into features, by the scales that stand there now, and fills in the means. */
-FF_INLINE void sphere_features(const ff_sphere *sphere, int64_t n, int64_t first,
-                               float *restrict x, double *restrict mean)
+/* Features, by the scales that stand where squares stood, and means into `along`. */
+FF_INLINE void sphere_features(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
-    const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
-    const float root_half = 0.70710678f;
-    float scale[STRIP] FF_ALIGNED, product[STRIP] FF_ALIGNED = {0};
-    for (int64_t a = 0; a < n; a++)
-        scale[a] = x[free * k + first + a];
-    for (int64_t j = 0; j < free; j++)
-        for (int64_t a = 0; a < n; a++)
-            x[j * k + first + a] *= scale[a];
-    for (int64_t a = 0; a < n; a++)
-        x[free * k + first + a] = root_half;
-    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
-    for (int64_t a = first; a < first + n && a < sphere->basis_actions; a++)
-        for (int64_t j = 0; j < d; j++)
-            x[j * k + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
-                                    : (j == free ? 1.0f : 0.0f);
-    for (int64_t j = 0; j < d; j++) {
-        const float t = (float)sphere->theta[j];
-        for (int64_t a = 0; a < n; a++)
-            product[a] += t * x[j * k + first + a];
+    const int64_t free = sphere->dimension - 1;
+    const float root_half = 0.70710678f, last = (float)sphere->theta[free] * root_half;
+    lanes32 scale[2], product[2];
+    for (int v = 0; v < n; v++) {
+        scale[v] = AT(p->square + first + v * WIDTH32);
+        product[v] = (lanes32){0} + last;
+        TO(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + root_half;
     }
-    for (int64_t a = 0; a < n; a++)
-        mean[first + a] = (double)product[a];
+    for (int64_t j = 0; j < free; j++) {
+        const float t = (float)sphere->theta[j];
+        for (int v = 0; v < n; v++) {
+            const lanes32 x =
+                scale[v] * AT(p->normals + j * sphere->actions + first + v * WIDTH32);
+            TO(p->x + j * p->stride + first + v * WIDTH32) = x;
+            product[v] += t * x;
+        }
+    }
+    for (int v = 0; v < n; v++)
+        TO(p->along + first + v * WIDTH32) = product[v];
 }
 
-/* <x_a, theta> of K actions, feature-major. */
-FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, int64_t k,
+/* <x_a, theta>, feature-major. */
+FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, int64_t stride,
                          int64_t d, int64_t a)
 {
     double product = 0.0;
     for (int64_t j = 0; j < d; j++)
-        product += theta[j] * (double)x[j * k + a];
+        product += theta[j] * (double)x[j * stride + a];
     return product;
 }
 
@@ -176,29 +195,37 @@ double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 double ff_sphere_mean(const void *state, const void *x, int64_t a)
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
-    return mean_of(sphere->theta, (const float *)x, sphere->actions, sphere->dimension, a);
+    return mean_of(sphere->theta, (const float *)x, ff_stride(sphere->actions), sphere->dimension,
+                   a);
 }
 
-/* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo).
- * Feature-major, so that every step below runs along the actions. */
+/* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo). */
 FF_CLONES
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
-    const int64_t k = sphere->actions, free = sphere->dimension - 1;
-    float *restrict x = (float *)buffer;
+    const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
+    const parts p = cut(buffer, k, d);
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, sphere->shared ? 0u : (uint32_t)replicate,
                                        (uint32_t)silo, (uint32_t)round);
     if (free > 0)
-        ff_normals_f32(&s, k * free, x);
-    IN_STRIPS(k, sphere_squares, sphere, x)
-    /* All roots at once, and whole vectors of them: in short strips gcc takes them one by one. The
-     * buffer goes on, see ff_fill_capacity. */
-    float *restrict scale = x + free * k;
-    for (int64_t a = 0; a < ((k + 15) & ~(int64_t)15); a++)
-        scale[a] = 0.70710678f / sqrtf(scale[a] + 1e-30f);
-    IN_STRIPS(k, sphere_features, sphere, x, mean)
+        ff_normals_f32(&s, k * free, p.normals);
+    /* In three steps over all actions: each waits for the roots of the one before. */
+    IN_VECTORS(p.stride, sphere_squares, sphere, &p)
+    for (int64_t a = 0; a < p.stride; a++)
+        p.square[a] = 0.70710678f / sqrtf(p.square[a] + 1e-30f);
+    IN_VECTORS(p.stride, sphere_features, sphere, &p)
+    for (int64_t a = 0; a < k; a++)
+        mean[a] = (double)p.along[a];
+    /* The published code's fixed actions: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
+    for (int64_t a = 0; a < sphere->basis_actions && a < k; a++) {
+        const float root_half = 0.70710678f;
+        for (int64_t j = 0; j < d; j++)
+            p.x[j * p.stride + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
+                                             : (j == free ? 1.0f : 0.0f);
+        mean[a] = ff_sphere_mean(sphere, p.x, a);
+    }
     return k;
 }
 
@@ -222,105 +249,111 @@ FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate,
 }
 
 /* Scales action a until its float32 features have norm <= 1. */
-static void gap_inside(const ff_gap *gap, float *x, int64_t a)
+static void gap_inside(const ff_gap *gap, const parts *p, int64_t a)
 {
     for (;;) {
         double square = 0.0;
         for (int64_t j = 0; j < gap->dimension; j++) {
-            const double v = x[j * gap->actions + a];
+            const double v = p->x[j * p->stride + a];
             square += v * v;
         }
         if (square <= 1.0)
             return;
         for (int64_t j = 0; j < gap->dimension; j++)
-            x[j * gap->actions + a] *= 0.9999998f;
+            p->x[j * p->stride + a] *= 0.9999998f;
     }
 }
 
-/* The squared lengths of the normals of n <= STRIP actions, h included, where h stands. */
-FF_INLINE void gap_squares(const ff_gap *gap, int64_t n, int64_t first, float *restrict x)
+/* Of the normals (g, h): their squared lengths, and <g, theta> into `along`. */
+FF_INLINE void gap_sums(int n, int64_t first, const ff_gap *gap, const parts *p)
 {
     const int64_t d = gap->dimension, k = gap->actions;
-    float square[STRIP] FF_ALIGNED = {0};
-    for (int64_t j = 0; j <= d; j++)
-        for (int64_t a = 0; a < n; a++)
-            square[a] += x[j * k + first + a] * x[j * k + first + a];
-    for (int64_t a = 0; a < n; a++)
-        x[d * k + first + a] = square[a];
-}
-
-/* Turns these normals into features, by the scales that stand there now. */
-FF_INLINE void gap_features(const ff_gap *gap, int64_t n, int64_t first, float *restrict x,
-                            const double *restrict mean)
-{
-    const int64_t d = gap->dimension, k = gap->actions;
-    const double *restrict theta = gap->theta;
-    float scale[STRIP] FF_ALIGNED, along[STRIP] FF_ALIGNED = {0}, square[STRIP] FF_ALIGNED = {0};
+    lanes32 square[2] = {(lanes32){0}, (lanes32){0}}, along[2] = {(lanes32){0}, (lanes32){0}};
     for (int64_t j = 0; j < d; j++) {
-        const float t = (float)theta[j];
-        for (int64_t a = 0; a < n; a++)
-            along[a] += x[j * k + first + a] * t;
-    }
-    for (int64_t a = 0; a < n; a++) {
-        scale[a] = x[d * k + first + a];
-        along[a] = (float)mean[first + a] - scale[a] * along[a];
-    }
-    for (int64_t j = 0; j < d; j++) {
-        const float t = (float)theta[j];
-        for (int64_t a = 0; a < n; a++) {
-            const float v = scale[a] * x[j * k + first + a] + along[a] * t;
-            x[j * k + first + a] = v;
-            square[a] += v * v;
+        const float t = (float)gap->theta[j];
+        for (int v = 0; v < n; v++) {
+            const lanes32 g = AT(p->normals + j * k + first + v * WIDTH32);
+            square[v] += g * g;
+            along[v] += g * t;
         }
     }
-    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with
-     * room for its rounding; where one is, all are looked at in float64. */
-    const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
-    int64_t outside = 0;
-    for (int64_t a = 0; a < n; a++)
-        outside += !(square[a] < near);
-    for (int64_t a = 0; outside && a < n; a++)
-        gap_inside(gap, x, first + a);
+    for (int v = 0; v < n; v++) {
+        const lanes32 h = AT(p->normals + d * k + first + v * WIDTH32);
+        TO(p->square + first + v * WIDTH32) = square[v] + h * h;
+        TO(p->along + first + v * WIDTH32) = along[v];
+    }
+}
+
+/* Features, by the scales that stand where squares stood; then their own squared lengths. */
+FF_INLINE void gap_features(int n, int64_t first, const ff_gap *gap, const parts *p)
+{
+    const int64_t k = gap->actions;
+    lanes32 square[2] = {(lanes32){0}, (lanes32){0}}, scale[2], along[2];
+    for (int v = 0; v < n; v++) {
+        scale[v] = AT(p->square + first + v * WIDTH32);
+        along[v] = AT(p->along + first + v * WIDTH32);
+    }
+    for (int64_t j = 0; j < gap->dimension; j++) {
+        const float t = (float)gap->theta[j];
+        for (int v = 0; v < n; v++) {
+            const lanes32 x =
+                scale[v] * AT(p->normals + j * k + first + v * WIDTH32) + along[v] * t;
+            TO(p->x + j * p->stride + first + v * WIDTH32) = x;
+            square[v] += x * x;
+        }
+    }
+    for (int v = 0; v < n; v++)
+        TO(p->square + first + v * WIDTH32) = square[v];
 }
 
 /* x = m theta + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta. The first n
  * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball:
  * here n = d - 1, the point is (g, h) normalised, of d + 1 normals, and the two coordinates left
- * out are <g, theta> and h. No radius is drawn, and no power taken. Feature-major. */
+ * out are <g, theta> and h. No radius is drawn, and no power taken. */
 FF_CLONES
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *restrict buffer, double *restrict mean)
 {
     const ff_gap *gap = (const ff_gap *)state;
     const int64_t d = gap->dimension, k = gap->actions;
-    float *restrict x = (float *)buffer;
+    const parts p = cut(buffer, k, d);
     gap_targets(gap, seed, (uint32_t)replicate, (uint32_t)silo, (uint32_t)round,
-                (uint32_t *)buffer, mean);
+                (uint32_t *)p.x, mean);
     if (d == 1) {
         for (int64_t a = 0; a < k; a++)
-            x[a] = (float)(mean[a] * gap->theta[0]);
+            p.x[a] = (float)(mean[a] * gap->theta[0]);
         return k;
     }
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
-    ff_normals_f32(&s, k * (d + 1), x);
-    IN_STRIPS(k, gap_squares, gap, x)
+    ff_normals_f32(&s, k * (d + 1), p.normals);
+    memset(p.target + p.stride - WIDTH32, 0, WIDTH32 * sizeof(float));
+    for (int64_t a = 0; a < k; a++)
+        p.target[a] = (float)mean[a];
     /* As of the sphere. */
-    float *restrict scale = x + d * k;
-    for (int64_t a = 0; a < k; a++) {
-        const float m = (float)mean[a];
-        scale[a] = (1.0f - m * m) / (scale[a] + 1e-30f);
+    IN_VECTORS(p.stride, gap_sums, gap, &p)
+    for (int64_t a = 0; a < p.stride; a++) {
+        const float m = p.target[a];
+        const float scale = sqrtf((1.0f - m * m) / (p.square[a] + 1e-30f));
+        p.along[a] = m - scale * p.along[a];
+        p.square[a] = scale;
     }
-    for (int64_t a = 0; a < ((k + 15) & ~(int64_t)15); a++)
-        scale[a] = sqrtf(scale[a]);
-    IN_STRIPS(k, gap_features, gap, x, mean)
+    IN_VECTORS(p.stride, gap_features, gap, &p)
+    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with
+     * room for its rounding; where one is, all are looked at in float64. */
+    const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
+    int outside = 0;
+    for (int64_t a = 0; a < k; a++)
+        outside |= !(p.square[a] < near);
+    for (int64_t a = 0; outside && a < k; a++)
+        gap_inside(gap, &p, a);
     return k;
 }
 
 double ff_gap_mean(const void *state, const void *x, int64_t a)
 {
     const ff_gap *gap = (const ff_gap *)state;
-    return mean_of(gap->theta, (const float *)x, gap->actions, gap->dimension, a);
+    return mean_of(gap->theta, (const float *)x, ff_stride(gap->actions), gap->dimension, a);
 }
 
 /* ---- hard instance ---------------------------------------------------------------------------- */

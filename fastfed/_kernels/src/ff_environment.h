@@ -34,7 +34,7 @@ typedef struct {
     int64_t dimension;
     int64_t actions;   /* the most actions of any round */
     int64_t is_double; /* of what fill writes */
-    int64_t feature_major; /* 1: x[j * actions + a], 0: x[a * dimension + j] */
+    int64_t stride;    /* feature-major, x[j * stride + a]; 0: x[a * dimension + j] */
     int64_t reward_law;
     double reward_std;
 } ff_environment;
@@ -49,8 +49,12 @@ enum {
     FF_SCORE_FAILED = -5
 };
 
-/* Items (floats or doubles) fill may write: K (d + 1) rounded up for the vector generators. */
+/* Items (floats or doubles) fill may write: features, and what the built-in ones make them of. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension);
+
+/* The stride of sphere and gap: where x begins with a whole vector, so does every feature. Vectors
+ * across two cache lines cost twice. */
+int64_t ff_stride(int64_t actions);
 
 /* The actions of one round, into `out`; x and mean are the caller's buffers for fill. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,

@@ -16,14 +16,18 @@
 #if defined(__GNUC__)
 typedef double lanes __attribute__((vector_size(64)));
 typedef float lanes32 __attribute__((vector_size(64)));
+/* The same vector at any address. */
+typedef float loose32 __attribute__((vector_size(64), aligned(4)));
 #define VECTORS 1
 #define VECTORS32 2
 #else
 typedef double lanes;
 typedef float lanes32;
+typedef float loose32;
 #define VECTORS PANEL
 #define VECTORS32 SIEVE_PANEL
 #endif
+#define WIDTH32 (SIEVE_PANEL / VECTORS32)
 
 /* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
  * zeros of W and add exactly nothing. One definition for every element type and row count. */

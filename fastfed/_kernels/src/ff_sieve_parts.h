@@ -7,15 +7,8 @@
 #include "ff_panel.h"
 #include "ff_scores.h"
 
-#if defined(__GNUC__)
-/* The same vector at any address. */
-typedef float loose32 __attribute__((vector_size(64), aligned(4)));
-#else
-typedef float loose32;
-#endif
 /* Up to here a factor is small. */
 #define SMALL 24
-#define WIDTH32 (SIEVE_PANEL / VECTORS32)
 
 /* What an approximate score of any of the actions is off by at most.
  *
