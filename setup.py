@@ -2,8 +2,12 @@
 
 OpenMP and per-processor clones (GNU ifunc) are probed. Without them the build is plain, slower
 and gives the same bits; the build log and `fastfed doctor` say which it was.
+
+`FASTFED_BUILD`, in the environment, is for scripts/sanitize and takes words: `plain` leaves
+optimization and processor to CC and CFLAGS, `checked` has Cython check indices, None and overflow.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +23,12 @@ SOURCES = [
 ]
 #: The sieves alone may fuse multiplications and additions: what they keep is scored exactly.
 FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("sieve", "sieve_small")]
+ASKED = os.environ.get("FASTFED_BUILD", "").split()
+PLAIN = "plain" in ASKED
+#: An index below zero counts as outside, checked or not.
+DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
+    ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in ASKED
+)
 
 CLONES_PROBE = """
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -35,6 +45,12 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twi
     return _mm512_reduce_add_epi32(sum);
 }
 int main(void) { return __builtin_cpu_supports("avx512vnni") ? twice(0) : 0; }
+"""
+#: In a plain build only for a processor that has them by name.
+NAMED_PROBE = """
+#ifndef __AVX512BW__
+#error
+#endif
 """
 OPENMP_PROBE = """
 #include <omp.h>
@@ -83,7 +99,7 @@ class BuildKernels(build_ext):
             return ["/O2", "/fp:precise"], [], []
         # No contraction and no fast-math: the same bits on every processor.
         compile_args = [
-            "-O3",
+            *([] if PLAIN else ["-O3"]),
             "-std=gnu11",
             "-fno-math-errno",
             "-fno-trapping-math",
@@ -96,7 +112,9 @@ class BuildKernels(build_ext):
             link_args.append("-fopenmp")
         else:
             print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
-        if self.compiles(CLONES_PROBE):
+        if PLAIN:
+            print("fastfed: plain build: for the processor that CC and CFLAGS name, no clones")
+        elif self.compiles(CLONES_PROBE):
             macros.append(("FF_TARGET_CLONES", "1"))
         else:
             print(
@@ -104,7 +122,7 @@ class BuildKernels(build_ext):
                 "(same results, slower)",
                 file=sys.stderr,
             )
-        if self.compiles(SHORT_PROBE):
+        if self.compiles(NAMED_PROBE * PLAIN + SHORT_PROBE):
             macros.append(("FF_SHORT_SIEVE", "1"))
         return compile_args, link_args, macros
 
@@ -119,10 +137,12 @@ def extension(name: str, sources: list[str]) -> Extension:
     )
 
 
+if set(ASKED) - {"plain", "checked"}:
+    sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(ASKED)}")
 setup(
     ext_modules=cythonize(
         [extension("_native", SOURCES), extension("_losses", ["random", "losses"])],
-        language_level=3,
+        compiler_directives=DIRECTIVES,
     ),
     cmdclass={"build_ext": BuildKernels},
 )

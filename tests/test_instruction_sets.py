@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -123,8 +124,8 @@ class Leaves:
     """The leaf functions built for one level; `Leaves.f(...)` takes arrays, numbers, structs."""
 
     def __init__(self, folder: Path, level: str) -> None:
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        if shutil.which(compiler[0]) is None:
             pytest.skip("no C compiler here to build the levels with")
         if platform.machine() not in ("x86_64", "AMD64"):
             pytest.skip(f"the levels are those of x86-64, this is {platform.machine()}")
@@ -139,7 +140,7 @@ class Leaves:
                 (PORTABLE if level == "portable" else "") + f'#include "ff_{name}.c"\n'
             )
             objects.append(str(source.with_suffix(".o")))
-            command = [compiler, *FLAGS.split(), "-I", str(SOURCES), "-c", str(source)]
+            command = [*compiler, *FLAGS.split(), "-I", str(SOURCES), "-c", str(source)]
             command += ["-o", objects[-1], f"-march={'x86-64' if level == 'portable' else level}"]
             # As in the extension: the sieve alone may fuse multiplications and additions.
             command += [] if name in FUSED else ["-ffp-contract=off"]
@@ -148,7 +149,7 @@ class Leaves:
             running.append(subprocess.Popen(command))
         assert not any([process.wait() for process in running])
         library = folder / "leaves.so"
-        subprocess.run([compiler, "-shared", "-o", str(library), *objects, "-lm"], check=True)
+        subprocess.run([*compiler, "-shared", "-o", str(library), *objects, "-lm"], check=True)
         self._library = ctypes.CDLL(str(library))
 
     def __getattr__(self, name: str):

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: language_level=3
 """Python's door to the losses of experts: thin, trusting wrappers around ``src/ff_losses.h``."""
 
 from libc.math cimport isfinite

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: language_level=3
 """Python's door to the C kernels: thin, trusting wrappers. Public, validated doors are in
 ``fastfed.kernels``; the reasons behind each routine stand in ``src/*.h``."""
 
