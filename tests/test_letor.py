@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments import letor_files
+from fastfed.environments import letor_blocks, letor_cache, letor_files
 from fastfed.environments.letor_files import (
     cached_sources,
     read_letor,
@@ -185,12 +185,12 @@ def test_a_file_without_rows_is_refused(tmp_path, text):
 
 def test_a_block_boundary_may_fall_anywhere(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", letor_text(np.random.default_rng(3), queries=3))
-    whole = letor_files.Parts([], [], [], [])
-    digests = letor_files.parse([path], 136, whole)
+    whole = letor_blocks.Parts([], [], [], [])
+    digests = letor_blocks.parse([path], 136, whole)
     for size in (64, 1000, 4097):
-        monkeypatch.setattr(letor_files, "_BLOCK", size)
-        parts = letor_files.Parts([], [], [], [])
-        assert letor_files.parse([path], 136, parts) == digests
+        monkeypatch.setattr(letor_blocks, "_BLOCK", size)
+        parts = letor_blocks.Parts([], [], [], [])
+        assert letor_blocks.parse([path], 136, parts) == digests
         for have, want in zip(vars(parts).values(), vars(whole).values(), strict=True):
             np.testing.assert_array_equal(np.concatenate(have), np.concatenate(want))
 
@@ -251,7 +251,7 @@ def refuse(*args, **kwargs):
 def test_a_second_start_maps_the_cache_without_reading_the_source(file, monkeypatch):
     first = read_letor(file)
     monkeypatch.setattr(letor_files, "parse", refuse)
-    monkeypatch.setattr(letor_files, "_blocks", refuse)
+    monkeypatch.setattr(letor_blocks, "_blocks", refuse)
     second = read_letor(file)
     np.testing.assert_array_equal(first.features, second.features)
     assert not second.features.flags.writeable
@@ -356,10 +356,10 @@ def test_the_cache_goes_where_the_platform_keeps_caches(monkeypatch, tmp_path):
     monkeypatch.delenv("FASTFED_CACHE")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert letor_files.cache_folder() == tmp_path / "fastfed"
+    assert letor_cache.cache_folder() == tmp_path / "fastfed"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert letor_files.cache_folder() == tmp_path / ".cache" / "fastfed"
+    assert letor_cache.cache_folder() == tmp_path / ".cache" / "fastfed"
 
 
 # ---- pools -----------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ def test_mslr_rows(name, queries, rows):
 
 def test_mslr_never_needs_the_slow_parser(monkeypatch):
     folder = shared("mslr")
-    monkeypatch.setattr(letor_files, "parse_lines", refuse)
+    monkeypatch.setattr(letor_blocks, "parse_lines", refuse)
     assert len(read_letor(folder).relevance) == 6734
 
 

@@ -109,7 +109,8 @@ def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
 def _data(data: Path | None, problems: list[str]) -> dict[str, Any]:
     """The cache of parsed files and the checksums of their sources."""
     from fastfed._validate import InputError
-    from fastfed.environments.letor_files import cache_folder, cached_sources, verify
+    from fastfed.environments.letor_cache import cache_folder
+    from fastfed.environments.letor_files import cached_sources, verify
 
     entries = cached_sources()
     paths = [entry.path for entry in entries] if data is None else [str(data)]

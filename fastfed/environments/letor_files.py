@@ -1,4 +1,4 @@
-"""LETOR files to arrays, parsed once: sources, and the cache of what was parsed.
+"""LETOR files to arrays, parsed once: sources, and what of them is in the cache.
 
 What was parsed is kept as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
 the user's cache folder of the platform), found again by path, size and time stamp of the sources.
@@ -6,46 +6,33 @@ the user's cache folder of the platform), found again by path, size and time sta
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
-import sys
-import tempfile
-import time
 import warnings
-import zlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from fastfed._memory import available
 from fastfed._validate import InputError, integer
 from fastfed.environments.growing import GrowingArray
-from fastfed.environments.letor_parse import (
-    MAX_FEATURES,
-    Rows,
-    TooWide,
-    parse_block,
-    parse_lines,
+from fastfed.environments.letor_blocks import Parts, parse
+from fastfed.environments.letor_cache import (
+    FORMAT,
+    cache_folder,
+    fresh_folder,
+    load_array,
+    load_meta,
+    write_meta,
 )
+from fastfed.environments.letor_parse import MAX_FEATURES
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-FORMAT = 1  # of the cache; another number and nothing old is found again
-_BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then stay near the cache
-_LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")
 
@@ -222,140 +209,7 @@ def source_files(path: str | os.PathLike[str]) -> list[Path]:
     return chosen
 
 
-# ---- parsing ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What parsed rows are added to, block by block: lists of arrays, or arrays that grow."""
-
-    features: Any
-    relevance: Any
-    starts: Any
-    qids: Any
-
-
-def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
-    """Add all rows to ``parts``, and return the SHA-256 of each source.
-
-    ``limit`` is the largest feature index allowed. No more than a block of a file is held at once.
-    """
-    digests: list[str] = []
-    count = 0
-    # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
-    # arrays of every block are given back and faulted in again, which halves the speed.
-    np.empty(30 << 20, dtype=np.uint8)
-    for source in sources:
-        digest = hashlib.sha256()
-        before, last = count, 0
-        for block, line in _blocks(source, digest):
-            for rows in _rows(block, str(source), line, limit):
-                if not len(rows.qid):
-                    continue
-                parts.features.append(rows.values)
-                parts.relevance.append(rows.relevance)
-                new = np.concatenate([[rows.qid[0] != last], rows.qid[1:] != rows.qid[:-1]])
-                new[0] |= count == before  # a query ends with its file
-                first = np.flatnonzero(new)
-                parts.starts.append(first + count)
-                parts.qids.append(rows.qid[first])
-                count, last = count + len(rows.qid), int(rows.qid[-1])
-        if count == before:
-            raise InputError(f"{source} must hold LETOR rows, found none")
-        digests.append(digest.hexdigest())
-    parts.starts.append(np.array([count], np.int64))
-    return digests
-
-
-def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
-    """Rows of whole lines, in as many parts as it takes to keep each table small."""
-    try:
-        rows = parse_block(block, limit)
-        if rows is None:
-            rows = parse_lines(block, name, line, limit)
-    except TooWide:
-        cut = block.find(b"\n", len(block) // 2) + 1
-        if cut in (0, len(block)):
-            cut = block.rfind(b"\n", 0, len(block) - 1) + 1
-        yield from _rows(block[:cut], name, line, limit)
-        yield from _rows(block[cut:], name, line + block.count(b"\n", 0, cut), limit)
-    else:
-        yield rows
-
-
-class _HashingFile(io.RawIOBase):
-    """A file that feeds every byte read from it to a digest, in a thread beside the parser."""
-
-    def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
-        self._file = file
-        self._digest = digest
-        self._thread = thread
-        self._last: Future[None] | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        if self._last is not None:
-            self._last.result()  # one block ahead at most, whatever the size of the file
-        self._last = self._thread.submit(self._digest.update, data)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
-    """Whole lines of source, about _BLOCK bytes at a time, with the number of the first line.
-
-    When the last block has been taken, digest has seen every byte of the file.
-    """
-    try:
-        # Leaving the outer context waits for the digest.
-        with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
-            stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
-            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
-                stream = gzip.GzipFile(fileobj=stream)
-            line = 1
-            rest: list[bytes] = []
-            data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
-            while data:
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    block = b"".join([*rest, data[:cut]])
-                    rest = [data[cut:]]
-                    yield block, line
-                    line += block.count(b"\n")
-                else:
-                    rest.append(data)
-                    if sum(map(len, rest)) > _LONGEST:
-                        raise InputError(
-                            f"{source}:{line}: a line must be at most {_LONGEST} bytes"
-                        )
-                data = stream.read(_BLOCK)
-            if any(rest):
-                yield b"".join([*rest, b"\n"]), line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
-    except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
-
-
 # ---- cache -----------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    """Where parsed files are kept: $FASTFED_CACHE, or fastfed/ in the user's cache folder."""
-    chosen = os.environ.get("FASTFED_CACHE")
-    if chosen:
-        return Path(chosen)
-    home = Path("~").expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return base / "fastfed"
 
 
 def cached_sources() -> list[CachedEntry]:
@@ -422,61 +276,6 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
     return False, "changed since it was cached: the next start parses it again"
 
 
-@contextmanager
-def fresh_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``folder`` at the end, so that no reader sees half of it.
-
-    Whatever is raised inside, or kills the process, leaves no ``folder``; what a killed process
-    leaves behind goes with the next one that writes here. Raises OSError when the folder cannot be
-    written.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _sweep(folder.parent)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    try:
-        with _held(temporary):
-            yield temporary
-            if folder.exists() and load_meta(folder) is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            # Another process may have been first; its folder holds the same.
-            with contextlib.suppress(FileExistsError):
-                _rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Write meta.json."""
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-
-
-def load_meta(folder: Path) -> dict[str, Any] | None:
-    """meta.json of a cache folder, or None when it is absent, damaged or of another format."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
-
-
-def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Read-only memory map of one array of a cache folder, or None unless it has that shape."""
-    try:
-        values = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return np.asarray(values) if values.shape == shape else None
-
-
-def _rename(temporary: Path, folder: Path) -> None:
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if folder.exists():
-            raise FileExistsError(folder) from None
-        raise
-
-
 def _load(folder: Path) -> LetorRows | None:
     """The parsed rows in a cache folder, or None when it does not hold all of them."""
     meta = load_meta(folder)
@@ -516,45 +315,6 @@ def _drop_older(folder: Path, names: list[str]) -> None:
     for other, meta in _entries():
         if other != folder and [source["name"] for source in meta["sources"]] == names:
             shutil.rmtree(other, ignore_errors=True)
-
-
-@contextmanager
-def _held(temporary: Path) -> Iterator[None]:
-    """Mark a temporary folder as in use, by a lock that ends with the process."""
-    lock = None
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
-            lock = os.open(temporary, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _sweep(parent: Path, age: float = 60.0) -> None:
-    """Remove what killed processes left half-written: what nobody holds, and is a minute old."""
-    for part in parent.glob(".part-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime > age and not _in_use(part):
-                shutil.rmtree(part, ignore_errors=True)
-
-
-def _in_use(part: Path) -> bool:
-    """Whether a process holds a temporary folder; one of the last day, where there are no locks."""
-    if fcntl is None:
-        return time.time() - part.stat().st_mtime < 86_400.0
-    lock = os.open(part, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return time.time() - part.stat().st_mtime < 86_400.0
-    finally:
-        os.close(lock)
-    return False
 
 
 def _stamp(source: Path) -> _Stamp:

@@ -25,16 +25,15 @@ import numpy as np
 from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.growing import Stored
-from fastfed.environments.letor_files import (
+from fastfed.environments.letor_cache import (
     FORMAT,
-    LetorRows,
     cache_folder,
     fresh_folder,
     load_array,
     load_meta,
-    read_letor,
     write_meta,
 )
+from fastfed.environments.letor_files import LetorRows, read_letor
 from fastfed.environments.letor_kept import InMemory, Kept, OnDisk
 from fastfed.environments.letor_parse import MAX_FEATURES
 from fastfed.environments.pool import Pool, equal_blocks, feature_major

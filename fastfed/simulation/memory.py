@@ -283,8 +283,9 @@ def scratch(facts: Facts, bit_levels: int, curves: int, threads: int) -> Term:
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2
-    # Made in float32, in a buffer for float64; then in 16 bits, or as panels, bounds, candidates.
-    actions = 4 * k * (d + 1) if facts.contexts_made else 0
+    # Made of normals in float32, in a buffer for float64; then in 16 bits, or as panels, bounds,
+    # candidates.
+    actions = 4 * k * (2 * d + 5) if facts.contexts_made else 0
     scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
     # The factor in float32 and in 16 bits, what is refreshed, noise; words of bits; what waits.
     models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
