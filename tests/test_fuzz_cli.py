@@ -214,6 +214,18 @@ def test_found_by_fuzzing(played, tmp_path, change):
     assert "is damaged, or no store of fastfed" in command("results", tmp_path).stderr
 
 
+def test_a_statement_that_was_changed_in_a_store_gets_a_sentence(played, tmp_path):
+    path = tmp_path / "results.sqlite"
+    path.write_bytes((played / "good" / "results.sqlite").read_bytes())
+    with sqlite3.connect(path) as db:
+        db.execute(
+            """UPDATE meta SET value = '{"statement":[{"says":null}]}' WHERE key = 'figure'"""
+        )
+    db.close()
+    assert said("report", tmp_path) == 2
+    assert "results.sqlite is damaged: " in command("report", tmp_path).stderr
+
+
 def test_names_too_long_for_a_file_get_a_sentence():
     for name in ("run", "privacy", "results", "report"):
         extra = ("-o", "x") if name == "run" else ()

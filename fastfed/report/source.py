@@ -71,11 +71,17 @@ def in_memory(results: Results) -> Source:
 
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
+    from fastfed.report.keys import check_figure  # lines are drawn of sources
+
     path = Path(folder)
     if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder")
     with Store.open_existing(path) as store:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
+    try:
+        check_figure(results.figure, [curve.label for curve in results.curves])
+    except InputError as error:  # played from a spec, it was checked: somebody changed it since
+        raise InputError(f"{path / FILE} is damaged: {error}") from None
     curves = meta["identity"]["curves"]
     return Source(
         results=results,
