@@ -13,9 +13,10 @@ int64_t ff_stride(int64_t actions)
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    /* Features; normals, read up to a stride from the last; three numbers of every action. */
+    /* Features; normals, read up to a stride from the last; three numbers of every action; theta. */
     const int64_t stride = ff_stride(actions);
-    return stride * (dimension + 4) + ff_normal_capacity_f32(actions * (dimension + 1));
+    return stride * (dimension + 4) + ff_stride(dimension) +
+           ff_normal_capacity_f32(actions * (dimension + 1));
 }
 
 /* A sum that is not finite tells of NaN or infinity among what a user's function wrote. */
@@ -49,22 +50,64 @@ static extent extent_of(const double *restrict mean, int64_t k)
     return seen;
 }
 
-/* The largest mean where those told are inexact: the exact ones of all that it may be. */
+/* Of k numbers those within `margin` of the largest: how many, the sum of their indices, and what
+ * they are at least. */
+typedef struct {
+    double least;
+    int64_t many, sum;
+} largest;
+
+FF_INLINE largest largest_of(const double *restrict mean, int64_t k, double margin)
+{
+    int64_t whole = 0;
+    double most = -INFINITY;
+    largest found = {0.0, 0, 0};
+#if defined(__GNUC__)
+    whole = k - k % PANEL;
+    lanes top = (lanes){0} - INFINITY;
+    for (int64_t a = 0; a < whole; a += PANEL) {
+        const lanes next = *(const loose *)(mean + a);
+        const masks above = next > top;
+        top = (lanes)(((masks)next & above) | ((masks)top & ~above));
+    }
+    for (int l = 0; l < PANEL; l++)
+        most = top[l] > most ? top[l] : most;
+#endif
+    for (int64_t a = whole; a < k; a++)
+        most = mean[a] > most ? mean[a] : most;
+    found.least = most - margin;
+#if defined(__GNUC__)
+    masks many = {0}, sum = {0}, own = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int64_t a = 0; a < whole; a += PANEL, own += PANEL) {
+        const masks may = *(const loose *)(mean + a) >= found.least;
+        many -= may;
+        sum += own & may;
+    }
+    for (int l = 0; l < PANEL; l++) {
+        found.many += many[l];
+        found.sum += sum[l];
+    }
+#endif
+    for (int64_t a = whole; a < k; a++) {
+        found.many += mean[a] >= found.least;
+        found.sum += mean[a] >= found.least ? a : 0;
+    }
+    return found;
+}
+
+/* The largest mean where those told are inexact: the exact one of the only action that it may be,
+ * or the largest of theirs. */
 FF_CLONES
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
-    const double least = extent_of(mean, actions->actions).most - 2.0 * env->mean_error;
+    const largest found = largest_of(mean, actions->actions, 2.0 * env->mean_error);
+    if (found.many == 1)
+        return ff_mean_of(env, actions, found.sum);
     double best = -INFINITY;
-    for (int64_t first = 0; first < actions->actions; first += 8) {
-        const int64_t n = actions->actions - first < 8 ? actions->actions - first : 8;
-        int any = 0;
-        for (int64_t a = 0; a < n; a++)
-            any |= mean[first + a] >= least;
-        for (int64_t a = first; any && a < first + n; a++) {
-            const double exact = mean[a] >= least ? ff_mean_of(env, actions, a) : best;
-            best = exact > best ? exact : best;
-        }
+    for (int64_t a = 0; a < actions->actions; a++) {
+        const double exact = mean[a] >= found.least ? ff_mean_of(env, actions, a) : best;
+        best = exact > best ? exact : best;
     }
     return best;
 }
@@ -128,17 +171,21 @@ double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
 #define TO(p) (*(loose32 *)(p))
 
 /* The buffer of a fill, cut into its parts: features and, of every action, three numbers, in rows
- * of `stride` floats; normals in rows of K, as they are drawn. */
+ * of `stride` floats; theta; normals in rows of K, as they are drawn. */
 typedef struct {
     int64_t stride;
-    float *restrict x, *restrict square, *restrict along, *restrict target, *restrict normals;
+    float *restrict x, *restrict square, *restrict along, *restrict target, *restrict theta;
+    float *restrict normals;
 } parts;
 
-FF_INLINE parts cut(void *buffer, int64_t k, int64_t d)
+FF_INLINE parts cut(void *buffer, int64_t k, int64_t d, const double *theta)
 {
     const int64_t stride = ff_stride(k);
-    float *x = (float *)buffer, *square = x + stride * d;
-    return (parts){stride, x, square, square + stride, square + 2 * stride, square + 3 * stride};
+    float *x = (float *)buffer, *square = x + stride * d, *theta32 = square + 3 * stride;
+    for (int64_t j = 0; j < d; j++)
+        theta32[j] = (float)theta[j];
+    return (parts){stride, x, square, square + stride, square + 2 * stride, theta32,
+                   theta32 + ff_stride(d)};
 }
 
 /* ---- sphere ---------------------------------------------------------------------------------- */
@@ -160,7 +207,7 @@ FF_INLINE void sphere_squares(int n, int64_t first, const ff_sphere *sphere, con
 FF_INLINE void sphere_features(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
     const int64_t free = sphere->dimension - 1;
-    const float root_half = 0.70710678f, last = (float)sphere->theta[free] * root_half;
+    const float root_half = 0.70710678f, last = p->theta[free] * root_half;
     lanes32 scale[2], product[2];
     for (int v = 0; v < n; v++) {
         scale[v] = AT(p->square + first + v * WIDTH32);
@@ -168,7 +215,7 @@ FF_INLINE void sphere_features(int n, int64_t first, const ff_sphere *sphere, co
         TO(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + root_half;
     }
     for (int64_t j = 0; j < free; j++) {
-        const float t = (float)sphere->theta[j];
+        const float t = p->theta[j];
         for (int v = 0; v < n; v++) {
             const lanes32 x =
                 scale[v] * AT(p->normals + j * sphere->actions + first + v * WIDTH32);
@@ -206,12 +253,13 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
     const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
-    const parts p = cut(buffer, k, d);
+    const parts p = cut(buffer, k, d, sphere->theta);
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, sphere->shared ? 0u : (uint32_t)replicate,
                                        (uint32_t)silo, (uint32_t)round);
     if (free > 0)
         ff_normals_f32(&s, k * free, p.normals);
-    /* In three steps over all actions: each waits for the roots of the one before. */
+    /* One pass for the sums, one for the roots, one for the features: in a single pass every
+     * feature would wait for its action's root. */
     IN_VECTORS(p.stride, sphere_squares, sphere, &p)
     for (int64_t a = 0; a < p.stride; a++)
         p.square[a] = 0.70710678f / sqrtf(p.square[a] + 1e-30f);
@@ -270,7 +318,7 @@ FF_INLINE void gap_sums(int n, int64_t first, const ff_gap *gap, const parts *p)
     const int64_t d = gap->dimension, k = gap->actions;
     lanes32 square[2] = {(lanes32){0}, (lanes32){0}}, along[2] = {(lanes32){0}, (lanes32){0}};
     for (int64_t j = 0; j < d; j++) {
-        const float t = (float)gap->theta[j];
+        const float t = p->theta[j];
         for (int v = 0; v < n; v++) {
             const lanes32 g = AT(p->normals + j * k + first + v * WIDTH32);
             square[v] += g * g;
@@ -284,26 +332,20 @@ FF_INLINE void gap_sums(int n, int64_t first, const ff_gap *gap, const parts *p)
     }
 }
 
-/* Features, by the scales that stand where squares stood; then their own squared lengths. */
+/* Features, by the scales that stand where squares stood. */
 FF_INLINE void gap_features(int n, int64_t first, const ff_gap *gap, const parts *p)
 {
-    const int64_t k = gap->actions;
-    lanes32 square[2] = {(lanes32){0}, (lanes32){0}}, scale[2], along[2];
+    lanes32 scale[2], along[2];
     for (int v = 0; v < n; v++) {
         scale[v] = AT(p->square + first + v * WIDTH32);
         along[v] = AT(p->along + first + v * WIDTH32);
     }
     for (int64_t j = 0; j < gap->dimension; j++) {
-        const float t = (float)gap->theta[j];
-        for (int v = 0; v < n; v++) {
-            const lanes32 x =
-                scale[v] * AT(p->normals + j * k + first + v * WIDTH32) + along[v] * t;
-            TO(p->x + j * p->stride + first + v * WIDTH32) = x;
-            square[v] += x * x;
-        }
+        const float t = p->theta[j];
+        for (int v = 0; v < n; v++)
+            TO(p->x + j * p->stride + first + v * WIDTH32) =
+                scale[v] * AT(p->normals + j * gap->actions + first + v * WIDTH32) + along[v] * t;
     }
-    for (int v = 0; v < n; v++)
-        TO(p->square + first + v * WIDTH32) = square[v];
 }
 
 /* x = m theta + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta. The first n
@@ -316,7 +358,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
 {
     const ff_gap *gap = (const ff_gap *)state;
     const int64_t d = gap->dimension, k = gap->actions;
-    const parts p = cut(buffer, k, d);
+    const parts p = cut(buffer, k, d, gap->theta);
     gap_targets(gap, seed, (uint32_t)replicate, (uint32_t)silo, (uint32_t)round,
                 (uint32_t *)p.x, mean);
     if (d == 1) {
@@ -330,21 +372,22 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     memset(p.target + p.stride - WIDTH32, 0, WIDTH32 * sizeof(float));
     for (int64_t a = 0; a < k; a++)
         p.target[a] = (float)mean[a];
-    /* As of the sphere. */
+    /* Passes as of the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) but for rounding, which is
+     * (3 d + 32) 2^-24 at most and may carry it above 1. Within five times that, it is near 1. */
+    const float near = (float)(d + 8) * 9.5367432e-7f;
     IN_VECTORS(p.stride, gap_sums, gap, &p)
     for (int64_t a = 0; a < p.stride; a++) {
-        const float m = p.target[a];
-        const float scale = sqrtf((1.0f - m * m) / (p.square[a] + 1e-30f));
-        p.along[a] = m - scale * p.along[a];
+        const float m = p.target[a], g = p.along[a], h = p.normals[d * k + a];
+        const float left = 1.0f - m * m, square = p.square[a] + 1e-30f;
+        const float scale = sqrtf(left / square);
+        p.along[a] = m - scale * g;
         p.square[a] = scale;
+        p.target[a] = left * (g * g + h * h) - near * square;
     }
     IN_VECTORS(p.stride, gap_features, gap, &p)
-    /* Rounding carries a point near the sphere over it. Which are near is told in float32, with
-     * room for its rounding; where one is, all are looked at in float64. */
-    const float near = 1.0f - (float)(d + 4) * 1.1920929e-7f;
     int outside = 0;
     for (int64_t a = 0; a < k; a++)
-        outside |= !(p.square[a] < near);
+        outside |= !(p.target[a] > 0.0f);
     for (int64_t a = 0; outside && a < k; a++)
         gap_inside(gap, &p, a);
     return k;

@@ -16,8 +16,10 @@
 #if defined(__GNUC__)
 typedef double lanes __attribute__((vector_size(64)));
 typedef float lanes32 __attribute__((vector_size(64)));
-/* The same vector at any address. */
+/* The same vectors at any address. */
+typedef double loose __attribute__((vector_size(64), aligned(8)));
 typedef float loose32 __attribute__((vector_size(64), aligned(4)));
+typedef int64_t masks __attribute__((vector_size(64)));
 #define VECTORS 1
 #define VECTORS32 2
 #else

@@ -333,7 +333,9 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
         }
         if (!watch)
             continue;
-        settle(pass, &pass->curves[0], silo, &waiting[0]);
+        /* The other rule does not look at the batch. */
+        if (pass->curves[0].clock.kind == FF_PRIVATE_DETERMINANT)
+            settle(pass, &pass->curves[0], silo, &waiting[0]);
         if (fires(pass, &pass->curves[0], silo, round, &p)) {
             pass->curves[0].clock.fired[silo] = round;
             break;
