@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_growing_table_is_what_numpy_saves(widths, seed, piece, tmp_path_facto
     np.save(folder / "saved.npy", whole)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "PIECE", piece)
-        with GrowingArray(folder / "grown.npy", np.float32, table=True) as grown:
+        with closing(GrowingArray(folder / "grown.npy", np.float32, table=True)) as grown:
             for block in blocks:
                 grown.append(block)
             grown.finish()

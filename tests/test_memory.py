@@ -18,6 +18,7 @@ from fastfed.results.store import FILE, Store
 from fastfed.simulation import compiled, drive, fitting, memory
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.fitting import OutOfMemory, estimate, fit
+from fastfed.simulation.resources import Resources
 
 LDP = {
     "algorithm": "private-fedlinucb", "protocol": "silo-ldp", "epsilon": 1.0, "delta": 1e-5,
@@ -115,10 +116,11 @@ import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.fitting import estimate
+from fastfed.simulation.resources import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
 kept = driver == "step"
-found = estimate(experiment, threads=1, driver=driver, kept=kept).bytes
+found = estimate(experiment, Resources(1), driver=driver, kept=kept).bytes
 if kept:
     spec["curves"] = spec.pop("curve")
     fastfed.simulate(**spec, driver=driver)
@@ -198,7 +200,7 @@ def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
         ({"algorithm": "random"}, {"environment": {"kind": "fixed-set", "dimension": 3}}),
     ]  # fmt: skip
     for keys, changes in kinds:
-        few, many = (estimate(made(keys, silos=m, **changes)).bytes for m in (4, 40))
+        few, many = (estimate(made(keys, silos=m, **changes), Resources()).bytes for m in (4, 40))
         assert 0 < few < many, keys
 
 
@@ -280,7 +282,7 @@ def test_numbers_beyond_all_bounds_are_bad_input(key):
 
 def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monkeypatch):
     experiment = made()
-    needed = estimate(experiment, threads=1).bytes
+    needed = estimate(experiment, Resources(1)).bytes
     with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
         fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
     monkeypatch.setattr(fitting, "available", lambda: 1000)
@@ -289,23 +291,23 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     assert not (tmp_path / "out").exists()
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=needed)
     # Nothing is left to play: what is read fits.
-    read = estimate(experiment, threads=1, done=2).bytes
+    read = estimate(experiment, Resources(1), done=2).bytes
     assert read < needed
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
     monkeypatch.setattr(fitting, "available", lambda: None)
-    assert fit(experiment).reduced == ""
+    assert fit(experiment, Resources()).reduced == ""
 
 
 def test_what_fits_only_in_parts_is_played_in_parts_with_the_same_results(tmp_path):
     curves = [LDP, {"algorithm": "fedlinucb", "batch_size": 4}, {**LDP, "lazy": False}]
     experiment = made(*curves, silos=60, replicates=6)
-    wanted = fit(experiment, threads=3, memory_limit="1TB")
+    wanted = fit(experiment, Resources(3, memory_limit="1TB"))
     assert (wanted.at_once, wanted.together, wanted.reduced) == (3, 64, "")
-    least = estimate(experiment, threads=3, at_once=1, together=1).bytes
-    whole = estimate(experiment, threads=3, at_once=1).bytes
+    least = estimate(experiment, Resources(3), at_once=1, together=1).bytes
+    whole = estimate(experiment, Resources(3), at_once=1).bytes
     found = {}
     for limit, layout in ((10**12, (3, 64)), (whole, (1, 64)), (least, (1, 1))):
-        fitted = fit(experiment, threads=3, memory_limit=limit)
+        fitted = fit(experiment, Resources(3, memory_limit=limit))
         assert (fitted.at_once, fitted.together) == layout
         assert fitted.bytes <= limit
         folder = tmp_path / str(limit)
@@ -314,13 +316,13 @@ def test_what_fits_only_in_parts_is_played_in_parts_with_the_same_results(tmp_pa
     assert len({tuple(f) for f in found.values()}) == 1
     assert "1 of 3 passes at once and at most 1 curves" in fitted.reduced
     with pytest.raises(InputError, match="this run needs"):
-        fit(experiment, threads=3, memory_limit=least - 1)
+        fit(experiment, Resources(3, memory_limit=least - 1))
 
 
 def test_fewer_processes_play_at_once(tmp_path):
     experiment = made(LDP, silos=2000, replicates=2)
-    one = estimate(experiment, threads=2, engine="processes", at_once=1).bytes
-    fitted = fit(experiment, threads=2, engine="processes", memory_limit=one)
+    one = estimate(experiment, Resources(2, "processes"), at_once=1).bytes
+    fitted = fit(experiment, Resources(2, "processes", memory_limit=one))
     assert fitted.at_once == 1 and "1 of 2 passes at once" in fitted.reduced
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import rich_click as click
 
 from fastfed.simulation.engines import ENGINES
+from fastfed.simulation.resources import Resources
 
 if TYPE_CHECKING:
     from fastfed.simulation.experiment import Experiment
@@ -24,7 +26,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 
 
 def playing_options(command: F) -> F:
-    """-o and the options of everything that plays."""
+    """-o and the options of everything that plays; those of no result come as ``resources``."""
+
+    @wraps(command)
+    def packed(
+        threads: int | None, engine: str, scheduler: str | None, memory: str | None, **others: Any
+    ) -> Any:
+        if memory is not None:
+            from fastfed._memory import size_of
+
+            size_of("--memory", memory)
+        return command(resources=Resources(threads, engine, scheduler, memory), **others)
+
+    made = cast(F, packed)
     for option in reversed(
         [
             click.option(
@@ -64,16 +78,8 @@ def playing_options(command: F) -> F:
             ),
         ]
     ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def checked_memory(memory: str | None) -> None:
-    """InputError where --memory is no size."""
-    from fastfed._memory import size_of
-
-    if memory is not None:
-        size_of("--memory", memory)
+        made = option(made)
+    return made
 
 
 def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:

@@ -26,7 +26,8 @@ from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.fitting import OutOfMemory
 from fastfed.simulation.passes import Pass, predict_seconds
-from fastfed.simulation.run import layout_for, run
+from fastfed.simulation.resources import Resources
+from fastfed.simulation.run import layout_for, run_by
 
 KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
@@ -35,17 +36,14 @@ NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[fi
 def play(
     experiment: Experiment,
     folder: Path,
-    threads: int | None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory: str | None = None,
+    resources: Resources,
 ) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
 
     def on_start(passes: list[Pass], threads: int) -> None:
         say(announce(experiment, passes, threads))
 
-    source = play_silently(experiment, folder, threads, engine, scheduler, memory, on_start)
+    source = play_silently(experiment, folder, resources, on_start)
     with failures(folder):
         written = write_report(source, folder)
     print_results(source)
@@ -59,10 +57,7 @@ def play(
 def play_silently(
     experiment: Experiment,
     folder: Path,
-    threads: int | None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory: str | None = None,
+    resources: Resources,
     on_start: Callable[[list[Pass], int], None] | None = None,
 ) -> Source:
     """Play what is missing into a folder; only progress is shown, and no report is written.
@@ -70,10 +65,7 @@ def play_silently(
     ``on_start`` hears what is left and with how many threads.
     """
     check_writable(folder)
-    layout = layout_for(
-        experiment, folder,
-        threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory,
-    )  # fmt: skip
+    layout = layout_for(experiment, folder, resources)
     if layout.reduced:
         say(f"{experiment.name}: {layout.reduced}")
     with ExitStack() as stack:
@@ -92,16 +84,7 @@ def play_silently(
                 heard(agent_rounds)
 
         with failures(folder):
-            run(
-                experiment,
-                folder,
-                threads=threads,
-                engine=engine,
-                scheduler=scheduler,
-                memory_limit=memory,
-                on_start=start,
-                progress=on_progress,
-            )
+            run_by(layout, experiment, folder, resources, on_start=start, progress=on_progress)
     with failures(folder):
         return read_source(folder, experiment.replicates)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from fastfed.cli.errors import RunFailed
-from fastfed.cli.options import checked_memory, overrides, playing_options
+from fastfed.cli.options import overrides, playing_options
 from fastfed.cli.output import say
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fastfed.report.source import Source
     from fastfed.report.statement_table import Row
     from fastfed.simulation.experiment import Experiment
+    from fastfed.simulation.resources import Resources
 
 ALL = "all"
 
@@ -36,10 +37,7 @@ def reproduce(
     names: tuple[str, ...],
     folder: Path,
     replicates: int | None,
-    threads: int | None,
-    engine: str,
-    scheduler: str | None,
-    memory: str | None,
+    resources: Resources,
     seed: int | None,
     quick: bool,
     data: Path | None,
@@ -55,7 +53,6 @@ def reproduce(
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
-    checked_memory(memory)
     from fastfed import experiments
     from fastfed.cli.several import planned, play_several, print_plan
     from fastfed.report.statement_table import rows_not_played
@@ -76,12 +73,12 @@ def reproduce(
     # All are checked before the first is played: bad input then costs no time.
     ready = [(f, experiment_of(f, data, size, replicates, seed)) for f in chosen]
     if everything or dry_run:
-        plan = planned(ready, folder, threads, engine, scheduler, memory)
+        plan = planned(ready, folder, resources)
         print_plan(plan)
         if not dry_run:
-            play_several(plan, folder, threads, left_out, engine, scheduler, memory)
+            play_several(plan, folder, resources, left_out)
     else:
-        play_each(ready, folder, threads, engine, scheduler, memory)
+        play_each(ready, folder, resources)
 
 
 def why_left_out(figure: Figure, data: Path | None, size: str | None) -> str:
@@ -109,14 +106,7 @@ def experiment_of(
     return experiment
 
 
-def play_each(
-    ready: list[tuple[Figure, Experiment]],
-    folder: Path,
-    threads: int | None,
-    engine: str,
-    scheduler: str | None,
-    memory: str | None = None,
-) -> None:
+def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources) -> None:
     """Play figures one after another, each with its table."""
     from fastfed.cli.play import play, say_overview
 
@@ -124,7 +114,7 @@ def play_each(
         for position, (figure, experiment) in enumerate(ready):
             if position:
                 click.echo()
-            source = play(experiment, folder / figure.id, threads, engine, scheduler, memory)
+            source = play(experiment, folder / figure.id, resources)
             for line in said(figure.paper, source):
                 click.echo(line)
     except RunFailed:

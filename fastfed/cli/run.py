@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed.cli.options import checked_memory, load_spec, overrides, playing_options
+from fastfed.cli.options import load_spec, overrides, playing_options
+
+if TYPE_CHECKING:
+    from fastfed.simulation.resources import Resources
 
 
 @click.command()
@@ -16,10 +20,7 @@ def run(
     spec: Path,
     folder: Path,
     replicates: int | None,
-    threads: int | None,
-    engine: str,
-    scheduler: str | None,
-    memory: str | None,
+    resources: Resources,
     seed: int | None,
     quick: bool,
 ) -> None:
@@ -39,8 +40,7 @@ def run(
     if str(spec) in figure_ids() and not spec.exists():
         raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
     changed = overrides(read_toml(spec), replicates, seed, quick)
-    checked_memory(memory)
-    play(load_spec(spec, changed), folder, threads, engine, scheduler, memory)
+    play(load_spec(spec, changed), folder, resources)
 
 
 COMMANDS = {"run": run}

@@ -26,6 +26,7 @@ from fastfed.report.statement_table import Row, counts, lines, rows_not_played, 
 from fastfed.report.write import PAGE, as_drawn, draw_all, has_matplotlib, write_report
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import check_threads, predict_seconds
+from fastfed.simulation.resources import Resources
 from fastfed.simulation.run import layout_for, left_to_play
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
@@ -49,10 +50,7 @@ class Planned:
 def planned(
     ready: Sequence[tuple[Figure, Experiment]],
     folder: Path,
-    threads: int | None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory: str | None = None,
+    resources: Resources,
 ) -> list[Planned]:
     """What is left of each figure in its folder, how long it will take, and how much memory.
 
@@ -60,12 +58,8 @@ def planned(
     does not fit into memory.
     """
     layouts = [
-        layout_for(
-            experiment, folder / figure.id,
-            threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory,
-        )
-        for figure, experiment in ready
-    ]  # fmt: skip
+        layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
+    ]
     left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
     if any(left):
         say(f"predicting: a few rounds of each of {len(ready)} figures")
@@ -75,7 +69,7 @@ def planned(
             experiment,
             sum(len(p.positions) for p in passes),
             sum(experiment.agent_rounds(p.positions) for p in passes),
-            predict_seconds(experiment, passes, check_threads(threads)),
+            predict_seconds(experiment, passes, check_threads(resources.threads)),
             layout.bytes,
         )
         for (figure, experiment), passes, layout in zip(ready, left, layouts, strict=True)
@@ -114,11 +108,8 @@ def print_plan(plan: Sequence[Planned]) -> None:
 def play_several(
     plan: Sequence[Planned],
     folder: Path,
-    threads: int | None,
+    resources: Resources,
     left_out: Sequence[Row],
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory: str | None = None,
 ) -> None:
     """Play figures one after another, then write the page over all and print their statements.
 
@@ -133,7 +124,7 @@ def play_several(
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
         start = time.monotonic()
         try:
-            drawn.update(played(each, folder / name, threads, engine, scheduler, memory))
+            drawn.update(played(each, folder / name, resources))
         except (Stopped, KeyboardInterrupt):
             say(f"interrupted: writing the page over what was played into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
@@ -158,21 +149,14 @@ def play_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def played(
-    each: Planned,
-    folder: Path,
-    threads: int | None,
-    engine: str,
-    scheduler: str | None,
-    memory: str | None = None,
-) -> dict[str, Drawn]:
+def played(each: Planned, folder: Path, resources: Resources) -> dict[str, Drawn]:
     """Play what is left of a figure and write its report, with the pictures for the overview.
 
     Nothing is drawn, and nothing returned, where the report of the same results is there already.
     """
     same = not each.cells and (folder / PAGE).exists()
     same = same and read_source(folder).results.figure == _stored(each.experiment.figure)
-    play_silently(each.experiment, folder, threads, engine, scheduler, memory)
+    play_silently(each.experiment, folder, resources)
     if same:
         return {}
     with failures(folder):

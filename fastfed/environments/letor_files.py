@@ -12,7 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
 
         def growing(name: str, dtype: Any, table: bool = False) -> GrowingArray:
             path = temporary / f"{name}.npy"
-            return stack.enter_context(GrowingArray(path, dtype, table=table))
+            return stack.enter_context(closing(GrowingArray(path, dtype, table=table)))
 
         parts = Parts(
             features=growing("features", np.float32, table=True),

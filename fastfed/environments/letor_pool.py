@@ -15,7 +15,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
     if folder is not None:
         try:
             with fresh_folder(folder) as temporary:
-                with OnDisk(temporary) as kept:
+                with closing(OnDisk(temporary)) as kept:
                     made = make(kept)
                     kept.finish()
                 np.save(temporary / "theta.npy", made.theta)

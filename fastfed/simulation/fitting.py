@@ -17,6 +17,7 @@ from fastfed.simulation import memory
 from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.memory import Term
 from fastfed.simulation.passes import MOST_TOGETHER, check_threads, missing_passes
+from fastfed.simulation.resources import Resources
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6
@@ -42,10 +43,8 @@ class Layout:
 
 def estimate(
     experiment: Experiment,
+    resources: Resources,
     *,
-    threads: int | None = None,
-    engine: str = "local",
-    scheduler: str | None = None,
     at_once: int | None = None,
     together: int = MOST_TOGETHER,
     driver: str = "compiled",
@@ -67,9 +66,9 @@ def estimate(
     steps = driver == "step"
     if kept:
         terms += _kept(experiment, steps)
-    if done >= cells or scheduler is not None:
+    if done >= cells or resources.scheduler is not None:
         return Layout(1, together, memory.merged(terms))
-    threads = check_threads(threads)
+    threads = check_threads(resources.threads)
     kinds = Counter(
         p.positions for p in missing_passes(experiment.with_options(1), set(), together)
     )
@@ -92,10 +91,10 @@ def estimate(
         left -= now
         if not left:
             break
-    processes = 1 if engine == "local" else at_once
+    processes = 1 if resources.engine == "local" else at_once
     worlds = {id(c.world): c.world for c in experiment.curves}.values()
     terms += [term for world in worlds for term in _of_world(world, experiment.horizon, processes)]
-    if engine != "local":
+    if resources.engine != "local":
         workers = f"{processes} worker process{'es' if processes > 1 else ''}"
         terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
     return Layout(at_once, together, memory.merged(terms))
@@ -136,26 +135,23 @@ def plan_size(plan: object) -> int:
 
 def fit(
     experiment: Experiment,
+    resources: Resources,
     *,
-    threads: int | None = None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory_limit: int | str | None = None,
     driver: str = "compiled",
     done: int = 0,
     kept: bool = False,
 ) -> Layout:
     """The layout of an experiment that fits into memory: as it would be without limits if it can.
 
-    ``memory_limit``: bytes, or a text such as "40GB"; by default what is available. InputError,
-    with what would be needed and for what, where nothing fits.
+    InputError, with what would be needed and for what, where nothing fits.
     """
-    limit = available() if memory_limit is None else size_of("memory_limit", memory_limit)
+    allowed = resources.memory_limit
+    limit = available() if allowed is None else size_of("memory_limit", allowed)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
         return estimate(
-            experiment, threads=threads, engine=engine, scheduler=scheduler, at_once=at_once,
-            together=together, driver=driver, done=done, kept=kept,
+            experiment, resources,
+            at_once=at_once, together=together, driver=driver, done=done, kept=kept,
         )  # fmt: skip
 
     wanted = layout()
@@ -166,7 +162,7 @@ def fit(
         if found.bytes <= limit:
             return replace(found, reduced=_reduced(wanted, found, limit))
     raise InputError(refusal(found if wanted.at_once + wanted.together > 2 else wanted, limit,
-                             memory_limit is None))  # fmt: skip
+                             allowed is None))  # fmt: skip
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:

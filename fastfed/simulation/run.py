@@ -15,6 +15,7 @@ from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes
+from fastfed.simulation.resources import Resources
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
@@ -70,55 +71,42 @@ def run(
     could not play some cells, after the others; OutOfMemory, a MemoryError, where memory ends all
     the same: what was played is kept.
     """
-    layout = layout_for(
-        experiment, folder,
-        threads=threads, engine=engine, scheduler=scheduler, memory_limit=memory_limit,
-    )  # fmt: skip
-    with memory_ends(layout):
-        return _run(experiment, folder, layout, threads, engine, scheduler, on_start, progress)
+    resources = Resources(threads, engine, scheduler, memory_limit)
+    layout = layout_for(experiment, folder, resources)
+    return run_by(layout, experiment, folder, resources, on_start=on_start, progress=progress)
 
 
-def layout_for(
-    experiment: Experiment,
-    folder: str | Path,
-    *,
-    threads: int | None = None,
-    engine: str = "local",
-    scheduler: str | None = None,
-    memory_limit: int | str | None = None,
-) -> Layout:
-    """How ``run`` would divide what is missing in an output folder, and what that takes in memory.
+def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
+    """How what is missing in an output folder is divided, and what that takes in memory.
 
     Nothing is written. InputError where the folder holds another experiment, and where it would
     not fit.
     """
     done = Store.done_in(Path(folder), experiment.identity())
     first = sum(replicate < experiment.replicates for _, replicate in done)
-    return fit(
-        experiment, threads=threads, engine=engine, scheduler=scheduler,
-        memory_limit=memory_limit, done=first,
-    )  # fmt: skip
+    return fit(experiment, resources, done=first)
 
 
-def _run(
+def run_by(
+    layout: Layout,
     experiment: Experiment,
     folder: str | Path,
-    layout: Layout,
-    threads: int | None,
-    engine: str,
-    scheduler: str | None,
-    on_start: Callable[[list[Pass], int], None] | None,
-    progress: Callable[[int], None] | None,
+    resources: Resources,
+    *,
+    on_start: Callable[[list[Pass], int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """Play by a layout."""
+    """`run`, divided as `layout_for` said."""
     meta: dict[str, Any] = {
         "identity": experiment.identity(),
         "rounds": experiment.checkpoints.tolist(),
         "figure": experiment.figure,
     }
     rows = curve_rows(experiment)
+    threads = resources.threads
     with (
-        open_engine(engine, threads, scheduler, layout.at_once) as player,
+        memory_ends(layout),
+        open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as player,
         Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
     ):
         passes = missing_passes(experiment, store.done(), layout.together)

@@ -16,6 +16,7 @@ from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import check_threads, missing_passes
+from fastfed.simulation.resources import Resources
 from fastfed.simulation.run import curve_rows
 
 
@@ -76,7 +77,8 @@ def simulate(
         seed=seed,
         checkpoints=checkpoints,
     )
-    layout = fit(experiment, threads=threads, driver=driver, memory_limit=memory_limit, kept=True)
+    resources = Resources(threads, memory_limit=memory_limit)
+    layout = fit(experiment, resources, driver=driver, kept=True)
     with memory_ends(layout):
         return _played(experiment, layout, check_threads(threads), driver)
 
