@@ -198,8 +198,9 @@ cdef extern from "ff_protocol.h" nogil:
                       double *scratch)
     double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
                         int64_t d)
+    double ff_log_inflation(const ff_radius *radius, double inflation)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
-                                 double log_det, int64_t d)
+                                 double log_inflation, double log_det, int64_t d)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
                                  double *w, double *scratch)
 
@@ -645,7 +646,8 @@ def determinant_radius(double multiplier, double scale, double base, double offs
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     radius.anchor = anchor
-    return ff_determinant_radius(&radius, offset, inflation, log_det, d)
+    return ff_determinant_radius(&radius, offset, inflation,
+                                 ff_log_inflation(&radius, inflation), log_det, d)
 
 
 # ---- releases -----------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ static double radius_of(const ff_curve *c, const double *w, int64_t round, int64
     const int64_t counted = c->lazy ? c->released * c->batch_size : round;
     if (c->radius.determinant)
         return ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                     c->lazy ? c->log_det : ff_log_det(w, d), d);
+                                     c->log_inflation, c->lazy ? c->log_det : ff_log_det(w, d), d);
     return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                         c->radius_count * (double)counted, d);
 }
@@ -493,8 +493,10 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
     *c->indefinite += shift > 0.0;
     if (c->direct)
         c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
-    if (c->radius.determinant)
+    if (c->radius.determinant) {
         c->log_det = ff_log_det(c->w, d);
+        c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
+    }
     ff_widths_begin(&c->widths, c->w, c->released, d);
     if (c->clock.kind)
         ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.packed);

@@ -72,6 +72,7 @@ typedef struct {
     uint8_t *met;           /* (T): rounds at whose end all synchronised; or NULL */
     double second_bonus;    /* gamma: of the direct radius, else 0 */
     double inflation;       /* of the direct radius */
+    double log_inflation;   /* see ff_log_inflation */
     double log_det;         /* ln det V of what is synchronised */
     ff_choice *choice;      /* (M): of lazy play, what was chosen last and from what */
     ff_contenders *contend; /* (M): of eager play, over rows that come again */

@@ -114,10 +114,15 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
 }
 
-double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
-                             double log_det, int64_t d)
+double ff_log_inflation(const ff_radius *radius, double inflation)
 {
-    const double grown = log_det + (double)d * ff_log(inflation / radius->anchor);
+    return ff_log(inflation / radius->anchor);
+}
+
+double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                             double log_inflation, double log_det, int64_t d)
+{
+    const double grown = log_det + (double)d * log_inflation;
     const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }

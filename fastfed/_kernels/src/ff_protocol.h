@@ -64,7 +64,9 @@ typedef struct {
 } ff_radius;
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d);
+/* ln(inflation / anchor), which stays from one synchronisation to the next. */
+double ff_log_inflation(const ff_radius *radius, double inflation);
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
-                             double log_det, int64_t d);
+                             double log_inflation, double log_det, int64_t d);
 
 #endif

@@ -74,9 +74,10 @@ uint64_t ff_key(const ff_stream *s)
 /* ---- float32: Box-Muller with polynomials of our own ------------------------------------ */
 
 /* Box-Muller's radius sqrt(-2 ln u) for u = (a + 1/2) 2^-24, a of 24 bits: never 0 nor above 1.
- * ln u by its exponent's bits and ln m = 2 atanh((m - 1)/(m + 1)). The factors 2^-24, 2 and -2 are
- * folded into constants: powers of two round nothing. */
-FF_INLINE float radius_f32(uint32_t a)
+ * ln u by its exponent's bits and ln m = 2 atanh s, s = (m - 1)/(m + 1). First s, and the part of
+ * -2 ln u that is the exponent's; the factors 2^-24, 2 and -2 are folded into constants: powers of
+ * two round nothing. */
+FF_INLINE void start_radius(uint32_t a, float *s, float *whole)
 {
     const float x = (float)(int32_t)a + 0.5f;
     uint32_t bits;
@@ -87,11 +88,17 @@ FF_INLINE float radius_f32(uint32_t a)
     const uint32_t mbits = (shifted & 0x007FFFFFu) + 0x3F3504F3u;
     float m;
     memcpy(&m, &mbits, 4);
-    const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
+    *s = (m - 1.0f) / (m + 1.0f);
+    *whole = (float)e * (-2.0f * 0.69314718056f);
+}
+
+FF_INLINE float end_radius(float s, float whole)
+{
+    const float z = s * s;
     const float p =
         z * (z * (z * (-4.0f * (1.0f / 7.0f)) + -4.0f * (1.0f / 5.0f)) + -4.0f * (1.0f / 3.0f)) +
         -4.0f;
-    return sqrtf((float)e * (-2.0f * 0.69314718056f) + s * p);
+    return sqrtf(whole + s * p);
 }
 
 /* x, its sign changed where the top bit of `sign` is set. */
@@ -104,9 +111,9 @@ FF_INLINE float flipped(float x, uint32_t sign)
     return x;
 }
 
-/* r cos and r sin of 2 pi w / 2^32: Taylor on [-pi/4, pi/4] of what lies beyond the nearest quarter
+/* cos and sin of 2 pi w / 2^32: Taylor on [-pi/4, pi/4] of what lies beyond the nearest quarter
  * turn; the two top bits of `turned` count quarters. */
-FF_INLINE void turn_f32(float r, uint32_t w, float *x, float *y)
+FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
 {
     const uint32_t turned = w + 0x20000000u;
     const float a = (float)(int32_t)(w << 2) * (0.25f * 1.4629180792671596e-09f); /* 2 pi / 2^32 */
@@ -115,8 +122,8 @@ FF_INLINE void turn_f32(float r, uint32_t w, float *x, float *y)
     const float c =
         z * (z * (z * (z * (1.0f / 40320.0f) + -1.0f / 720.0f) + 1.0f / 24.0f) + -0.5f) + 1.0f;
     const int odd = (turned & 0x40000000u) != 0;
-    *x = r * flipped(odd ? s : c, turned + 0x40000000u);
-    *y = r * flipped(odd ? c : s, turned);
+    *x = flipped(odd ? s : c, turned + 0x40000000u);
+    *y = flipped(odd ? c : s, turned);
 }
 
 #define LANES 16
@@ -220,21 +227,28 @@ FF_INLINE void next_words(generators *g, uint32_t *restrict out)
  * chain of operations. */
 #define TOGETHER 4
 
-/* The next n <= TOGETHER vectors of pairs, cosines before sines. */
+/* The next n <= TOGETHER vectors of pairs, cosines before sines. The turns, which wait for nothing,
+ * come between the divisions and what waits for them. */
 FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
 {
     uint32_t radius[TOGETHER * LANES] FF_ALIGNED, angle[TOGETHER * LANES] FF_ALIGNED;
-    float r[TOGETHER * LANES] FF_ALIGNED;
+    float s[TOGETHER * LANES] FF_ALIGNED, whole[TOGETHER * LANES] FF_ALIGNED;
+    float x[TOGETHER * LANES] FF_ALIGNED, y[TOGETHER * LANES] FF_ALIGNED;
     for (int i = 0; i < n; i++) {
         next_words(g, radius + i * LANES);
         next_words(g, angle + i * LANES);
     }
     for (int l = 0; l < n * LANES; l++)
-        r[l] = radius_f32(radius[l] >> 8);
-    for (int i = 0; i < n; i++)
-        for (int l = 0; l < LANES; l++)
-            turn_f32(r[i * LANES + l], angle[i * LANES + l], &out[2 * i * LANES + l],
-                     &out[(2 * i + 1) * LANES + l]);
+        start_radius(radius[l] >> 8, s + l, whole + l);
+    for (int l = 0; l < n * LANES; l++)
+        turn_f32(angle[l], x + l, y + l);
+    for (int l = 0; l < n * LANES; l++)
+        s[l] = end_radius(s[l], whole[l]);
+    for (int i = 0; i < n; i++, out += 2 * LANES)
+        for (int l = 0; l < LANES; l++) {
+            out[l] = s[i * LANES + l] * x[i * LANES + l];
+            out[LANES + l] = s[i * LANES + l] * y[i * LANES + l];
+        }
 }
 
 FF_CLONES
