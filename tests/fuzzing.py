@@ -13,6 +13,7 @@ import math
 import signal
 import tomllib
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from random import Random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -134,7 +135,7 @@ def valid_spec(rng: Random) -> dict[str, Any]:
         "silos": 1 if one else rng.randint(1, 4),
         "replicates": rng.randint(1, 2),
         "checkpoints": 3,
-        "environment": dict(rng.choice(LOSSES if experts else WORLDS)),
+        "environment": deepcopy(rng.choice(LOSSES if experts else WORLDS)),
         "curve": [{"label": "a", "algorithm": name, **keys}],
     }
 

@@ -188,6 +188,12 @@ def test_found_by_fuzzing(spec, said):
     assert str(caught.value).isprintable()
 
 
+def test_a_smoothness_that_is_worth_no_tree_is_planned():
+    losses = {"kind": "stochastic-losses", "experts": 10}
+    keys = {"label": "a", "algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "smoothness": 5e-324}
+    experiment_from_spec({**SPEC, "environment": losses, "curve": [keys]})
+
+
 @pytest.mark.parametrize("dimension", [4_000, 32_768])
 def test_many_dimensions_are_planned(dimension):
     world = {"kind": "sphere", "dimension": dimension, "actions": 4}

@@ -113,10 +113,8 @@ def wanted_trees(
     """
     if math.isinf(epsilon):
         return math.inf
-    useful = batch * epsilon * smoothness * gain
-    if useful == 0.0:
-        return -math.inf
-    return 0.5 * math.log2(useful / (lipschitz * math.log(experts)))
+    worth = batch * epsilon * smoothness * gain / (lipschitz * math.log(experts))
+    return 0.5 * math.log2(worth) if worth > 0.0 else -math.inf
 
 
 def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
