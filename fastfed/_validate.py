@@ -123,7 +123,9 @@ def array(
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError
-        with np.errstate(over="ignore"):  # infinity is refused below
+        # Infinity and NaN, a signalling one too, are refused below.
+        floats = np.dtype(dtype).kind == "f"
+        with np.errstate(over="ignore", invalid="ignore" if floats else "warn"):
             result = np.ascontiguousarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None

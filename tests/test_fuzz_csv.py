@@ -152,3 +152,9 @@ def test_damaged_arrays_are_refused(rng):
 @given(RANDOM)
 def test_many_damaged_arrays_are_refused(rng):
     check_arrays(damaged_arrays(rng), "a" + rng.choice((".npz", ".npy")))
+
+
+def test_a_signalling_nan_is_refused_like_any_other():
+    signalling = np.full((2, 5, 3, 2), 0x7F800001, np.uint32).view(np.float32)
+    with pytest.raises(InputError, match="losses must be finite"):
+        ObliviousLosses(losses=signalling)
