@@ -1,13 +1,18 @@
 """Build of the compiled core; everything else stands in pyproject.toml.
 
-OpenMP and per-processor clones (GNU ifunc) are probed. Without them the build is plain, slower
+OpenMP and dispatch by processor (GNU ifunc) are probed. Without them the build is plain, slower
 and gives the same bits; the build log and `fastfed doctor` say which it was.
+
+Where there is dispatch, the compiler makes clones of what it vectorises by itself. Vectors that are
+written out are to be as wide as a processor's registers, which is known only when a whole file is
+compiled for it: those files are compiled once for each level, and ff_levels.c chooses.
 
 `FASTFED_BUILD`, in the environment, is for scripts/sanitize and takes words: `plain` leaves
 optimization and processor to CC and CFLAGS, `checked` has Cython check indices, None and overflow.
 """
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -18,11 +23,16 @@ from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
 SOURCES = [
-    *("random", "linalg", "scores", "environment", "bits", "release", "protocol"),
-    *("clock", "contend", "mean", "play", "short", "short_model", "shorten", "widths"),
+    *("random", "bits", "release", "protocol", "clock", "contend", "mean", "play"),
+    *("short", "short_model", "shorten", "widths"),
 ]
-#: The sieves alone may fuse multiplications and additions: what they keep is scored exactly.
+#: With vectors written out. The sieves alone may fuse multiplications and additions: what they keep
+#: is scored exactly.
+EXACT = [KERNELS / "src" / f"ff_{name}.c" for name in ("linalg", "scores", "environment")]
 FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("sieve", "sieve_small")]
+#: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
+CHOICE = KERNELS / "src" / "ff_levels.c"
+LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
 ASKED = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in ASKED
 #: An index below zero counts as outside, checked or not.
@@ -33,7 +43,7 @@ DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
 CLONES_PROBE = """
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 int twice(int x) { return 2 * x; }
-int main(void) { return twice(0); }
+int main(void) { return __builtin_cpu_supports("x86-64-v4") ? twice(0) : 0; }
 """
 #: 16-bit products by name, used where the processor has them.
 SHORT_PROBE = """
@@ -82,15 +92,34 @@ class BuildKernels(build_ext):
             extension.extra_link_args = link_args
             extension.define_macros += macros
         linear = self.extensions[0]
-        linear.extra_objects += self.compiler.compile(
-            [str(file) for file in FUSED],
-            output_dir=self.build_temp,
-            macros=macros,
-            include_dirs=linear.include_dirs,
-            extra_postargs=[flag for flag in compile_args if "contract" not in flag],
-            depends=linear.depends,
-        )
+        if ("FF_TARGET_CLONES", "1") in macros:
+            names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
+            linear.extra_objects += self.objects("", [CHOICE], compile_args, [])
+            for level, flags in LEVELS.items():
+                own = [(name, f"{name}_{level}") for name in names]
+                linear.extra_objects += self.vectors(level, [*compile_args, *flags], own)
+        else:
+            linear.extra_objects += self.vectors("", compile_args, [])
         super().build_extensions()
+
+    def vectors(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
+        """The objects of the files with vectors written out, in a folder of the level's name."""
+        fusing = [flag for flag in flags if "contract" not in flag]
+        return [
+            *self.objects(level, EXACT, flags, macros),
+            *self.objects(level, FUSED, fusing, macros),
+        ]
+
+    def objects(
+        self, level: str, files: list[Path], flags: list[str], macros: list[tuple[str, str]]
+    ) -> list[str]:
+        return self.compiler.compile(
+            [str(file) for file in files],
+            output_dir=str(Path(self.build_temp) / level),
+            macros=macros,
+            include_dirs=self.extensions[0].include_dirs,
+            extra_postargs=flags,
+        )
 
     def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
         """To compile, to link, and macros."""
@@ -133,7 +162,7 @@ def extension(name: str, sources: list[str]) -> Extension:
         f"fastfed._kernels.{name}",
         [str(KERNELS / f"{name}.pyx"), *(str(KERNELS / "src" / f"ff_{s}.c") for s in sources)],
         include_dirs=[str(KERNELS / "src")],
-        depends=[*map(str, FUSED), *(str(p) for p in sorted((KERNELS / "src").glob("*.h")))],
+        depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
     )
 
 

@@ -1,7 +1,8 @@
 """The same bits at every instruction-set level, from the same C sources built plainly for each.
 
-The installed extension picks its clones by the processor when it loads, which nothing outside it
-can steer; so the sources are compiled here, once per level, into libraries of their own.
+The installed extension picks among its levels by the processor when it loads, which nothing
+outside it can steer; so the sources are compiled here, once per level, into libraries of their own.
+What the extension itself has for each level stands in a table that it keeps, and is called too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import platform
 import shlex
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastfed._kernels import native
+from fastfed._kernels import _native, native
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
@@ -32,6 +36,10 @@ LEVELS = {
     "x86-64-v3": ("avx2", "bmi2", "fma"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
+# Those that the extension has, in the order of its table; and how many times as long as at v4 a
+# call may take. By the widths of their registers it is about 2 and 4, twice that where only the
+# higher fuse operations; vectors wider than registers made it 40.
+SHIPPED = {"x86-64-v4": 1, "x86-64-v3": 5, "x86-64": 12}
 PORTABLE = """
 #include <math.h>
 #include <stddef.h>
@@ -57,6 +65,8 @@ SIGNATURES = {
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
     "ff_select": "pppddippp:i",
+    "ff_sieve_scratch": "ii:i",
+    "ff_sieve": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
     "ff_gap_fill": "piiiipp:i",
     "ff_gap_mean": "ppi:d",
@@ -120,6 +130,11 @@ def processor_features() -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
+def skip_unless_runs(level: str) -> None:
+    if not set(LEVELS.get(level, ())) <= processor_features():
+        pytest.skip(f"this processor cannot run {level}")
+
+
 class Leaves:
     """The leaf functions built for one level; `Leaves.f(...)` takes arrays, numbers, structs."""
 
@@ -129,10 +144,9 @@ class Leaves:
             pytest.skip("no C compiler here to build the levels with")
         if platform.machine() not in ("x86_64", "AMD64"):
             pytest.skip(f"the levels are those of x86-64, this is {platform.machine()}")
-        if not set(LEVELS.get(level, ())) <= processor_features():
-            pytest.skip(f"this processor cannot run {level}")
         if not SOURCES.exists():
             pytest.skip("the C sources are not beside the tests")
+        skip_unless_runs(level)
         objects, running = [], []
         for name in EXACT + FUSED:
             source = folder / f"{name}.c"
@@ -153,14 +167,41 @@ class Leaves:
         self._library = ctypes.CDLL(str(library))
 
     def __getattr__(self, name: str):
-        function = self._library[f"ff_{name}"]
+        return lambda *values: self.bound(name, *values)()
+
+    def bound(self, name: str, *values) -> Callable[[], object]:
+        """A call to repeat, its arguments made ready once."""
         arguments, result = SIGNATURES[f"ff_{name}"].split(":")
-        function.argtypes, function.restype = [TYPES[a] for a in arguments], TYPES[result]
+        prototype = ctypes.CFUNCTYPE(TYPES[result], *(TYPES[a] for a in arguments))
+        function = prototype(self.address(f"ff_{name}"))
+        ready = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in values]
+        return lambda held=values: function(*ready)
 
-        def call(*values):
-            return function(*(v.ctypes.data if isinstance(v, np.ndarray) else v for v in values))
+    def address(self, name: str) -> int:
+        return ctypes.cast(self._library[name], ctypes.c_void_p).value
 
-        return call
+
+class Row(ctypes.Structure):
+    """Of ff_levels of ff_levels.c."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("at", ctypes.c_void_p * len(SHIPPED))]
+
+
+class Shipped(Leaves):
+    """The same of the extension: one level where it has them, and what it chose elsewhere."""
+
+    def __init__(self, level: str) -> None:
+        if not native.HAS_TARGET_CLONES:
+            pytest.skip("this build is for one level")
+        skip_unless_runs(level)
+        self._library = ctypes.CDLL(_native.__file__)
+        first = ctypes.pointer(Row.in_dll(self._library, "ff_levels"))
+        rows = takewhile(lambda row: row.name, (first[i] for i in range(1000)))
+        column = list(SHIPPED).index(level)
+        self._levelled = {row.name.decode(): row.at[column] for row in rows}
+
+    def address(self, name: str) -> int:
+        return self._levelled.get(name) or super().address(name)
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -278,7 +319,7 @@ def baseline(tmp_path_factory) -> dict[str, bytes]:
     return outputs(Leaves(tmp_path_factory.mktemp("baseline"), "x86-64"))
 
 
-# The extension has clones for v3 and v4 and the plain code; v2 only adds depth.
+# The extension is compiled for v3, v4 and the baseline; v2 only adds depth.
 @pytest.mark.parametrize(
     "level", [pytest.param(n, marks=[pytest.mark.slow] * (n == "x86-64-v2")) for n in LEVELS]
 )
@@ -286,6 +327,46 @@ def test_every_level_gives_the_bits_of_the_baseline(level, baseline, tmp_path):
     found = outputs(Leaves(tmp_path, level))
     assert list(found) == list(baseline)
     assert not [name for name in found if found[name] != baseline[name]]
+
+
+@pytest.mark.parametrize("level", SHIPPED)
+def test_every_level_of_the_extension_gives_the_bits_of_the_baseline(level, baseline):
+    shipped = Shipped(level)
+    assert {"ff_sieve", "ff_scores", "ff_observe", "ff_gap_fill"} <= set(shipped._levelled)
+    found = outputs(shipped)
+    assert not [name for name in found if found[name] != baseline[name]]
+
+
+def calls(leaves: Leaves) -> dict[str, Callable[[], object]]:
+    """Calls to be timed, large enough for ctypes to take the lesser part."""
+    d, k = 120, 128
+    direction, w, theta = Gap(dimension=d, actions=k).theta(4, 1), np.eye(d) / 10.0, np.zeros(d)
+    state = ctypes.byref(GapState(direction.ctypes.data, d, k, 0.5, 0.7, 0.1))
+    made, means = np.empty(leaves.fill_capacity(k, d), np.float32), np.empty(k)
+    view = ctypes.byref(Actions(made.ctypes.data, 0, 1, leaves.stride(k), k))
+    room, own = np.empty(leaves.score_scratch(d, k)), np.empty(leaves.sieve_scratch(d, k))
+    candidates, scratch = np.empty(k, np.int64), np.empty(4 * d)
+    x, kept, estimate = direction.copy(), w.copy(), theta.copy()
+    leaves.gap_fill(state, 4, 1, 2, 3, made, means)
+    return {
+        "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, made, means),
+        "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, room, means),
+        "sieve": leaves.bound("sieve", view, w, theta, 9.0, 0.0, d, own, candidates, None),
+        "observe": leaves.bound("observe", kept, estimate, x, 0.5, d, scratch),
+    }
+
+
+def test_lower_levels_are_slower_by_their_width_alone():
+    levels = {level: calls(Shipped(level)) for level in SHIPPED}
+    least = dict.fromkeys(((level, name) for level in SHIPPED for name in levels[level]), np.inf)
+    # The least of many, in turn: what a busy neighbour takes is taken from all.
+    for _ in range(100):
+        for level, name in least:
+            start = time.perf_counter()
+            levels[level][name]()
+            least[level, name] = min(least[level, name], time.perf_counter() - start)
+    times = {key: least[key] / least["x86-64-v4", key[1]] for key in least}
+    assert not {key: found for key, found in times.items() if found > SHIPPED[key[0]]}
 
 
 def test_the_extension_gives_the_bits_of_the_baseline(baseline):

@@ -5,10 +5,12 @@
 #include "ff_panel.h"
 #include "ff_random.h"
 
+/* Floats of a cache line, and at least of a vector: rows lie the same at every width. */
+#define LINE 16
+
 int64_t ff_stride(int64_t actions)
 {
-    const int64_t whole = SIEVE_PANEL / 2 - 1;
-    return (actions + whole) & ~whole;
+    return (actions + LINE - 1) & ~(int64_t)(LINE - 1);
 }
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
@@ -25,7 +27,6 @@ typedef struct {
 } extent;
 
 /* In eight lanes: one chain of comparisons would wait for its own latency. */
-FF_CLONES
 static extent extent_of(const double *restrict mean, int64_t k)
 {
     double least[8] FF_ALIGNED, most[8] FF_ALIGNED, sum[8] FF_ALIGNED = {0};
@@ -64,26 +65,31 @@ FF_INLINE largest largest_of(const double *restrict mean, int64_t k, double marg
     largest found = {0.0, 0, 0};
 #if defined(__GNUC__)
     whole = k - k % PANEL;
-    lanes top = (lanes){0} - INFINITY;
-    for (int64_t a = 0; a < whole; a += PANEL) {
-        const lanes next = *(const loose *)(mean + a);
-        const masks above = next > top;
-        top = (lanes)(((masks)next & above) | ((masks)top & ~above));
-    }
+    lanes top[VECTORS];
+    for (int v = 0; v < VECTORS; v++)
+        top[v] = (lanes){0} - INFINITY;
+    for (int64_t a = 0; a < whole; a += PANEL)
+        for (int v = 0; v < VECTORS; v++) {
+            const lanes next = *(const loose *)(mean + a + v * WIDTH);
+            const masks above = next > top[v];
+            top[v] = (lanes)(((masks)next & above) | ((masks)top[v] & ~above));
+        }
     for (int l = 0; l < PANEL; l++)
-        most = top[l] > most ? top[l] : most;
+        most = top[l / WIDTH][l % WIDTH] > most ? top[l / WIDTH][l % WIDTH] : most;
 #endif
     for (int64_t a = whole; a < k; a++)
         most = mean[a] > most ? mean[a] : most;
     found.least = most - margin;
 #if defined(__GNUC__)
-    masks many = {0}, sum = {0}, own = {0, 1, 2, 3, 4, 5, 6, 7};
-    for (int64_t a = 0; a < whole; a += PANEL, own += PANEL) {
+    masks many = {0}, sum = {0}, own;
+    for (int l = 0; l < WIDTH; l++)
+        own[l] = l;
+    for (int64_t a = 0; a < whole; a += WIDTH, own += WIDTH) {
         const masks may = *(const loose *)(mean + a) >= found.least;
         many -= may;
         sum += own & may;
     }
-    for (int l = 0; l < PANEL; l++) {
+    for (int l = 0; l < WIDTH; l++) {
         found.many += many[l];
         found.sum += sum[l];
     }
@@ -97,7 +103,6 @@ FF_INLINE largest largest_of(const double *restrict mean, int64_t k, double marg
 
 /* The largest mean where those told are inexact: the exact one of the only action that it may be,
  * or the largest of theirs. */
-FF_CLONES
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
@@ -247,7 +252,6 @@ double ff_sphere_mean(const void *state, const void *x, int64_t a)
 }
 
 /* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo). */
-FF_CLONES
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
@@ -352,7 +356,6 @@ FF_INLINE void gap_features(int n, int64_t first, const ff_gap *gap, const parts
  * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball:
  * here n = d - 1, the point is (g, h) normalised, of d + 1 normals, and the two coordinates left
  * out are <g, theta> and h. No radius is drawn, and no power taken. */
-FF_CLONES
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *restrict buffer, double *restrict mean)
 {
@@ -369,7 +372,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
     ff_normals_f32(&s, k * (d + 1), p.normals);
-    memset(p.target + p.stride - WIDTH32, 0, WIDTH32 * sizeof(float));
+    memset(p.target + p.stride - LINE, 0, LINE * sizeof(float));
     for (int64_t a = 0; a < k; a++)
         p.target[a] = (float)mean[a];
     /* Passes as of the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) but for rounding, which is

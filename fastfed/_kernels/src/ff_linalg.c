@@ -4,18 +4,30 @@
 
 #include "ff_random.h"
 
-/* Eight doubles at any address; elsewhere the same eight one by one. */
+/* A vector of doubles at any address; elsewhere one double. */
 #if defined(__GNUC__)
-typedef double eight __attribute__((vector_size(64), aligned(8)));
-typedef int64_t mask8 __attribute__((vector_size(64)));
+typedef double wide __attribute__((vector_size(FF_BYTES), aligned(8)));
+typedef int64_t masks __attribute__((vector_size(FF_BYTES), aligned(8)));
 typedef double four __attribute__((vector_size(32)));
 typedef double two __attribute__((vector_size(16)));
-#define LOAD(p) (*(const eight *)(p))
-#define STORE(p, v) (*(eight *)(p) = (v))
+#define WIDTH (FF_BYTES / 8)
+#else
+typedef double wide;
+#define WIDTH 1
 #endif
+#define LOAD(p) (*(const wide *)(p))
+#define STORE(p, v) (*(wide *)(p) = (v))
+
+/* What sums over columns is eight partial sums at every width, in so many vectors. */
+#define PARTS (8 / WIDTH)
+/* How many rows, or columns' vectors, are taken side by side: their sums fit the registers, of
+ * which there are sixteen, or 32 of the widest. */
+#define TOGETHER (PARTS == 1 ? 8 : PARTS == 2 ? 4 : 2)
+#define POINT_ROWS (PARTS > 2 ? 2 : 4)
+#define ABREAST (PARTS == 1 ? 2 : 4)
 
 #if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector) && defined(LOAD)
+#if __has_builtin(__builtin_shufflevector) && defined(__GNUC__)
 #define SHUFFLES
 #endif
 #endif
@@ -26,40 +38,43 @@ FF_INLINE double tree(const double *restrict s)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-#if defined(__GNUC__)
-/* The same of a vector, without a way through memory where the compiler knows how. */
-FF_INLINE double fold(eight sum)
+/* The same of vectors, without a way through memory where the compiler knows how. */
+FF_INLINE double fold(const wide *restrict sum)
 {
 #ifdef SHUFFLES
-    const four half = __builtin_shufflevector(sum, sum, 0, 1, 2, 3) +
-                      __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+#if FF_BYTES == 64
+    const four half = __builtin_shufflevector(sum[0], sum[0], 0, 1, 2, 3) +
+                      __builtin_shufflevector(sum[0], sum[0], 4, 5, 6, 7);
+#elif FF_BYTES == 32
+    const four half = sum[0] + sum[1];
+#endif
+#if FF_BYTES == 16
+    const two quarter = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+#else
     const two quarter = __builtin_shufflevector(half, half, 0, 1) +
                         __builtin_shufflevector(half, half, 2, 3);
+#endif
     return quarter[0] + quarter[1];
 #else
     double s[8];
-    memcpy(s, &sum, sizeof s);
+    memcpy(s, sum, sizeof s);
     return tree(s);
 #endif
 }
-#endif
 
 FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t n)
 {
-    double s[8] = {0};
+    double s[8];
     int64_t i = 0;
-#if defined(__GNUC__)
-    eight sum = {0};
+    wide sum[PARTS];
+    for (int v = 0; v < PARTS; v++)
+        sum[v] = (wide){0};
     for (; i + 8 <= n; i += 8)
-        sum += LOAD(a + i) * LOAD(b + i);
+        for (int v = 0; v < PARTS; v++)
+            sum[v] += LOAD(a + i + v * WIDTH) * LOAD(b + i + v * WIDTH);
     if (i == n)
         return fold(sum);
-    memcpy(s, &sum, sizeof s);
-#else
-    for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++)
-            s[l] += a[i + l] * b[i + l];
-#endif
+    memcpy(s, sum, sizeof s);
     for (int l = 0; i < n; i++, l++)
         s[l] += a[i] * b[i];
     return tree(s);
@@ -69,10 +84,8 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
     int64_t i = 0;
-#if defined(__GNUC__)
-    for (; i + 8 <= n; i += 8)
+    for (; i + WIDTH <= n; i += WIDTH)
         STORE(y + i, LOAD(y + i) + f * LOAD(x + i));
-#endif
     for (; i < n; i++)
         y[i] += f * x[i];
 }
@@ -81,7 +94,6 @@ FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int6
 
 /* Row-oriented Cholesky into w, then the triangular inverse in place, row by row from the top:
  * row i of W is -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. */
-FF_CLONES
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
     for (int64_t i = 0; i < d; i++) {
@@ -139,27 +151,26 @@ FF_INLINE void product(const double *restrict w, const double *restrict x, int64
                        double *restrict z)
 {
     int64_t i = 0;
-#if defined(__GNUC__)
-    /* Eight rows of one length side by side: loops so short cost most where they end. */
-    for (; i + 8 <= d; i += 8) {
+    /* Rows of one length side by side: loops so short cost most where they end. */
+    for (; i + 8 <= d || (i & 7); i += TOGETHER) {
         const double *restrict rows = w + i * d;
-        eight sum[8];
-        for (int r = 0; r < 8; r++)
-            sum[r] = (eight){0};
-        for (int64_t j = 0; j < i + 8; j += 8) {
-            const eight shared = LOAD(x + j);
-            for (int r = 0; r < 8; r++)
-                sum[r] += LOAD(rows + r * d + j) * shared;
-        }
-        for (int r = 0; r < 8; r++)
+        wide sum[TOGETHER][PARTS];
+        for (int r = 0; r < TOGETHER; r++)
+            for (int v = 0; v < PARTS; v++)
+                sum[r][v] = (wide){0};
+        for (int64_t j = 0; j < columns_of(i, d); j += 8)
+            for (int v = 0; v < PARTS; v++) {
+                const wide shared = LOAD(x + j + v * WIDTH);
+                for (int r = 0; r < TOGETHER; r++)
+                    sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
+            }
+        for (int r = 0; r < TOGETHER; r++)
             z[i + r] = fold(sum[r]);
     }
-#endif
     for (; i < d; i++)
         z[i] = dot(w + i * d, x, columns_of(i, d));
 }
 
-FF_CLONES
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta)
 {
@@ -185,6 +196,26 @@ double ff_log_det(const double *w, int64_t d)
     return -2.0 * sum;
 }
 
+/* The columns of `n` vectors from `first` on, down the rows: their sums then stay in registers. Above
+ * the diagonal this turns zeros into zeros. */
+FF_INLINE void enter_columns(double *restrict w, const double *restrict z,
+                             const double *restrict keep, const double *restrict take, int64_t d,
+                             int64_t first, const int n, double *restrict partial)
+{
+    wide sum[ABREAST];
+    for (int v = 0; v < n; v++)
+        sum[v] = (wide){0};
+    for (int64_t i = first; i < d; i++)
+        for (int v = 0; v < n; v++) {
+            double *restrict at = w + i * d + first + v * WIDTH;
+            const wide old = LOAD(at);
+            STORE(at, keep[i] * old - take[i] * sum[v]);
+            sum[v] += z[i] * old;
+        }
+    for (int v = 0; v < n; v++)
+        STORE(partial + first + v * WIDTH, sum[v]);
+}
+
 /* With z = W x and V + x x' = L (I + z z') L', the Cholesky factor C of I + z z' has a closed
  * inverse: with s_0 = 1, s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
  *     sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k. */
@@ -207,33 +238,10 @@ FF_INLINE double enter(double *restrict w, double *restrict theta, const double 
         take[i] = z[i] * root;
     }
     int64_t first = 0;
-#if defined(__GNUC__)
-    /* Sixteen columns at a time, down the rows: their sums then stay in registers. Above the
-     * diagonal this turns zeros into zeros. */
-    for (; first + 16 <= d; first += 16) {
-        eight low = {0}, high = {0};
-        for (int64_t i = first; i < d; i++) {
-            double *restrict at = w + i * d + first;
-            const eight a = LOAD(at), b = LOAD(at + 8);
-            STORE(at, keep[i] * a - take[i] * low);
-            STORE(at + 8, keep[i] * b - take[i] * high);
-            low += z[i] * a;
-            high += z[i] * b;
-        }
-        STORE(partial + first, low);
-        STORE(partial + first + 8, high);
-    }
-    for (; first + 8 <= d; first += 8) {
-        eight low = {0};
-        for (int64_t i = first; i < d; i++) {
-            double *restrict at = w + i * d + first;
-            const eight a = LOAD(at);
-            STORE(at, keep[i] * a - take[i] * low);
-            low += z[i] * a;
-        }
-        STORE(partial + first, low);
-    }
-#endif
+    for (; first + ABREAST * WIDTH <= d; first += ABREAST * WIDTH)
+        enter_columns(w, z, keep, take, d, first, ABREAST, partial);
+    for (; WIDTH > 1 && first + WIDTH <= d; first += WIDTH)
+        enter_columns(w, z, keep, take, d, first, 1, partial);
     for (int64_t i = first; i < d; i++) {
         double *restrict row = w + i * d;
         for (int64_t j = first; j <= i; j++) {
@@ -251,7 +259,6 @@ FF_INLINE double enter(double *restrict w, double *restrict theta, const double 
     return s;
 }
 
-FF_CLONES
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch)
 {
@@ -259,20 +266,17 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
     return enter(w, theta, x, y, d, scratch);
 }
 
-FF_CLONES
 double ff_observe_image(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch)
 {
     return enter(w, theta, x, y, d, scratch);
 }
 
-FF_CLONES
 void ff_image(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
 {
     product(w, x, d, z);
 }
 
-FF_CLONES
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d)
 {
@@ -288,37 +292,41 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
 FF_INLINE void take_points(double *restrict gram, const double *restrict points, int64_t n,
                            int64_t d, int64_t i, int64_t j, const int rows)
 {
-    eight sum[4];
+    static const int64_t own[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    wide sum[POINT_ROWS][PARTS];
     for (int r = 0; r < rows; r++)
-        sum[r] = LOAD(gram + (i + r) * (i + r + 1) / 2 + j);
+        for (int v = 0; v < PARTS; v++)
+            sum[r][v] = LOAD(gram + (i + r) * (i + r + 1) / 2 + j + v * WIDTH);
     for (int64_t p = 0; p < n; p++) {
         const double *restrict x = points + p * (d + 1);
-        const eight shared = LOAD(x + j);
-        for (int r = 0; r < rows; r++)
-            sum[r] += x[i + r] * shared;
+        for (int v = 0; v < PARTS; v++) {
+            const wide shared = LOAD(x + j + v * WIDTH);
+            for (int r = 0; r < rows; r++)
+                sum[r][v] += x[i + r] * shared;
+        }
     }
-    for (int r = 0; r < rows; r++) {
-        double *at = gram + (i + r) * (i + r + 1) / 2 + j;
-        const int64_t last = i + r - j;
-        /* What is past a row's end belongs to the next one, and stays as it is by now. */
-        const mask8 in = (mask8){0, 1, 2, 3, 4, 5, 6, 7} <= last;
-        STORE(at, (eight)(((mask8)sum[r] & in) | ((mask8)LOAD(at) & ~in)));
-    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < PARTS; v++) {
+            double *at = gram + (i + r) * (i + r + 1) / 2 + j + v * WIDTH;
+            const int64_t last = i + r - j;
+            /* What is past a row's end belongs to the next one, and stays as it is by now. */
+            const masks in = *(const masks *)(own + v * WIDTH) <= last;
+            STORE(at, (wide)(((masks)sum[r][v] & in) | ((masks)LOAD(at) & ~in)));
+        }
 }
 #endif
 
 /* Every entry takes the points in their order, as if they came one by one, but is loaded and stored
  * once. */
-FF_CLONES
 void ff_accumulate_many(double *restrict gram, double *restrict bias,
                         const double *restrict points, int64_t n, int64_t d)
 {
     int64_t i = 0;
 #if defined(__GNUC__)
-    /* Four rows share what is loaded of a point; the last ones would run over the matrix' end. */
-    for (; i + 4 + 8 <= d; i += 4)
-        for (int64_t j = 0; j < i + 4; j += 8)
-            take_points(gram, points, n, d, i, j, 4);
+    /* Rows share what is loaded of a point; the last ones would run over the matrix' end. */
+    for (; i + POINT_ROWS + 8 <= d; i += POINT_ROWS)
+        for (int64_t j = 0; j < i + POINT_ROWS; j += 8)
+            take_points(gram, points, n, d, i, j, POINT_ROWS);
 #endif
     for (; i < d; i++) {
         double *restrict row = gram + i * (i + 1) / 2;
@@ -335,7 +343,6 @@ void ff_accumulate_many(double *restrict gram, double *restrict bias,
         axpy(points[p * (d + 1) + d], points + p * (d + 1), bias, d);
 }
 
-FF_CLONES
 void ff_rank_one(double *restrict gram, double *restrict bias, const double *restrict x,
                  double y, int64_t d)
 {
@@ -348,7 +355,6 @@ void ff_rank_one(double *restrict gram, double *restrict bias, const double *res
     }
 }
 
-FF_CLONES
 void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
                          double *restrict scratch)
 {
@@ -363,7 +369,6 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
     }
 }
 
-FF_CLONES
 int ff_clip_norm(double *restrict x, int64_t d, double bound)
 {
     double square = dot(x, x, d), largest = 0.0;

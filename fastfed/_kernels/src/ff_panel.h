@@ -9,27 +9,30 @@
 /* A panel holds feature j of so many actions side by side, so each action's arithmetic is its
  * own lane and depends neither on K nor on layout. */
 #define PANEL 8
-#define SIEVE_PANEL 32
 /* Rows taken together, so that every panel load serves that many products. */
 #define ROWS 6
 
 #if defined(__GNUC__)
-typedef double lanes __attribute__((vector_size(64)));
-typedef float lanes32 __attribute__((vector_size(64)));
+typedef double lanes __attribute__((vector_size(FF_BYTES)));
+typedef float lanes32 __attribute__((vector_size(FF_BYTES)));
 /* The same vectors at any address. */
-typedef double loose __attribute__((vector_size(64), aligned(8)));
-typedef float loose32 __attribute__((vector_size(64), aligned(4)));
-typedef int64_t masks __attribute__((vector_size(64)));
-#define VECTORS 1
+typedef double loose __attribute__((vector_size(FF_BYTES), aligned(8)));
+typedef float loose32 __attribute__((vector_size(FF_BYTES), aligned(4)));
+typedef int64_t masks __attribute__((vector_size(FF_BYTES)));
+#define WIDTH (FF_BYTES / 8)
+#define WIDTH32 (FF_BYTES / 4)
 #define VECTORS32 2
 #else
 typedef double lanes;
 typedef float lanes32;
 typedef float loose32;
-#define VECTORS PANEL
-#define VECTORS32 SIEVE_PANEL
+#define WIDTH 1
+#define WIDTH32 1
+#define VECTORS32 32
 #endif
-#define WIDTH32 (SIEVE_PANEL / VECTORS32)
+#define VECTORS (PANEL / WIDTH)
+/* Of the sieve: two vectors, so that with ROWS rows its sums fill twelve registers of sixteen. */
+#define SIEVE_PANEL (VECTORS32 * WIDTH32)
 
 /* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
  * zeros of W and add exactly nothing. One definition for every element type and row count. */

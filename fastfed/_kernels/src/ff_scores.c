@@ -12,7 +12,10 @@
 /* Scoring more of K candidates than these exactly takes longer than the float32 sieve. */
 #define FEW(actions) (PANEL + (actions) / 8)
 
-PRODUCT(product_6, double, lanes, VECTORS, 6)
+/* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
+#define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
+
+PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
 int64_t ff_score_scratch(int64_t d, int64_t actions)
@@ -82,13 +85,13 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
                            const double *restrict theta, double beta, double gamma, int64_t d,
                            double *restrict z, double *restrict out)
 {
-    lanes mean[VECTORS], square[VECTORS], rows[ROWS * VECTORS];
+    lanes mean[VECTORS], square[VECTORS], rows[GROUP * VECTORS];
     memset(square, 0, sizeof square);
     product_1(theta, 0, d, panel, mean);
     for (int64_t i = 0; i < d;) {
-        const int n = i + ROWS <= d ? ROWS : 1;
-        if (n == ROWS)
-            product_6(w + i * d, d, i + ROWS, panel, rows);
+        const int n = i + GROUP <= d ? GROUP : 1;
+        if (n == GROUP)
+            product_group(w + i * d, d, i + GROUP, panel, rows);
         else
             product_1(w + i * d, d, i + 1, panel, rows);
         for (int r = 0; r < n; r++)
@@ -107,7 +110,6 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
         second_bonus(w, z, gamma, d, out);
 }
 
-FF_CLONES
 void ff_scores(const ff_actions *actions, const double *restrict w, const double *restrict theta,
                double beta, double gamma, int64_t d, double *restrict scratch,
                double *restrict scores)
@@ -122,7 +124,6 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
-FF_CLONES
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)

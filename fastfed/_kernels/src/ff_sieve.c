@@ -176,7 +176,6 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
             transposed[j * d + k] = j < d && k >= j ? w32[k * d + j] : 0.0f;
 }
 
-FF_CLONES
 int64_t ff_sieve(const ff_actions *actions, const double *restrict w,
                  const double *restrict theta, double beta, double gamma, int64_t d,
                  double *restrict scratch, int64_t *restrict candidates, ff_reach *reach)

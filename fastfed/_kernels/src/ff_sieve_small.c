@@ -14,9 +14,12 @@
 /* What w points at is read anew: kept over a loop it would fill the stack with whole vectors. */
 #define AGAIN(w) __asm__("" : "+r"(w))
 
-typedef int32_t masks32 __attribute__((vector_size(64)));
-typedef float half32 __attribute__((vector_size(32)));
-typedef int32_t half_masks __attribute__((vector_size(32)));
+/* Vectors of actions side by side: where registers are sixteen, one vector's features fill them. */
+#define SIDE (FF_BYTES == 64 ? 2 : 1)
+
+typedef int32_t masks32 __attribute__((vector_size(FF_BYTES)));
+typedef float half32 __attribute__((vector_size(FF_BYTES / 2)));
+typedef int32_t half_masks __attribute__((vector_size(FF_BYTES / 2)));
 
 /* Lane by lane over the panels so far: the largest approximate score, and the largest squares of
  * ||W x|| and ||x||. */
@@ -51,7 +54,7 @@ FF_INLINE void score_vectors(const float *restrict panel, int64_t stride, const 
                              float beta, const int d, const int vectors, float *restrict score,
                              extremes *restrict seen)
 {
-    lanes32 x[KNOWN][2], square[2][2], length[2], mean[2];
+    lanes32 x[KNOWN][SIDE], square[2][SIDE], length[SIDE], mean[SIDE];
     UNROLLED for (int v = 0; v < vectors; v++)
     {
         square[0][v] = square[1][v] = length[v] = mean[v] = (lanes32){0};
@@ -94,9 +97,9 @@ FF_INLINE extremes score_all(const ff_actions *actions, const float *w, float be
     const int64_t count = actions->actions, stride = actions->feature_stride;
     extremes seen = {(lanes32){0} - INFINITY, (lanes32){0}, (lanes32){0}};
     int64_t first = 0;
-    for (; first + SIEVE_PANEL <= count; first += SIEVE_PANEL) {
+    for (; first + SIDE * WIDTH32 <= count; first += SIDE * WIDTH32) {
         AGAIN(w);
-        score_vectors(x + first, stride, w, beta, d, 2, score + first, &seen);
+        score_vectors(x + first, stride, w, beta, d, SIDE, score + first, &seen);
     }
     for (; first < count; first += WIDTH32) {
         /* The last ones are scored twice instead of running over. */
@@ -112,7 +115,6 @@ int ff_sieve_knows(const ff_actions *actions, int64_t d)
     return (d == 5 || d == KNOWN) && lies_ready(actions);
 }
 
-FF_CLONES
 int64_t ff_sieve_small(const ff_actions *actions, const double *restrict w,
                        const double *restrict theta, double beta, int64_t d,
                        double *restrict scratch, int64_t *restrict candidates)
