@@ -13,15 +13,15 @@
 /* FF_TARGET_CLONES is defined by setup.py when the compiler and the C library can dispatch at
  * load time. Every clone runs the same additions and multiplications in the same order
  * (no contraction, no fast-math), so all levels give equal bits. Clones are for loops that the
- * compiler vectorises; files with vectors of FF_BYTES are compiled for each level, see ff_levels.c. */
+ * compiler vectorises; files with vectors written out have levels of their own, see ff_levels.c. */
 #ifdef FF_TARGET_CLONES
 #define FF_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FF_CLONES
 #endif
 
-/* Bytes of the vectors that are written out: as wide as the registers. Wider ones are legal too, but
- * lie in memory: tens of times slower. */
+/* Bytes of the vectors that are written out: as wide as the registers. Wider ones are legal, but
+ * lie in memory, which makes them many times slower. */
 #if defined(__AVX512F__)
 #define FF_BYTES 64
 #elif defined(__AVX2__)

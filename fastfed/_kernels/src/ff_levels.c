@@ -1,6 +1,6 @@
-/* The names that callers know of what is compiled once for each level of x86-64: the highest that
- * this processor has, chosen when the library loads. setup.py reads the list, and calls each
- * level's own name_v4, name_v3 and name_base. */
+/* What is compiled once for each level of x86-64, under the names that callers know: at the highest
+ * level that this processor has, chosen when the library loads. setup.py reads the list, and renames
+ * each level's own to name_v4, name_v3 and name_base. */
 #include "ff_base.h"
 
 #define EACH_OF(each)                                                                          \

@@ -196,8 +196,8 @@ double ff_log_det(const double *w, int64_t d)
     return -2.0 * sum;
 }
 
-/* The columns of `n` vectors from `first` on, down the rows: their sums then stay in registers. Above
- * the diagonal this turns zeros into zeros. */
+/* The columns of `n` vectors from `first` on, down the rows: their sums then stay in registers.
+ * Above the diagonal this turns zeros into zeros. */
 FF_INLINE void enter_columns(double *restrict w, const double *restrict z,
                              const double *restrict keep, const double *restrict take, int64_t d,
                              int64_t first, const int n, double *restrict partial)
