@@ -42,7 +42,10 @@ typedef float loose32;
     {                                                                                          \
         const vector *restrict p = (const vector *)panel;                                      \
         vector acc[n][vectors];                                                                \
-        memset(acc, 0, sizeof acc);                                                            \
+        /* One by one: a memset of so many bytes can keep them from registers. */              \
+        for (int r = 0; r < n; r++)                                                            \
+            for (int v = 0; v < vectors; v++)                                                  \
+                acc[r][v] = (vector){0};                                                       \
         for (int64_t j = 0; j < columns; j++)                                                  \
             for (int r = 0; r < n; r++)                                                        \
                 for (int v = 0; v < vectors; v++)                                              \

@@ -86,7 +86,8 @@ FF_INLINE void score_panel(const double *restrict panel, const double *restrict 
                            double *restrict z, double *restrict out)
 {
     lanes mean[VECTORS], square[VECTORS], rows[GROUP * VECTORS];
-    memset(square, 0, sizeof square);
+    for (int v = 0; v < VECTORS; v++)
+        square[v] = (lanes){0};
     product_1(theta, 0, d, panel, mean);
     for (int64_t i = 0; i < d;) {
         const int n = i + GROUP <= d ? GROUP : 1;
