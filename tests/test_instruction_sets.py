@@ -346,13 +346,13 @@ def calls(leaves: Leaves) -> dict[str, Callable[[], object]]:
     view = ctypes.byref(Actions(made.ctypes.data, 0, 1, leaves.stride(k), k))
     room, own = np.empty(leaves.score_scratch(d, k)), np.empty(leaves.sieve_scratch(d, k))
     candidates, scratch = np.empty(k, np.int64), np.empty(4 * d)
-    x, kept, estimate = direction.copy(), w.copy(), theta.copy()
+    kept, estimate = w.copy(), theta.copy()
     leaves.gap_fill(state, 4, 1, 2, 3, made, means)
     return {
         "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, made, means),
         "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, room, means),
         "sieve": leaves.bound("sieve", view, w, theta, 9.0, 0.0, d, own, candidates, None),
-        "observe": leaves.bound("observe", kept, estimate, x, 0.5, d, scratch),
+        "observe": leaves.bound("observe", kept, estimate, direction, 0.5, d, scratch),
     }
 
 
