@@ -45,8 +45,8 @@ __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 int twice(int x) { return 2 * x; }
 int main(void) { return __builtin_cpu_supports("x86-64-v4") ? twice(0) : 0; }
 """
-#: 16-bit products by name, used where the processor has them.
-SHORT_PROBE = """
+#: Instructions of AVX-512 by name, used where the processor has them.
+AVX512_PROBE = """
 #include <immintrin.h>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twice(int x)
 {
@@ -151,8 +151,8 @@ class BuildKernels(build_ext):
                 "(same results, slower)",
                 file=sys.stderr,
             )
-        if self.compiles(NAMED_PROBE * PLAIN + SHORT_PROBE):
-            macros.append(("FF_SHORT_SIEVE", "1"))
+        if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
+            macros.append(("FF_AVX512", "1"))
         return compile_args, link_args, macros
 
 

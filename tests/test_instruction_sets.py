@@ -159,7 +159,7 @@ class Leaves:
             # As in the extension: the sieve alone may fuse multiplications and additions.
             command += [] if name in FUSED else ["-ffp-contract=off"]
             # The other sieve is for some processors of the highest level, and found when it runs.
-            command += ["-DFF_SHORT_SIEVE=1"] if level == "x86-64-v4" else []
+            command += ["-DFF_AVX512=1"] if level == "x86-64-v4" else []
             running.append(subprocess.Popen(command))
         assert not any([process.wait() for process in running])
         library = folder / "leaves.so"

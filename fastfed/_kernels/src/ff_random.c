@@ -148,7 +148,7 @@ typedef struct {
     words s0, s1, s2, s3;
 } generators;
 
-#ifdef FF_SHORT_SIEVE
+#ifdef FF_AVX512
 #include <immintrin.h>
 
 /* Every block of xoshiro_start side by side, eight counters of 32 bits in the lower halves of a
@@ -185,7 +185,7 @@ __attribute__((target("avx512f"))) static void start_wide(const ff_stream *s, xo
 
 FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
 {
-#ifdef FF_SHORT_SIEVE
+#ifdef FF_AVX512
     if (__builtin_cpu_supports("avx512f")) {
         start_wide(s, x);
         return;

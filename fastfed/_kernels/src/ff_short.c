@@ -1,6 +1,6 @@
 #include "ff_short.h"
 
-#ifdef FF_SHORT_SIEVE
+#ifdef FF_AVX512
 #include <math.h>
 
 #include "ff_short_parts.h"

@@ -1,6 +1,6 @@
 #include "ff_short.h"
 
-#ifdef FF_SHORT_SIEVE
+#ifdef FF_AVX512
 #include "ff_short_parts.h"
 
 #define NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
