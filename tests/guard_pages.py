@@ -8,17 +8,21 @@ a kernel that goes past the end of an array, scratch included, is killed.
 import ctypes
 import functools
 import mmap
+import weakref
 
 import numpy as np
 
 PAGE = mmap.PAGESIZE
 NO_ACCESS = 0
+#: So many arrays at a time: each takes two of the 65 530 pieces that Linux lets memory be cut into.
+MOST = 20_000
 # What makes the arrays that reach the kernels; Cython's wrappers look them up in numpy, too.
 MAKERS = ("empty", "zeros", "ones", "full", "array", "ascontiguousarray", "asfortranarray")
 MAKERS += ("empty_like", "zeros_like", "concatenate", "stack", "arange", "eye")
 
 protect = ctypes.CDLL(None, use_errno=True).mprotect
 protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+living: set[weakref.ref[mmap.mmap]] = set()
 
 
 def at_the_end(array: np.ndarray) -> np.ndarray:
@@ -28,6 +32,7 @@ def at_the_end(array: np.ndarray) -> np.ndarray:
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if protect(start + open_bytes, PAGE, NO_ACCESS):
         raise OSError(ctypes.get_errno(), "mprotect failed")
+    living.add(weakref.ref(memory, living.discard))
     offset = open_bytes - array.nbytes
     place = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
     place[...] = array
@@ -42,7 +47,8 @@ def guarded(make):
         if not own or made.dtype.kind not in "biuf" or not made.nbytes:
             return made
         # What was handed through is somebody else's.
-        return made if any(made is given for given in args) else at_the_end(made)
+        given = any(made is argument for argument in args)
+        return made if given or len(living) >= MOST else at_the_end(made)
 
     return making
 
