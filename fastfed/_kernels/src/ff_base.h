@@ -20,16 +20,6 @@
 #define FF_CLONES
 #endif
 
-/* Bytes of the vectors that are written out: as wide as the registers. Wider ones are legal, but
- * lie in memory, which makes them many times slower. */
-#if defined(__AVX512F__)
-#define FF_BYTES 64
-#elif defined(__AVX2__)
-#define FF_BYTES 32
-#else
-#define FF_BYTES 16
-#endif
-
 #if defined(__GNUC__)
 #define FF_INLINE static inline __attribute__((always_inline))
 /* For small arrays that loops run over: vectors then begin where the array does. */

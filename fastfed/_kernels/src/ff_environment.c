@@ -56,13 +56,13 @@ static extent extent_of(const double *restrict mean, int64_t k)
 typedef struct {
     double least;
     int64_t many, sum;
-} largest;
+} near_top;
 
-FF_INLINE largest largest_of(const double *restrict mean, int64_t k, double margin)
+FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
 {
     int64_t whole = 0;
     double most = -INFINITY;
-    largest found = {0.0, 0, 0};
+    near_top found = {0.0, 0, 0};
 #if defined(__GNUC__)
     whole = k - k % PANEL;
     lanes top[VECTORS];
@@ -106,7 +106,7 @@ FF_INLINE largest largest_of(const double *restrict mean, int64_t k, double marg
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
-    const largest found = largest_of(mean, actions->actions, 2.0 * env->mean_error);
+    const near_top found = near_top_of(mean, actions->actions, 2.0 * env->mean_error);
     if (found.many == 1)
         return ff_mean_of(env, actions, found.sum);
     double best = -INFINITY;

@@ -3,20 +3,14 @@
 #include <math.h>
 
 #include "ff_random.h"
+#include "ff_vectors.h"
 
-/* A vector of doubles at any address; elsewhere one double. */
 #if defined(__GNUC__)
-typedef double wide __attribute__((vector_size(FF_BYTES), aligned(8)));
-typedef int64_t masks __attribute__((vector_size(FF_BYTES), aligned(8)));
 typedef double four __attribute__((vector_size(32)));
 typedef double two __attribute__((vector_size(16)));
-#define WIDTH (FF_BYTES / 8)
-#else
-typedef double wide;
-#define WIDTH 1
 #endif
-#define LOAD(p) (*(const wide *)(p))
-#define STORE(p, v) (*(wide *)(p) = (v))
+#define LOAD(p) (*(const loose *)(p))
+#define STORE(p, v) (*(loose *)(p) = (v))
 
 /* What sums over columns is eight partial sums at every width, in so many vectors. */
 #define PARTS (8 / WIDTH)
@@ -39,7 +33,7 @@ FF_INLINE double tree(const double *restrict s)
 }
 
 /* The same of vectors, without a way through memory where the compiler knows how. */
-FF_INLINE double fold(const wide *restrict sum)
+FF_INLINE double fold(const loose *restrict sum)
 {
 #ifdef SHUFFLES
 #if FF_BYTES == 64
@@ -66,9 +60,9 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 {
     double s[8];
     int64_t i = 0;
-    wide sum[PARTS];
+    loose sum[PARTS];
     for (int v = 0; v < PARTS; v++)
-        sum[v] = (wide){0};
+        sum[v] = (loose){0};
     for (; i + 8 <= n; i += 8)
         for (int v = 0; v < PARTS; v++)
             sum[v] += LOAD(a + i + v * WIDTH) * LOAD(b + i + v * WIDTH);
@@ -154,13 +148,13 @@ FF_INLINE void product(const double *restrict w, const double *restrict x, int64
     /* Rows of one length side by side: loops so short cost most where they end. */
     for (; i + 8 <= d || (i & 7); i += TOGETHER) {
         const double *restrict rows = w + i * d;
-        wide sum[TOGETHER][PARTS];
+        loose sum[TOGETHER][PARTS];
         for (int r = 0; r < TOGETHER; r++)
             for (int v = 0; v < PARTS; v++)
-                sum[r][v] = (wide){0};
+                sum[r][v] = (loose){0};
         for (int64_t j = 0; j < columns_of(i, d); j += 8)
             for (int v = 0; v < PARTS; v++) {
-                const wide shared = LOAD(x + j + v * WIDTH);
+                const loose shared = LOAD(x + j + v * WIDTH);
                 for (int r = 0; r < TOGETHER; r++)
                     sum[r][v] += LOAD(rows + r * d + j + v * WIDTH) * shared;
             }
@@ -202,13 +196,13 @@ FF_INLINE void enter_columns(double *restrict w, const double *restrict z,
                              const double *restrict keep, const double *restrict take, int64_t d,
                              int64_t first, const int n, double *restrict partial)
 {
-    wide sum[ABREAST];
+    loose sum[ABREAST];
     for (int v = 0; v < n; v++)
-        sum[v] = (wide){0};
+        sum[v] = (loose){0};
     for (int64_t i = first; i < d; i++)
         for (int v = 0; v < n; v++) {
             double *restrict at = w + i * d + first + v * WIDTH;
-            const wide old = LOAD(at);
+            const loose old = LOAD(at);
             STORE(at, keep[i] * old - take[i] * sum[v]);
             sum[v] += z[i] * old;
         }
@@ -292,15 +286,15 @@ void ff_accumulate(double *restrict gram, double *restrict bias, const double *r
 FF_INLINE void take_points(double *restrict gram, const double *restrict points, int64_t n,
                            int64_t d, int64_t i, int64_t j, const int rows)
 {
-    static const int64_t own[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    wide sum[POINT_ROWS][PARTS];
+    static const int64_t own[8] FF_ALIGNED = {0, 1, 2, 3, 4, 5, 6, 7};
+    loose sum[POINT_ROWS][PARTS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++)
             sum[r][v] = LOAD(gram + (i + r) * (i + r + 1) / 2 + j + v * WIDTH);
     for (int64_t p = 0; p < n; p++) {
         const double *restrict x = points + p * (d + 1);
         for (int v = 0; v < PARTS; v++) {
-            const wide shared = LOAD(x + j + v * WIDTH);
+            const loose shared = LOAD(x + j + v * WIDTH);
             for (int r = 0; r < rows; r++)
                 sum[r][v] += x[i + r] * shared;
         }
@@ -311,7 +305,7 @@ FF_INLINE void take_points(double *restrict gram, const double *restrict points,
             const int64_t last = i + r - j;
             /* What is past a row's end belongs to the next one, and stays as it is by now. */
             const masks in = *(const masks *)(own + v * WIDTH) <= last;
-            STORE(at, (wide)(((masks)sum[r][v] & in) | ((masks)LOAD(at) & ~in)));
+            STORE(at, (loose)(((masks)sum[r][v] & in) | ((masks)LOAD(at) & ~in)));
         }
 }
 #endif

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "ff_base.h"
+#include "ff_vectors.h"
 
 /* A panel holds feature j of so many actions side by side, so each action's arithmetic is its
  * own lane and depends neither on K nor on layout. */
@@ -13,21 +13,8 @@
 #define ROWS 6
 
 #if defined(__GNUC__)
-typedef double lanes __attribute__((vector_size(FF_BYTES)));
-typedef float lanes32 __attribute__((vector_size(FF_BYTES)));
-/* The same vectors at any address. */
-typedef double loose __attribute__((vector_size(FF_BYTES), aligned(8)));
-typedef float loose32 __attribute__((vector_size(FF_BYTES), aligned(4)));
-typedef int64_t masks __attribute__((vector_size(FF_BYTES)));
-#define WIDTH (FF_BYTES / 8)
-#define WIDTH32 (FF_BYTES / 4)
 #define VECTORS32 2
 #else
-typedef double lanes;
-typedef float lanes32;
-typedef float loose32;
-#define WIDTH 1
-#define WIDTH32 1
 #define VECTORS32 32
 #endif
 #define VECTORS (PANEL / WIDTH)

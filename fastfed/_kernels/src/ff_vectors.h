@@ -1,0 +1,32 @@
+/* Vectors that are written out, as wide as the registers of the level a file is compiled for. Wider
+ * ones are legal, but lie in memory, which makes them many times slower. */
+#ifndef FF_VECTORS_H
+#define FF_VECTORS_H
+
+#include "ff_base.h"
+
+#if defined(__AVX512F__)
+#define FF_BYTES 64
+#elif defined(__AVX2__)
+#define FF_BYTES 32
+#else
+#define FF_BYTES 16
+#endif
+
+/* Doubles and floats; the same at any address; and what comparing doubles gives. */
+#if defined(__GNUC__)
+typedef double lanes __attribute__((vector_size(FF_BYTES)));
+typedef float lanes32 __attribute__((vector_size(FF_BYTES)));
+typedef double loose __attribute__((vector_size(FF_BYTES), aligned(8)));
+typedef float loose32 __attribute__((vector_size(FF_BYTES), aligned(4)));
+typedef int64_t masks __attribute__((vector_size(FF_BYTES)));
+#define WIDTH (FF_BYTES / 8)
+#define WIDTH32 (FF_BYTES / 4)
+#else
+typedef double lanes, loose;
+typedef float lanes32, loose32;
+#define WIDTH 1
+#define WIDTH32 1
+#endif
+
+#endif
