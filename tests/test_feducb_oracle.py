@@ -56,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
         **OPEN, "silos": 2, "horizon": 14, "dimension": 19, "actions": 37, "communication": 6.0,
         "lazy": False,
     },
+    "more features than are looked at anew": {
+        **OPEN, "silos": 2, "horizon": 14, "dimension": 27, "actions": 5, "communication": 6.0,
+    },
     # The same with noise in the sums: none of it in the trigger.
     "noisy": {**SMALL, **NOISY, "communication": 20.0},
     "noisy, eager": {**SMALL, **NOISY, "communication": 20.0, "lazy": False},
@@ -570,14 +573,14 @@ def test_a_private_schedule_with_the_direct_radius_by_definition(lazy):
 def test_a_noisy_matrix_that_is_not_definite_has_not_grown(monkeypatch):
     """rho_min below the schedule's noise: both drivers and the oracle play on without a trigger."""
     asked = []
-    original = Clock._privately_grown
+    original = Clock.observe
 
     def heard(self, *given):
-        factor = original(self, *given)
-        asked.append(factor is None)
-        return factor
+        fired = original(self, *given)
+        asked.append(self.value == -np.inf)
+        return fired
 
-    monkeypatch.setattr(Clock, "_privately_grown", heard)
+    monkeypatch.setattr(Clock, "observe", heard)
     case = {"silos": 2, "horizon": 30, "dimension": 3, "actions": 4, "communication": 1.0}
     e = experiment(**case, **NOISY, **QUIET, rho_min=3.0)
     outcome = fast(e)
@@ -629,9 +632,9 @@ def test_a_wrong_trigger_is_noticed(name, change):
         ("many", "_rounds"),  # the time since the last synchronisation
         ("noisy", "_rounds"),
         ("quiet", "_rounds"),
-        ("many", "_wide"),  # the batch, as the paper's rule has it
-        ("many", "_growth"),
-        ("quiet", "_batch"),  # and as the private one has it
+        ("many", "_batch"),
+        ("many", "_before"),
+        ("quiet", "_batch"),
         ("quiet", "_before"),
     ],
 )

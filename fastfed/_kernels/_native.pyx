@@ -211,6 +211,10 @@ cdef extern from "ff_release.h" nogil:
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
 
 cdef extern from "ff_clock.h" nogil:
+    enum:
+        FF_ANEW
+    ctypedef struct ff_rest:
+        double base
     ctypedef struct ff_clock:
         int64_t kind
         int64_t delay
@@ -218,8 +222,8 @@ cdef extern from "ff_clock.h" nogil:
         double extra
         ff_noise_std std
         int64_t levels
+        ff_rest *rest
         double *wide
-        double *growth
         double *nodes
         int64_t *fired
         double *saved
@@ -963,6 +967,8 @@ cdef double *pointer(array) except? NULL:
 
 #: Bytes of what a silo remembers of its best actions.
 CONTENDERS_SIZE = sizeof(ff_contenders)
+#: The dimension up to which the determinant rule takes determinants anew.
+ANEW = FF_ANEW
 
 
 def saved_size(int64_t d):
@@ -1090,7 +1096,8 @@ cdef class Pass:
         clock.threshold, clock.extra = given["threshold"], given["extra"]
         clock.std.off_diagonal, clock.std.diagonal = given["std"]
         clock.levels = given["levels"]
-        clock.wide, clock.growth = pointer(given["wide"]), pointer(given["growth"])
+        clock.rest = <ff_rest *>pointer(given["rest"])
+        clock.wide = pointer(given["wide"])
         clock.nodes, clock.saved = pointer(given["nodes"]), pointer(given["saved"])
         clock.fired = <int64_t *>pointer(given["fired"])
 

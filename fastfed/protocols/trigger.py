@@ -34,6 +34,13 @@ class Trigger:
     std: tuple[float, float] = (0.0, 0.0)
     delay: int = 0
 
+    def updates(self, dimension: int) -> bool:
+        """Whether data points update a factor, instead of a determinant anew in every round.
+
+        The same number but for rounding, and less work in high dimensions.
+        """
+        return self.kind == DETERMINANT and dimension > native.ANEW
+
     def levels(self, horizon: int) -> int:
         """Nodes of N that a round can be part of."""
         return horizon.bit_length() if self.kind == PRIVATE_DETERMINANT else 0
@@ -50,41 +57,50 @@ class Clock:
         self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
-        self._wide = np.zeros((dimension, dimension))
+        self._wide = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
         """A synchronisation has just made S = total + ridge I, of factor ``w``."""
-        self._total, self._ridge, self._rounds = total, ridge, 0
+        self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
         self._before = native.log_det(w)
-        if self.trigger.kind == DETERMINANT:
-            native.refresh(total, ridge + self.trigger.extra, self._wide, np.zeros(self.dimension))
-            self._growth = native.log_det(self._wide) - self._before
+        if self._wide is not None:
+            self._growth, factor = self._grown(total.copy())
+            if factor is not None:
+                self._wide[:] = factor
 
     def observe(self, x: np.ndarray, round: int) -> bool:
         """Take in the features of a round; whether the silo asks for a synchronisation."""
-        if self.trigger.kind == DETERMINANT:
-            self._rounds += 1
-            self._growth += native.log(native.observe(self._wide, None, x, 0.0))
-            self.value = self._growth * self._rounds
-            return self._growth >= self.trigger.threshold / self._rounds
-        drawn = self.noise.trigger(self.silo, round, self.dimension)
-        normals = array("noise", drawn, shape=(self._size - self.dimension,))
+        private = self.trigger.kind == PRIVATE_DETERMINANT
+        # Whatever can fail, a noise source, comes before anything has changed.
+        normals = self._drawn(round) if private else None
         self._rounds += 1
-        native.accumulate(self._batch, x, 0.0)
-        w = self._privately_grown(normals)
-        # A matrix that is not positive definite has not grown.
-        growth = -np.inf if w is None else native.log_det(w) - self._before
-        self.value = growth * self._rounds
-        return growth > self.trigger.threshold / self._rounds
+        if self._wide is not None:
+            self._growth += native.log(native.observe(self._wide, None, x, 0.0))
+        else:
+            native.accumulate(self._batch, x, 0.0)
+            v = self._total.copy()
+            native.add(v, self._batch)
+            self._growth, _ = self._grown(v if normals is None else self._noisy(v, normals))
+        self.value = self._growth * self._rounds
+        bar = self.trigger.threshold / self._rounds
+        return self._growth > bar if private else self._growth >= bar
 
-    def _privately_grown(self, normals: np.ndarray) -> np.ndarray | None:
-        """The factor of S + Q + N, the newest node of N made of these normals."""
+    def _grown(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
+        """What ln det of v + ridge I has grown by, and its factor."""
+        d = self.dimension
+        v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
+        w = native.factor(v[d:], d)
+        # A matrix that is not positive definite has not grown.
+        return (-np.inf, None) if w is None else (native.log_det(w) - self._before, w)
+
+    def _drawn(self, round: int) -> np.ndarray:
+        drawn = self.noise.trigger(self.silo, round, self.dimension)
+        return array("noise", drawn, shape=(self._size - self.dimension,))
+
+    def _noisy(self, v: np.ndarray, normals: np.ndarray) -> np.ndarray:
+        """v + N, the newest node of N made of these normals."""
         d, (off_diagonal, diagonal) = self.dimension, self.trigger.std
         self._nodes[native.node_level(self._rounds), d:] = normals
         prefix = native.prefix(self._nodes, self._rounds)
-        v = self._total.copy()
-        native.add(v, self._batch)
-        v = native.add_noise(v, prefix, d, 0.0, off_diagonal, diagonal)[d:]
-        v[np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
-        return native.factor(v, d)
+        return native.add_noise(v, prefix, d, 0.0, off_diagonal, diagonal)

@@ -62,8 +62,8 @@ def clock_shapes(plan: Plan) -> Shapes:
         return {}
     m, d = plan.silos, plan.dimension
     return {
-        "wide": ((m, d, d), float),
-        "growth": ((m,), float),
+        "rest": ((m, 5), float),
+        "wide": ((m if plan.trigger.updates(d) else 0, d, d), float),
         "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
         "fired": ((m,), np.int64),
         "saved": ((m, native.saved_size(d)), float),

@@ -182,7 +182,7 @@ def _of_state(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")
     for name, one in compiled.clock_shapes(plan).items():
-        kind = {"wide": DETERMINANT, "nodes": PRIVATE_DETERMINANT}.get(name)
+        kind = {"rest": DETERMINANT, "wide": DETERMINANT, "nodes": PRIVATE_DETERMINANT}.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
             sizes[f"clock {name}"] = _bytes(*one)
     # Noise scales, a tuple and an array of it, and statuses.

@@ -1,5 +1,118 @@
 #include "ff_clock.h"
 
+#include <math.h>
+
+#include "ff_panel.h"
+
+int64_t ff_clock_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
+
+/* Scratch, cut into its parts: a statistic, the one that is compared with S, its factor. */
+typedef struct {
+    double *sum, *v, *w;
+} parts;
+
+static parts cut(double *scratch, int64_t d)
+{
+    const int64_t s = ff_statistic(d);
+    return (parts){scratch, scratch + s, scratch + 2 * s};
+}
+
+/* What has grown by, V = v + ridge I against S. A matrix that is not positive definite has not
+ * grown: the private rule may only see what is private. */
+static double growth_of(const ff_clock *clock, double ridge, int64_t d, const parts *p)
+{
+    for (int64_t i = 0; i < d; i++)
+        p->v[d + i * (i + 1) / 2 + i] += ridge;
+    return ff_factor(p->v + d, d, p->w) == 0 ? ff_log_det(p->w, d) - clock->before : -INFINITY;
+}
+
+/* ---- FF_DETERMINANT ---------------------------------------------------------------------------- */
+
+/* Over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2, of the
+ * V and W of now, for V only grows. That much is exact; with u = 2^-53, k more rounds, and a trace
+ * of V that at most doubles, rounding changes it so:
+ * - Every entry of V is off by u of itself for each data point and each of the last two sums,
+ *   and Cholesky adds (d + 2) u (Higham 2002, Theorem 10.3), all relative to diagonal entries: a
+ *   matrix E with ||E||_F <= 4 u (k + d + 8) size at both ends together, where `size` is the trace
+ *   and d times what was added to the diagonal, which may have cancelled.
+ * - ln det(V + E) is off by tr(V^{-1} E) and second-order terms, so by 10 u (k + d + 8) size
+ *   ||W||_F^2 where that is below 1/16, and ||W||^2 by as much of itself.
+ * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42.
+ * The next look comes after as many rounds again, so k <= n + 64. */
+static ff_rest rest_of(double growth, double ridge, int64_t rounds, int64_t d, const parts *p)
+{
+    double trace = 0.0, total = 0.0, diagonal = 0.0, largest = 0.0;
+    for (int64_t i = 0; i < d; i++) {
+        const double entry = p->w[i * d + i];
+        trace += p->v[d + i * (i + 1) / 2 + i];
+        for (int64_t j = 0; j <= i; j++)
+            total += p->w[i * d + j] * p->w[i * d + j];
+        diagonal += entry * entry;
+        largest = entry > largest ? entry : largest;
+    }
+    const double norm = norm_bound(total, diagonal, largest, d);
+    const double size = trace + (double)d * fabs(ridge);
+    const double error = 10.0 * 0x1p-53 * (double)(rounds + 64 + d + 8) * size * total;
+    /* Not where the matrix is no longer known well; nor is that one which has no factor. */
+    if (!(growth > -INFINITY) || !(error < 0.0625))
+        return (ff_rest){0};
+    return (ff_rest){
+        .base = growth + error + (double)(d * (d + 4)) * 0x1p-42 + fabs(growth) * 0x1p-50,
+        .slope = norm * norm * (1.0001 + 2.0 * error),
+        .most_mass = trace,
+        .next = (double)(2 * rounds + 64),
+    };
+}
+
+int ff_clock_rests(ff_clock *clock, int64_t silo, int64_t rounds, const double *x, int64_t d)
+{
+    if (clock->kind != FF_DETERMINANT || d > FF_ANEW)
+        return 0;
+    ff_rest *rest = clock->rest + silo;
+    double square = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        square += x[j] * x[j];
+    rest->mass += square;
+    return (double)rounds < rest->next && rest->mass < rest->most_mass &&
+           rest->base + rest->slope * rest->mass < clock->threshold / (double)rounds;
+}
+
+static int has_grown(ff_clock *clock, int64_t silo, int64_t rounds, const double *x,
+                     const double *total, const double *batch, int64_t d, const parts *p)
+{
+    if (d > FF_ANEW) {
+        double *w = clock->wide + silo * d * d, *grown = &clock->rest[silo].base;
+        *grown += ff_log(ff_observe(w, NULL, x, 0.0, d, p->sum));
+        return *grown >= clock->threshold / (double)rounds;
+    }
+    const double ridge = clock->ridge + clock->extra;
+    memcpy(p->v, total, (size_t)ff_statistic(d) * sizeof(double));
+    ff_add(p->v, batch, ff_statistic(d));
+    const double growth = growth_of(clock, ridge, d, p);
+    clock->rest[silo] = rest_of(growth, ridge, rounds, d, p);
+    return growth >= clock->threshold / (double)rounds;
+}
+
+/* ---- FF_PRIVATE_DETERMINANT -------------------------------------------------------------------- */
+
+static int has_grown_privately(ff_clock *clock, int64_t silo, int64_t rounds, const double *total,
+                               const double *batch, const ff_stream *noise, int64_t d,
+                               double *normals, const parts *p)
+{
+    const int64_t s = ff_statistic(d), level = ff_node_level(rounds);
+    double *nodes = clock->nodes + silo * clock->levels * s, *node = nodes + level * s;
+    ff_normals_f64(noise, ff_packed(d), normals);
+    memset(node, 0, (size_t)d * sizeof(double));
+    memcpy(node + d, normals, (size_t)ff_packed(d) * sizeof(double));
+    ff_prefix(nodes, rounds, s, normals);
+    memcpy(p->sum, total, (size_t)s * sizeof(double));
+    ff_add(p->sum, batch, s);
+    ff_add_noise(p->sum, normals, &clock->std, d, p->v);
+    return growth_of(clock, clock->ridge, d, p) > clock->threshold / (double)rounds;
+}
+
+/* ---- both -------------------------------------------------------------------------------------- */
+
 void ff_clock_restart(ff_clock *clock, const double *total, double ridge, const double *w,
                       int64_t silos, int64_t d, double *scratch)
 {
@@ -7,49 +120,24 @@ void ff_clock_restart(ff_clock *clock, const double *total, double ridge, const 
     clock->ridge = ridge;
     if (clock->kind != FF_DETERMINANT)
         return;
-    ff_refresh(total, ridge + clock->extra, d, clock->wide, scratch, scratch + d);
-    clock->growth[0] = ff_log_det(clock->wide, d) - clock->before;
-    for (int64_t i = 1; i < silos; i++) {
-        memcpy(clock->wide + i * d * d, clock->wide, (size_t)(d * d) * sizeof(double));
-        clock->growth[i] = clock->growth[0];
+    const parts p = cut(scratch, d);
+    memcpy(p.v, total, (size_t)ff_statistic(d) * sizeof(double));
+    const double growth = growth_of(clock, ridge + clock->extra, d, &p);
+    const ff_rest rest = d > FF_ANEW ? (ff_rest){.base = growth}
+                                     : rest_of(growth, ridge + clock->extra, 0, d, &p);
+    for (int64_t i = 0; i < silos; i++) {
+        clock->rest[i] = rest;
+        if (d > FF_ANEW)
+            memcpy(clock->wide + i * d * d, p.w, (size_t)(d * d) * sizeof(double));
     }
 }
 
-static int64_t grown(ff_clock *clock, int64_t silo, int64_t rounds, const double *x, int64_t d,
-                     double *scratch)
+int ff_clock_fires(ff_clock *clock, int64_t silo, int64_t rounds, const double *x,
+                   const double *total, const double *batch, const ff_stream *noise, int64_t d,
+                   double *normals, double *scratch)
 {
-    double *growth = clock->growth + silo;
-    *growth += ff_log(ff_observe(clock->wide + silo * d * d, NULL, x, 0.0, d, scratch));
-    return *growth >= clock->threshold / (double)rounds;
-}
-
-/* A matrix that is not positive definite has not grown: the rule may only see what is private. */
-static int64_t grown_privately(ff_clock *clock, int64_t silo, int64_t rounds,
-                               const double *total, const double *batch, const ff_stream *noise,
-                               int64_t d, double *normals, double *scratch)
-{
-    const int64_t s = ff_statistic(d), level = ff_node_level(rounds);
-    double *nodes = clock->nodes + silo * clock->levels * s, *w = clock->wide + silo * d * d;
-    double *node = nodes + level * s, *v = scratch + s;
-    ff_normals_f64(noise, ff_packed(d), normals);
-    memset(node, 0, (size_t)d * sizeof(double));
-    memcpy(node + d, normals, (size_t)ff_packed(d) * sizeof(double));
-    ff_prefix(nodes, rounds, s, normals);
-    memcpy(scratch, total, (size_t)s * sizeof(double));
-    ff_add(scratch, batch, s);
-    ff_add_noise(scratch, normals, &clock->std, d, v);
-    for (int64_t i = 0; i < d; i++)
-        v[d + i * (i + 1) / 2 + i] += clock->ridge;
-    if (ff_factor(v + d, d, w) != 0)
-        return 0;
-    return ff_log_det(w, d) - clock->before > clock->threshold / (double)rounds;
-}
-
-int64_t ff_clock_observe(ff_clock *clock, int64_t silo, int64_t rounds, const double *x,
-                         const double *total, const double *batch, const ff_stream *noise,
-                         int64_t d, double *normals, double *scratch)
-{
+    const parts p = cut(scratch, d);
     if (clock->kind == FF_DETERMINANT)
-        return grown(clock, silo, rounds, x, d, scratch);
-    return grown_privately(clock, silo, rounds, total, batch, noise, d, normals, scratch);
+        return has_grown(clock, silo, rounds, x, total, batch, d, &p);
+    return has_grown_privately(clock, silo, rounds, total, batch, noise, d, normals, &p);
 }

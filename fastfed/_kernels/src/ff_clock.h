@@ -13,6 +13,18 @@ enum { FF_FIXED = 0, FF_DETERMINANT = 1, FF_PRIVATE_DETERMINANT = 2 };
  *   FF_PRIVATE_DETERMINANT:  ln det(S + Q + N) - ln det S > threshold / n
  * S: what is synchronised, Q: the silo's batch, N: the noise of prefix n in a tree of single
  * rounds, anew after every synchronisation. */
+
+/* Up to this dimension FF_DETERMINANT takes the determinant anew, and only in rounds in which it may
+ * fire; above it, every data point updates a factor, which is less than a few determinants. */
+#define FF_ANEW 24
+
+/* Until when the rule cannot fire: as long as `mass`, the sum of ||x||^2 since the silo's last look
+ * at its determinant, is below `most_mass`, n below `next`, and what the determinant has grown by
+ * at most, base + slope mass, below threshold / n. Above FF_ANEW, base is the growth itself. */
+typedef struct {
+    double base, slope, mass, most_mass, next;
+} ff_rest;
+
 typedef struct {
     /* plan */
     int64_t kind;
@@ -25,23 +37,27 @@ typedef struct {
     double ridge;   /* what was added to the diagonal of the total to make S */
     int64_t last;   /* round of the last synchronisation */
     int64_t due;    /* round at whose end the next one is; 0: nobody has asked */
-    double *wide;   /* (M, d, d): factor of S + Q + extra I; scratch for the private rule */
-    double *growth; /* (M): ln det(S + Q + extra I) - ln det S */
+    ff_rest *rest;  /* (M); FF_DETERMINANT only */
+    double *wide;   /* (M, d, d): factor of S + Q + extra I; FF_DETERMINANT above FF_ANEW only */
     double *nodes;  /* (M, levels, s): standard normals of N's nodes; private rule only */
-    int64_t *fired; /* (M): first round in which it fired, or the silo failed, since the last
-                     * look; or 0 */
-    double *saved;  /* (M, ff_play_saved): the silos as they were at the last look */
+    int64_t *fired; /* (M): first round in which it fired, or the silo failed, since the chunk
+                     * began; or 0 */
+    double *saved;  /* (M, ff_play_saved): the silos as they were when it began */
 } ff_clock;
 
-/* A synchronisation has just made S = total + ridge I, of factor w. scratch: ff_packed(d) + 2 d. */
+int64_t ff_clock_scratch(int64_t d);
+
+/* A synchronisation has just made S = total + ridge I, of factor w. */
 void ff_clock_restart(ff_clock *clock, const double *total, double ridge, const double *w,
                       int64_t silos, int64_t d, double *scratch);
 
-/* Takes in the features of the round; returns 1 when the rule fires. `noise`: the silo's stream
- * of this round, `batch`: its statistic. scratch: 2 ff_statistic(d), normals:
- * ff_noise_capacity(d). */
-int64_t ff_clock_observe(ff_clock *clock, int64_t silo, int64_t rounds, const double *x,
-                         const double *total, const double *batch, const ff_stream *noise,
-                         int64_t d, double *normals, double *scratch);
+/* The silo's features of a round; whether the rule cannot fire in it, so that nobody need look. */
+int ff_clock_rests(ff_clock *clock, int64_t silo, int64_t rounds, const double *x, int64_t d);
+
+/* Whether the rule fires. `batch`: the silo's statistic, this round included; `noise`: its stream of
+ * this round. normals: ff_noise_capacity(d). */
+int ff_clock_fires(ff_clock *clock, int64_t silo, int64_t rounds, const double *x,
+                   const double *total, const double *batch, const ff_stream *noise, int64_t d,
+                   double *normals, double *scratch);
 
 #endif

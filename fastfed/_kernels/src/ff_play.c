@@ -63,7 +63,7 @@ static scratch_parts cut(double *scratch, const ff_pass *pass)
     p.normals = p.observe + 5 * d;
     p.packed = p.normals + ff_noise_capacity(d);
     p.clock = p.packed + ff_packed(d) + 2 * d;
-    p.point = p.clock + 2 * ff_statistic(d);
+    p.point = p.clock + ff_clock_scratch(d);
     p.waiting = p.point + ff_statistic(d);
     p.words = (uint32_t *)(p.waiting + pass->curve_count * WAITING * (d + 1) + 8);
     return p;
@@ -72,7 +72,7 @@ static scratch_parts cut(double *scratch, const ff_pass *pass)
 int64_t ff_play_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
-           ff_noise_capacity(d) + ff_packed(d) + 2 * d + 3 * ff_statistic(d) +
+           ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_clock_scratch(d) + ff_statistic(d) +
            curves * WAITING * (d + 1) + 8 +
            ff_word_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
@@ -299,13 +299,16 @@ static int64_t checkpoint_from(const ff_pass *pass, int64_t round)
 }
 
 /* Whether the silo asks for a synchronisation after this round. */
-static int64_t fires(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
-                     const scratch_parts *p)
+static int fires(const ff_pass *pass, ff_curve *c, int64_t silo, int64_t round,
+                 const scratch_parts *p, ff_waiting *waiting)
 {
-    const int64_t d = pass->dimension;
+    const int64_t d = pass->dimension, rounds = round - c->clock.last;
+    if (ff_clock_rests(&c->clock, silo, rounds, p->feature, d))
+        return 0;
+    settle(pass, c, silo, waiting);
     const ff_stream noise = stream_of(pass, FF_TRIGGER_NOISE, silo, round);
-    return ff_clock_observe(&c->clock, silo, round - c->clock.last, p->feature, c->total,
-                            c->batch + silo * ff_statistic(d), &noise, d, p->normals, p->clock);
+    return ff_clock_fires(&c->clock, silo, rounds, p->feature, c->total,
+                          c->batch + silo * ff_statistic(d), &noise, d, p->normals, p->clock);
 }
 
 /* Rounds first..last of one silo; with `watch` (one curve, with a clock) it stops after the round
@@ -339,10 +342,7 @@ static int64_t play_silo(const ff_pass *pass, int64_t silo, int64_t first, int64
         }
         if (!watch)
             continue;
-        /* The other rule does not look at the batch. */
-        if (pass->curves[0].clock.kind == FF_PRIVATE_DETERMINANT)
-            settle(pass, &pass->curves[0], silo, &waiting[0]);
-        if (fires(pass, &pass->curves[0], silo, round, &p)) {
+        if (fires(pass, &pass->curves[0], silo, round, &p, &waiting[0])) {
             pass->curves[0].clock.fired[silo] = round;
             break;
         }
@@ -505,7 +505,7 @@ static int64_t refresh(const ff_pass *pass, ff_curve *c, double *scratch)
     }
     ff_widths_begin(&c->widths, c->w, c->released, d);
     if (c->clock.kind)
-        ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.packed);
+        ff_clock_restart(&c->clock, c->total, lambda + shift, c->w, pass->silos, d, p.clock);
     for (int64_t i = 1; !c->lazy && i < pass->silos; i++) {
         /* Above the diagonal all are zeros already. */
         for (int64_t j = 0; j < d; j++)
