@@ -100,6 +100,8 @@ class BuildKernels(build_ext):
                 linear.extra_objects += self.vectors(level, [*compile_args, *flags], own)
         else:
             linear.extra_objects += self.vectors("", compile_args, [])
+        # The wrappers take longer than all else, so they are compiled side by side.
+        self.parallel = self.parallel or True
         super().build_extensions()
 
     def vectors(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
