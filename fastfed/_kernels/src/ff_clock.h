@@ -8,12 +8,6 @@
 
 enum { FF_FIXED = 0, FF_DETERMINANT = 1, FF_PRIVATE_DETERMINANT = 2 };
 
-/* Fires in a round, n rounds after the last synchronisation and this one counted, when
- *   FF_DETERMINANT:          ln det(S + Q + extra I) - ln det S >= threshold / n
- *   FF_PRIVATE_DETERMINANT:  ln det(S + Q + N) - ln det S > threshold / n
- * S: what is synchronised, Q: the silo's batch, N: the noise of prefix n in a tree of single
- * rounds, anew after every synchronisation. */
-
 /* Up to this dimension FF_DETERMINANT takes the determinant anew, and only in rounds in which it may
  * fire; above it, every data point updates a factor, which is less than a few determinants. */
 #define FF_ANEW 24
@@ -25,6 +19,11 @@ typedef struct {
     double base, slope, mass, most_mass, next;
 } ff_rest;
 
+/* Fires in a round, n rounds after the last synchronisation and this one counted, when
+ *   FF_DETERMINANT:          ln det(S + Q + extra I) - ln det S >= threshold / n
+ *   FF_PRIVATE_DETERMINANT:  ln det(S + Q + N) - ln det S > threshold / n
+ * S: what is synchronised, Q: the silo's batch, N: the noise of prefix n in a tree of single
+ * rounds, anew after every synchronisation. */
 typedef struct {
     /* plan */
     int64_t kind;
@@ -45,6 +44,7 @@ typedef struct {
     double *saved;  /* (M, ff_play_saved): the silos as they were when it began */
 } ff_clock;
 
+/* Doubles of scratch, for what takes it. */
 int64_t ff_clock_scratch(int64_t d);
 
 /* A synchronisation has just made S = total + ridge I, of factor w. */
