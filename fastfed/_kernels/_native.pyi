@@ -216,6 +216,7 @@ class Called(Environment):
     ) -> None: ...
 
 CONTENDERS_SIZE: int
+REST_SIZE: int
 ANEW: int
 
 def saved_size(d: int) -> int: ...

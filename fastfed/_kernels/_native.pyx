@@ -967,6 +967,8 @@ cdef double *pointer(array) except? NULL:
 
 #: Bytes of what a silo remembers of its best actions.
 CONTENDERS_SIZE = sizeof(ff_contenders)
+#: Numbers that say until when a silo's determinant rule cannot fire.
+REST_SIZE = sizeof(ff_rest) // sizeof(double)
 #: The dimension up to which the determinant rule takes determinants anew.
 ANEW = FF_ANEW
 

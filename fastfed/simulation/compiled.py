@@ -62,7 +62,7 @@ def clock_shapes(plan: Plan) -> Shapes:
         return {}
     m, d = plan.silos, plan.dimension
     return {
-        "rest": ((m, 5), float),
+        "rest": ((m, native.REST_SIZE), float),
         "wide": ((m if plan.trigger.updates(d) else 0, d, d), float),
         "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
         "fired": ((m,), np.int64),

@@ -17,7 +17,7 @@ static parts cut(double *scratch, int64_t d)
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
-/* What has grown by, V = v + ridge I against S. A matrix that is not positive definite has not
+/* What ln det has grown by, of V = v + ridge I against S. A matrix that is not positive definite has not
  * grown: the private rule may only see what is private. */
 static double growth_of(const ff_clock *clock, double ridge, int64_t d, const parts *p)
 {
