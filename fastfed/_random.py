@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
+from fastfed._sampling import Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
 
 #: Purposes of streams; the same numbers stand in src/ff_random.h.
@@ -47,6 +49,11 @@ def check_seed(seed: object) -> int:
 
 class NoiseSource(Protocol):
     """Where silos, shuffler and server draw from; never two different draws for one key."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether releases are exact, from ideal draws; absent means false."""
+        ...
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
@@ -102,9 +109,28 @@ class NoiseSource(Protocol):
         """The order (count,) in which one silo takes the losses of a phase as samples."""
         ...
 
+    # Ideal draws, of sources whose ``exact`` is true; see `SystemNoise`.
+
+    def ideal(self, silo: int, node: int, dimension: int) -> Normals: ...
+
+    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals: ...
+
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces: ...
+
+    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms: ...
+
+    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces: ...
+
+
+def is_exact(noise: object) -> bool:
+    """Whether a source has ideal draws (``ideal`` and its kin), so that releases can be exact."""
+    return bool(getattr(noise, "exact", False))
+
 
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
+
+    exact = False
 
     def __init__(self, seed: int, replicate: int = 0) -> None:
         self.seed = check_seed(seed)
@@ -170,6 +196,25 @@ class InterleavedNoise:
     phase: int
     stride: int
 
+    @property
+    def exact(self) -> bool:
+        return is_exact(self.source)
+
+    def ideal(self, silo: int, node: int, dimension: int) -> Normals:
+        return self.source.ideal(self.names[silo], self._key(node), dimension)
+
+    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
+        return self.source.ideal_trigger(self.names[silo], self._time(round), dimension)
+
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        return self.source.ideal_laplace(self.names[silo], self._key(release), count)
+
+    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
+        return self.source.ideal_uniforms(purpose, self._key(release), count)
+
+    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
+        return self.source.ideal_draws(purpose, self._key(release), count)
+
     def _time(self, round: int) -> int:
         return (self.phase or self.stride) + (round - 1) * self.stride
 
@@ -219,18 +264,22 @@ class InterleavedNoise:
         return self.source.sample(self.names[silo], self._key(phase), count)
 
 
-class SystemNoise:
+class SystemNoise(Once):
     """Noise from the operating system's entropy, for deployments.
 
     Remembers which nodes it has drawn and refuses to hand one out again: noise that hides two
-    statistics hides neither. One object serves one system.
+    statistics hides neither. One object serves one system, and cannot be copied. Its ``ideal``
+    draws are real numbers, known as well as is asked for (`fastfed._sampling`).
     """
+
+    exact = True
 
     def __init__(self) -> None:
         self._drawn: set[tuple[int, int]] = set()
         self._rounds: set[tuple[int, int]] = set()
         self._means: set[tuple[int, int]] = set()
 
+    @once
     def _once(self, silo: int, node: int) -> None:
         if (silo, node) in self._drawn:
             raise InputError(
@@ -238,6 +287,54 @@ class SystemNoise:
                 "use one SystemNoise for each system"
             )
         self._drawn.add((silo, node))
+
+    @once
+    def _once_in(self, silo: int, round: int) -> None:
+        if (silo, round) in self._rounds:
+            raise InputError(
+                f"the schedule's noise of round {round} of silo {silo} was drawn already; "
+                "use one SystemNoise for each system"
+            )
+        self._rounds.add((silo, round))
+
+    @once
+    def _once_for(self, purpose: int, release: int) -> None:
+        if (purpose, release) in self._means:
+            raise InputError(
+                f"{PURPOSES[purpose]} of release {release} was drawn already; "
+                "use one SystemNoise for each system"
+            )
+        self._means.add((purpose, release))
+
+    def ideal(self, silo: int, node: int, dimension: int) -> Normals:
+        """The d + d (d + 1) / 2 standard normals of one node, bias part first, as real numbers."""
+        drawn = Normals(dimension + dimension * (dimension + 1) // 2)
+        self._once(silo, node)
+        return drawn
+
+    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
+        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        drawn = Normals(dimension * (dimension + 1) // 2)
+        self._once_in(silo, round)
+        return drawn
+
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        """Standard Laplace draws (count,) that hide the scores of one release."""
+        drawn = Laplaces(count)
+        self._once(silo, release)
+        return drawn
+
+    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
+        """Uniform numbers (count,) for the mean, or the choice, of one release."""
+        drawn = Uniforms(count)
+        self._once_for(purpose, release)
+        return drawn
+
+    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
+        """Standard Laplace draws (count,) for the mean, or the comparison, of one release."""
+        drawn = Laplaces(count)
+        self._once_for(purpose, release)
+        return drawn
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         self._once(silo, node)
@@ -268,23 +365,13 @@ class SystemNoise:
         return secrets.randbits(64)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
-        if (silo, round) in self._rounds:
-            raise InputError(
-                f"the schedule's noise of round {round} of silo {silo} was drawn already; "
-                "use one SystemNoise for each system"
-            )
         drawn = system_normals(dimension * (dimension + 1) // 2)
-        self._rounds.add((silo, round))
+        self._once_in(silo, round)
         return drawn
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        if (purpose, release) in self._means:
-            raise InputError(
-                f"{PURPOSES[purpose]} of release {release} was drawn already; "
-                "use one SystemNoise for each system"
-            )
         drawn = system_uniforms(count)
-        self._means.add((purpose, release))
+        self._once_for(purpose, release)
         return drawn
 
     def uniform(self, purpose: int, release: int) -> float:

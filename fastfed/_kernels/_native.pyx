@@ -25,6 +25,8 @@ cdef extern from "ff_random.h" nogil:
     int64_t ff_laplace_capacity(int64_t n)
     void ff_laplace(const ff_stream *s, int64_t n, double *out)
     void ff_laplace_from_bits(const uint64_t *a, int64_t n, double *out)
+    int64_t ff_ideal_normals(const uint64_t *words, int64_t half, double *out)
+    int64_t ff_ideal_laplace(const uint64_t *words, int64_t n, double *out)
     double ff_log(double x)
     int64_t ff_word_capacity(int64_t n)
     void ff_words(const ff_stream *s, int64_t n, uint32_t *out)
@@ -209,6 +211,9 @@ cdef extern from "ff_release.h" nogil:
                     int64_t s)
     int64_t ff_honaker_number(int64_t k)
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
+    int64_t ff_round_noisy(const double *values, const double *noise, const double *std,
+                           const double *grid, double error, int64_t s, double *out,
+                           uint8_t *doubtful)
 
 cdef extern from "ff_clock.h" nogil:
     enum:
@@ -424,6 +429,25 @@ def laplace_from_bits(const uint64_t[::1] bits):
     return np.asarray(out)[: bits.shape[0]]
 
 
+def ideal_normals(const uint64_t[::1] words):
+    """Normals of radii and turns (2 half,), and how many radii 64 bits do not settle."""
+    cdef int64_t half = words.shape[0] // 2
+    cdef double[::1] out = np.empty(2 * half)
+    if half == 0:
+        return np.asarray(out), 0
+    cdef int64_t unsure = ff_ideal_normals(&words[0], half, &out[0])
+    return np.asarray(out), unsure
+
+
+def ideal_laplace(const uint64_t[::1] words):
+    """Laplace draws (n,), and how many of them 64 bits do not settle."""
+    cdef double[::1] out = np.empty(words.shape[0])
+    if words.shape[0] == 0:
+        return np.asarray(out), 0
+    cdef int64_t unsure = ff_ideal_laplace(&words[0], words.shape[0], &out[0])
+    return np.asarray(out), unsure
+
+
 def log(double x):
     return ff_log(x)
 
@@ -616,6 +640,18 @@ def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d,
     cdef double[::1] out = np.empty(statistic.shape[0])
     ff_add_noise(&statistic[0], &normals[0], &std, d, &out[0])
     return np.asarray(out)
+
+
+def round_noisy(const double[::1] values, const double[::1] noise, const double[::1] std,
+                const double[::1] grid, double error):
+    """(values + std noise on the grid, the entries whose rounding is not certain)."""
+    cdef int64_t s = values.shape[0]
+    cdef double[::1] out = np.empty(s)
+    cdef uint8_t[::1] doubtful = np.empty(s, dtype=np.uint8)
+    if s == 0 or not ff_round_noisy(&values[0], &noise[0], &std[0], &grid[0], error, s, &out[0],
+                                    &doubtful[0]):
+        return np.asarray(out), []
+    return np.asarray(out), np.flatnonzero(np.asarray(doubtful)).tolist()
 
 
 def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):

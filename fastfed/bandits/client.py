@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import once
 from fastfed._validate import InputError
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Broadcast, Report
@@ -62,6 +63,7 @@ class Client(Silo):
         if not self.greedy:
             self._estimate.observe(x, y)
 
+    @once
     def estimate(self) -> LocalEstimate:
         """The least-squares estimate of what was seen since the last one; that is then forgotten.
 
@@ -75,6 +77,7 @@ class Client(Silo):
         self._sent += 1
         return LocalEstimate(phase, values, self.index)
 
+    @once
     def adopt(self, model: Model) -> None:
         """Play the next phase with the server's model."""
         if not isinstance(model, Model):

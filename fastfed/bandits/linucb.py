@@ -35,6 +35,16 @@ class Estimate:
         self.theta = np.zeros(dimension)
         self.refresh(np.zeros(dimension + dimension * (dimension + 1) // 2), regularizer)
 
+    @classmethod
+    def of_sums(
+        cls, dimension: int, statistic: np.ndarray, regularizer: float
+    ) -> tuple[Estimate, float]:
+        """A new estimate from synchronised sums, and the shift that V needed."""
+        made = cls.__new__(cls)
+        made.dimension = dimension
+        made.w, made.theta = np.zeros((dimension, dimension)), np.zeros(dimension)
+        return made, made.refresh(statistic, regularizer)
+
     @property
     def log_det(self) -> float:
         """ln det V."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer
 from fastfed.bandits.silo import Silo
@@ -59,7 +60,7 @@ class Estimator:
             raise InputError(f"{who} must be finite, got NaN or infinity")
 
 
-class Peer:
+class Peer(Once):
     """One silo of a decentralised federation (dubey-pentland-2020, Algorithm 3).
 
     Each round: hand over what has arrived with ``receive``, ``select(actions)``, play the action,
@@ -87,6 +88,7 @@ class Peer:
     def _of(self, round: int) -> Estimator:
         return self.estimators[round % self.plan.gamma]
 
+    @once
     def select(self, actions: object) -> int:
         """Index of the action to play for the next user; ``actions`` is (K, d)."""
         if self.round == self.plan.horizon:
@@ -99,6 +101,7 @@ class Peer:
             )
         return used.silo.select(actions)
 
+    @once
     def observe(self, reward: float) -> None:
         """Take in the reward of the selected action."""
         used = self._of(self.round + 1)
@@ -109,6 +112,7 @@ class Peer:
         if used.silo.asked is not None and not waiting:
             self._outbox.append(Request(self.index, number, self.round))
 
+    @once
     def outbox(self) -> list[Message]:
         """What is to be broadcast at the end of this round; it is then forgotten.
 
@@ -123,6 +127,7 @@ class Peer:
         sent, self._outbox = self._outbox, []
         return sent
 
+    @once
     def receive(self, message: Message) -> None:
         """Take in a message; those of other cliques are only passed on, by the network."""
         if not isinstance(message, Request | Sums):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
@@ -15,7 +16,7 @@ from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.trigger import Clock
 
 
-class Silo:
+class Silo(Once):
     """One silo of a federated linear bandit, step by step (zhou-chowdhury-2024, Alg. 1, 8).
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
@@ -36,7 +37,6 @@ class Silo:
         self.round = 0
         self.release = 0
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
-        self._estimate = Estimate(plan.dimension, float(plan.regularizer[0]))
         self._second_bonus, self._inflation = 0.0, 1.0
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
@@ -46,7 +46,7 @@ class Silo:
             self.clock = Clock(plan.trigger, *kept)
         self._asked: int | None = None
         self._synchronised_at = 0
-        self._refresh(np.zeros(plan.statistic_size))
+        self._refresh(np.zeros(plan.statistic_size), 0)
         self._chosen: np.ndarray | None = None
 
     @property
@@ -79,6 +79,7 @@ class Silo:
         """Round at whose end the next report is due, where a trigger fired; else None."""
         return self._asked
 
+    @once
     def ask(self, round: int | None = None) -> None:
         """Another silo's trigger has fired: a report is due after ``round`` (default: this one)."""
         if self.clock is None:
@@ -94,6 +95,7 @@ class Silo:
             return self.round // self.plan.batch_size if self.plan.batch_size else 0
         return self.release + (self._asked is not None and self.round >= self._asked)
 
+    @once
     def select(self, actions: object) -> int:
         """Index of the action to play for the next user; ``actions`` is (K, d)."""
         if self._chosen is not None:
@@ -128,22 +130,30 @@ class Silo:
             return radius.of(entry, self._inflation, self._estimate.log_det, d)
         return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
-    def _refresh(self, statistic: np.ndarray) -> float:
-        """V and theta_hat from what was synchronised; returns the shift that V needed."""
-        plan, k = self.plan, self.plan.entry(self.release)
+    def _refresh(self, statistic: np.ndarray, release: int) -> float:
+        """V and theta_hat from what was synchronised; returns the shift that V needed.
+
+        Nothing changes before all is computed.
+        """
+        plan, k = self.plan, self.plan.entry(release)
         regularizer = full = float(plan.regularizer[k])
+        inflation, second = self._inflation, self._second_bonus
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
             regularizer = native.choose_regularizer(statistic, full, floor, plan.dimension)
-            self._inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
-        shift = self._estimate.refresh(statistic, regularizer)
+            inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
+        estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
         if plan.radius.direct:
             bound = regularizer + shift + float(plan.radius.error_bound[k])
-            self._second_bonus = plan.radius.multiplier * bound
+            second = plan.radius.multiplier * bound
+        if not np.isfinite(estimate.theta).all():
+            raise native.status_error(-2)
         if self.clock is not None:
-            self.clock.restart(self._estimate.w, statistic, regularizer + shift)
+            self.clock.restart(estimate.w, statistic, regularizer + shift)
+        self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
         return shift
 
+    @once
     def observe(self, reward: float) -> None:
         """Take in the reward of the selected action; features and reward are clipped here."""
         y = number("reward", reward)
@@ -165,6 +175,7 @@ class Silo:
         self.clipped_rewards += beyond
         self.round += 1
 
+    @once
     def served(self) -> None:
         """The user of this round has acted, and sends a message of their own."""
         if not self.acts_only:
@@ -187,6 +198,7 @@ class Silo:
         if fired and self.clock is not None:
             self._asked = self.round + 1 + self.clock.trigger.delay
 
+    @once
     def report(self) -> Report | Bits:
         """The batch since the last report, randomized; the batch is then forgotten."""
         if self.acts_only:
@@ -198,6 +210,7 @@ class Silo:
             )
         return self._randomizer.report()
 
+    @once
     def receive(self, broadcast: Broadcast) -> None:
         """Take over the synchronised statistics."""
         if not isinstance(broadcast, Broadcast):
@@ -213,6 +226,7 @@ class Silo:
             )
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
+        shift = self._refresh(broadcast.values, broadcast.release)
         self.release, self._asked = broadcast.release, None
         self._synchronised_at = self.round
-        self.indefinite += self._refresh(broadcast.values) > 0.0
+        self.indefinite += shift > 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer
 from fastfed.experts.messages import ExpertChoice, ExpertReport
 from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
 
 
-class ExpertClient:
+class ExpertClient(Once):
     """One client, step by step (gao-2024, Algorithms 1 and 4).
 
     First hand it the server's ``start()``. Before each round: while ``due`` is true, send
@@ -51,6 +52,7 @@ class ExpertClient:
         before = self.plan.exchanges_before(self.round + 1)
         return self._sent == self.release and before > self._sent
 
+    @once
     def report(self) -> ExpertReport:
         """What to send in the next exchange."""
         if not self.due:
@@ -59,6 +61,7 @@ class ExpertClient:
         self._sent += 1
         return ExpertReport(self._sent, values, self.index)
 
+    @once
     def receive(self, choice: ExpertChoice) -> None:
         """Take the server's answer."""
         if not isinstance(choice, ExpertChoice):
@@ -83,6 +86,7 @@ class ExpertClient:
         self._x.flags.writeable = False
         self.release += 1
 
+    @once
     def observe(self, loss: np.ndarray | Gradient) -> None:
         """Take in the loss of the round: d losses in [0, 1] (clipped here), or, where losses are
         not linear, a function that gives the gradient (d,) at x (d,)."""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
 from fastfed.experts.messages import ExpertChoice, ExpertReport
 from fastfed.experts.plan import ExpertPlan, check_expert_plan
 
 
-class ExpertServer:
+class ExpertServer(Once):
     """Adds up what all clients send and chooses what they play (gao-2024, Algorithms 2 and 5).
 
     A bare ``ExpertServer(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only
@@ -27,12 +28,14 @@ class ExpertServer:
         self._decider = plan.decider(noise if noise is not None else SystemNoise())
         self._started: ExpertChoice | None = None
 
+    @once
     def start(self) -> ExpertChoice:
         """What all clients play first."""
         if self._started is None:
             self._started = self._decider.start()
         return self._started
 
+    @once
     def combine(self, reports: Sequence[ExpertReport]) -> ExpertChoice:
         """The next choice; InputError unless every client has sent its report of this exchange, and
         then nothing has changed."""

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import BIAS_NOISE, check_seed, system_normals
+from fastfed._once import Once, once
+from fastfed._random import BIAS_NOISE, check_seed
+from fastfed._sampling import Normals
 from fastfed._validate import InputError, array, choice, integer, number
+from fastfed.privacy import exact as exact_release
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import (
     FLOATS,
@@ -32,7 +35,7 @@ _SOURCE = (
 )
 
 
-class TreeRelease:
+class TreeRelease(Once):
     """Noisy running sums of vectors x_1, x_2, ... of norm at most 1, one after each vector.
 
     dimension: d. releases: the most vectors that may be added; noise grows with the square root of
@@ -127,6 +130,7 @@ class TreeRelease:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")
         return epsilon_of(self.mu, number("delta", delta, above=0, below=1))
 
+    @once
     def add(self, x: object) -> np.ndarray:
         """Add x (d,), scaled to norm <= 1; returns the noisy sum of all vectors so far, (d,).
 
@@ -138,22 +142,37 @@ class TreeRelease:
             raise InputError(f"at most {self.releases} vectors can be added, got one more")
         clipped = array("x", x, shape=(self.dimension,)).copy()
         above = native.clip_norm(clipped, 1.0)
-        normals = self._normals(k)
         level = node_level(k)
+        if self._exact:
+            clipped = exact_release.quantise(clipped, self._unit)
+        # Rows are written again if this vector has to be added again: lower ones stay as they are.
         native.psum(self._sums, clipped, level)
-        self._nodes[level] = self._sums[level] + self.noise_std * normals
+        self._nodes[level] = self._noisy(self._sums[level], k)
+        total: np.ndarray = native.prefix(self._nodes, k)
         self._released = k
         self._clipped += above
-        total: np.ndarray = native.prefix(self._nodes, k)
         return total
 
-    def _normals(self, node: int) -> np.ndarray:
+    @property
+    def _exact(self) -> bool:
+        """Whether the noise is the operating system's, and the release of real numbers."""
+        return self._noise is None and self._seed is None
+
+    @property
+    def _unit(self) -> float:
+        return exact_release.quantum(self.releases)
+
+    def _noisy(self, values: np.ndarray, node: int) -> np.ndarray:
+        d, std = self.dimension, self.noise_std
+        if self._exact:
+            larger = std * exact_release.inflation(self._unit, d, d)
+            return exact_release.add_normals(values, np.full(d, larger), Normals(d))
         if self._noise is not None:
-            return array("noise", self._noise(node), shape=(self.dimension,))
-        if self._seed is None:
-            return system_normals(self.dimension)
-        drawn: np.ndarray = native.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, self.dimension)
-        return drawn
+            normals = array("noise", self._noise(node), shape=(d,))
+        else:
+            normals = native.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, d)
+        noisy: np.ndarray = values + std * normals
+        return noisy
 
     @property
     def certificate(self) -> Certificate:
@@ -178,7 +197,7 @@ class TreeRelease:
                 f"under {self.relation}, is at most {self.epsilon:g}"
             )
             conditions.append(Condition(text, epsilon <= self.epsilon))
-        caveats = [FLOATS]
+        caveats = [exact_release.SAMPLER if self._exact else FLOATS]
         if self._seed is not None:
             caveats.append(SIMULATION)
         if not known:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise
 from fastfed._validate import InputError
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan
 
 
-class Averager:
+class Averager(Once):
     """Combines the estimates of all silos at the end of each phase (huang-2023, Algorithm 1 R_0).
 
     A bare ``Averager(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
@@ -28,6 +29,7 @@ class Averager:
         self.releases = 0
         self._drawn: dict[int, np.ndarray] = {}
 
+    @once
     def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
         """The model after the next phase that releases one; InputError unless every silo has sent
         its estimate of that phase, and then nothing has changed."""

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, array
+from fastfed._validate import InputError
 from fastfed.protocols.bits import counted, encoding_of
 from fastfed.protocols.messages import Bits, Broadcast, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
-from fastfed.protocols.randomizer import noisy
-from fastfed.protocols.release import prefix_noise
+from fastfed.protocols.release import ExactAdder, make_adder
 
 Message = Report | Shuffled | Bits
 
 
-class Server:
+class Server(Once):
     """Combines the messages of all silos at each synchronisation.
 
     ``Server(plan)`` draws the noise of a central protocol from the operating system; protocols
@@ -36,8 +36,10 @@ class Server:
         self._nodes = np.zeros((max(1, plan.levels), plan.statistic_size))
         self._total = np.zeros(plan.statistic_size)
         self._raw = np.zeros(plan.statistic_size)
-        self._prefix_noise = prefix_noise(plan)
+        # The server's own noise: its stream stands one past the last silo's.
+        self._adder = make_adder(plan, self.noise, plan.silos, plan.noise_std)
 
+    @once
     def combine(self, messages: Sequence[Message]) -> Broadcast:
         """The synchronised statistics after the next release.
 
@@ -49,10 +51,17 @@ class Server:
         total = np.array(rows[0])
         for row in rows[1:]:
             native.add(total, row)
-        # Whatever can fail, the noise source, comes before the state changes.
-        self._combine(total, self.release + 1)
-        self.release += 1
-        return Broadcast(self.release, self.plan.dimension, self._total)
+        release = self.release + 1
+        combined, raw = self._combined(total, release)
+        if not np.isfinite(combined).all():
+            raise InputError(
+                f"the reports of release {release} must add up to finite numbers, got overflow"
+            )
+        broadcast = Broadcast(release, self.plan.dimension, combined)
+        # Everything is computed: from here on nothing can fail.
+        self._adder.done()
+        self.release, self._total, self._raw = release, combined, raw
+        return broadcast
 
     def _checked(self, messages: Sequence[Message]) -> list[Message]:
         plan, release = self.plan, self.release + 1
@@ -99,11 +108,6 @@ class Server:
                 raise InputError(f"{who} must be finite, got NaN or infinity")
         return ordered
 
-    def _draw(self, node: int) -> np.ndarray:
-        # The server's own noise: its stream stands one past the last silo's.
-        drawn = self.noise.node(self.plan.silos, node, self.plan.dimension)
-        return array("noise", drawn, shape=(self.plan.statistic_size,))
-
     def _check_bits(self, message: Bits) -> None:
         level = self.plan.level(message.release)
         length = self._points(level) * encoding_of(self.plan).message_bits(level)
@@ -125,24 +129,26 @@ class Server:
         """Data points behind one message of bits: a shuffler makes one of all."""
         return self.plan.silos * self.plan.points(level)
 
-    def _combine(self, total: np.ndarray, release: int) -> None:
-        makes, d = self.plan.protocol.analyzer, self.plan.dimension
+    def _combined(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is broadcast, and the raw prefix sum once it is.
+
+        A row of the tree is written at once: what is made again writes it again, from the reports.
+        """
+        makes, raw, adder = self.plan.protocol.analyzer, self._raw, self._adder
         level = self.plan.level(release)
         if self.plan.protocol.bits:
             total = total * self.plan.units[level]
         if makes == ADD:
-            native.add(self._total, total)
-            return
+            combined = self._total.copy()
+            native.add(combined, total)
+            return combined, raw
         if makes == REPLACE:
-            self._total = total
-            return
+            return total, raw
+        if makes in (NOISY_ADD, NOISY_TREE) and isinstance(adder, ExactAdder):
+            adder.check(total, "the sum of the reports")
         if makes == NOISY_ADD:
-            assert self._prefix_noise is not None
-            normals = self._prefix_noise.next(self._draw)
-            native.add(self._raw, total)
-            self._total = noisy(self._raw, normals, d, self.plan.noise_std)
-            return
-        if makes == NOISY_TREE:
-            total = noisy(total, self._draw(release), d, self.plan.noise_std)
-        self._nodes[level] = total
-        self._total = native.prefix(self._nodes, release)
+            raw = raw.copy()
+            native.add(raw, total)
+            return adder.prefix(raw), raw
+        self._nodes[level] = adder.node(total, release) if makes == NOISY_TREE else total
+        return native.prefix(self._nodes, release), raw

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
@@ -14,7 +15,7 @@ from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
 
 
-class Shuffler:
+class Shuffler(Once):
     """The trusted third party of the shuffle model (zhou-chowdhury-2024, Section 5.2).
 
     ``shuffle`` takes the reports of all silos for the next release and returns what the server may
@@ -36,6 +37,7 @@ class Shuffler:
         self.noise = noise if noise is not None else SystemNoise()
         self.release = 0
 
+    @once
     def shuffle(self, reports: Sequence[Report | Bits]) -> list[Shuffled | ShuffledBits]:
         """Messages of one release, permuted over all silos; bits and counts come as one message.
 

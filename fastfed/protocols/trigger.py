@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import NoiseSource
+from fastfed._random import NoiseSource, is_exact
+from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
+from fastfed.privacy import exact
 from fastfed.protocols.messages import statistic_size
 
 # The same numbers stand in src/ff_clock.h.
@@ -57,6 +60,14 @@ class Clock:
         self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
+        self._exact = trigger.kind == PRIVATE_DETERMINANT and is_exact(noise)
+        if self._exact:
+            self._unit = exact.quantum(horizon)
+            off_diagonal, diagonal = trigger.std
+            rows, columns = np.tril_indices(dimension)
+            std = np.where(rows == columns, diagonal, off_diagonal)
+            self._std = std * exact.inflation(self._unit, self._size, dimension)
+            self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
         self._wide = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
@@ -73,15 +84,13 @@ class Clock:
         """Take in the features of a round; whether the silo asks for a synchronisation."""
         private = self.trigger.kind == PRIVATE_DETERMINANT
         # Whatever can fail, a noise source, comes before anything has changed.
-        normals = self._drawn(round) if private else None
+        drawn = self._drawn(round) if private else None
         self._rounds += 1
         if self._wide is not None:
             self._growth += native.log(native.observe(self._wide, None, x, 0.0))
         else:
-            native.accumulate(self._batch, x, 0.0)
-            v = self._total.copy()
-            native.add(v, self._batch)
-            self._growth, _ = self._grown(v if normals is None else self._noisy(v, normals))
+            native.add(self._batch, self._point(x))
+            self._growth, _ = self._grown(self._seen(drawn))
         self.value = self._growth * self._rounds
         bar = self.trigger.threshold / self._rounds
         return self._growth > bar if private else self._growth >= bar
@@ -94,13 +103,39 @@ class Clock:
         # A matrix that is not positive definite has not grown.
         return (-np.inf, None) if w is None else (native.log_det(w) - self._before, w)
 
-    def _drawn(self, round: int) -> np.ndarray:
+    def _point(self, x: np.ndarray) -> np.ndarray:
+        """x x' as a statistic."""
+        point = np.zeros(self._size)
+        native.accumulate(point, x, 0.0)
+        return exact.quantise(point, self._unit) if self._exact else point
+
+    def _drawn(self, round: int) -> np.ndarray | Normals:
+        if self._exact:
+            return self.noise.ideal_trigger(self.silo, round, self.dimension)
         drawn = self.noise.trigger(self.silo, round, self.dimension)
         return array("noise", drawn, shape=(self._size - self.dimension,))
 
-    def _noisy(self, v: np.ndarray, normals: np.ndarray) -> np.ndarray:
-        """v + N, the newest node of N made of these normals."""
-        d, (off_diagonal, diagonal) = self.dimension, self.trigger.std
-        self._nodes[native.node_level(self._rounds), d:] = normals
+    def _seen(self, drawn: np.ndarray | Normals | None) -> np.ndarray:
+        """S + Q, with the noise of this round's prefix where the rule is private."""
+        v = self._total.copy()
+        if drawn is None:
+            native.add(v, self._batch)
+            return v
+        d, level = self.dimension, native.node_level(self._rounds)
+        values = drawn.values if isinstance(drawn, Normals) else drawn
+        self._nodes[level, d:] = values
         prefix = native.prefix(self._nodes, self._rounds)
-        return native.add_noise(v, prefix, d, 0.0, off_diagonal, diagonal)
+        if not isinstance(drawn, Normals):
+            native.add(v, self._batch)
+            return native.add_noise(v, prefix, d, 0.0, *self.trigger.std)
+        self._drawn_nodes[level] = drawn
+        parts = [
+            (node.interval, Fraction(1))
+            for j, node in enumerate(self._drawn_nodes)
+            if node is not None and self._rounds >> j & 1
+        ]
+        # Sums of as many draws, each below 64 unless its uniform begins with 2^11 zeros.
+        error = len(parts) * (ERROR + len(parts) * 2.0**-46)
+        batch, noise = self._batch[d:].copy(), prefix[d:].copy()
+        v[d:] += exact.noisy(batch, self._std, noise, error, exact.combined(parts))
+        return v

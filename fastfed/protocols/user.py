@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
 from fastfed.protocols.bits import encoding_of, ones_of
 from fastfed.protocols.messages import Bits, Counts, Report
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.randomizer import noisy
+from fastfed.protocols.release import make_adder
 
 
-class User:
+class User(Once):
     """The randomizer R at one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
 
     ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
@@ -54,6 +55,7 @@ class User:
         """The user's place in the batch, from 0."""
         return (self.number - 1) % self.plan.batch_size
 
+    @once
     def message(self, x: object, reward: float) -> Report | Bits:
         """The message about features x (d,) and reward; made once, since two would say more."""
         if self._sent:
@@ -65,20 +67,19 @@ class User:
             outside = native.clip_norm(features, clip.feature)
             beyond = not clip.low <= y <= clip.high
             y = min(max(y, clip.low), clip.high)
-        point = np.zeros(self.plan.statistic_size)
-        native.accumulate(point, features, y)
-        made = self._bits(point) if self.plan.protocol.bits else self._report(point)
+        made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
         self.clipped_feature, self.clipped_reward, self._sent = outside, beyond, True
         return made
 
-    def _report(self, point: np.ndarray) -> Report:
-        d = self.plan.dimension
-        normals = self.noise.node(0, self.number, d)
-        values = noisy(point, normals, d, self.plan.user_std)
-        return Report(self.release, d, values, self.place)
+    def _report(self, x: np.ndarray, y: float) -> Report:
+        adder = make_adder(self.plan, self.noise, 0, self.plan.user_std, points=1)
+        values = adder.node(adder.point(x, y), self.number)
+        return Report(self.release, self.plan.dimension, values, self.place)
 
-    def _bits(self, point: np.ndarray) -> Bits | Counts:
+    def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
+        point = np.zeros(self.plan.statistic_size)
+        native.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
         words = self.noise.words(0, self.number, size)
         noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])

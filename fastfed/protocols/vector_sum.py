@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SeededNoise, SystemNoise
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.binomial import VectorSumAccount
@@ -30,7 +31,7 @@ MESSAGES = ("aggregate", "individual")
 _SOURCE = "P_Vec (Cheu et al. 2021; zhou-chowdhury-2024, Algorithms 6-7)"
 
 
-class VectorSum:
+class VectorSum(Once):
     """The sum of one vector from each user, private once the bits of all users are shuffled.
 
     dimension: d. users: n. Every vector is scaled to norm at most ``bound``. Each user sends, under
@@ -164,6 +165,7 @@ class VectorSum:
             native.clip_norm(point, self.bound)
         return points / self.bound
 
+    @once
     def randomize(self, x: object, user: int | None = None) -> np.ndarray:
         """The bits of one user: (d, 2 g + b) of uint8, the row is the label (Alg. 6-7).
 
@@ -189,6 +191,7 @@ class VectorSum:
                 'messages = "aggregate" draws their counts, which have the same law'
             )
 
+    @once
     def shuffle(self, bits: object) -> np.ndarray:
         """The bits of all users (n, d, 2 g + b) permuted under each label: (d, n (2 g + b))."""
         shape = (self.users, self.dimension, self.message_bits)
@@ -202,6 +205,7 @@ class VectorSum:
             self.noise.shuffle_bits(self._sums + 1, label, row)
         return mixed
 
+    @once
     def analyze(self, bits: object) -> np.ndarray:
         """The unbiased sum (d,) from the shuffled bits (Alg. 7 line 10, Alg. 6 line 12)."""
         shape = (self.dimension, self.users * self.message_bits)
@@ -215,6 +219,7 @@ class VectorSum:
         self._sums += 1
         return centred * (self.bound / self.precision)
 
+    @once
     def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
         """The private sum (d,) of vectors (n, d).
 

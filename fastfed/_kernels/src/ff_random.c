@@ -441,6 +441,56 @@ void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
     }
 }
 
+/* ---- ideal draws: the first 64 bits of uniforms that go on for ever ----------------------- */
+
+/* a 2^-64 for a 64-bit a, rounded once: the halves of a stand in the mantissas of 2^84 and 2^52. */
+FF_INLINE double unit_of_word(uint64_t a)
+{
+    const uint64_t upper = (a >> 32) | 0x4530000000000000ull;
+    const uint64_t lower = (a & 0xFFFFFFFFull) | 0x4330000000000000ull;
+    double high, low;
+    memcpy(&high, &upper, 8);
+    memcpy(&low, &lower, 8);
+    return (high - 19342813118337666422669312.0 + low) * 5.421010862427522e-20;
+}
+
+/* Too near 0 or 1 for 64 bits to tell the logarithm well: 2^-20 of either. */
+FF_INLINE int at_the_ends(uint64_t a)
+{
+    return a + (1ull << 44) < (2ull << 44);
+}
+
+FF_CLONES
+int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
+{
+    const uint64_t *restrict turns = words + half;
+    double *restrict cosines = out, *restrict sines = out + half;
+    int64_t unsure = 0;
+    for (int64_t l = 0; l < half; l++) {
+        const double r = sqrt(-2.0 * log_f64(unit_of_word(words[l])));
+        double s, c;
+        sincos_f64(turns[l] >> 11, &s, &c);
+        cosines[l] = r * c;
+        sines[l] = r * s;
+        unsure += at_the_ends(words[l]);
+    }
+    return unsure;
+}
+
+FF_CLONES
+int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
+{
+    int64_t unsure = 0;
+    for (int64_t l = 0; l < n; l++) {
+        /* The top bit is the sign, the others are the uniform's first 63. */
+        const uint64_t a = words[l] << 1;
+        const double size = -log_f64(unit_of_word(a));
+        out[l] = words[l] >> 63 ? size : -size;
+        unsure += at_the_ends(a);
+    }
+    return unsure;
+}
+
 /* ---- single draws --------------------------------------------------------------------------- */
 
 double ff_uniform(const ff_stream *s, uint32_t block)

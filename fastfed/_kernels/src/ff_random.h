@@ -64,6 +64,15 @@ void ff_laplace(const ff_stream *s, int64_t n, double *restrict out);
 /* The same from 53-bit integers in [0, 2^53), whose bits come from the operating system. */
 void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out);
 
+/* Ideal standard normals, known to within 2^-40 (docs/exact.md): `words` holds the first 64 bits of
+ * the uniforms of `half` radii, then of as many turns; out the cosines' draws, then the sines'.
+ * Returns how many radii the 64 bits do not settle to that error: words below 2^44 or above
+ * 2^64 - 2^44 - 1. */
+int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out);
+
+/* The same of n Laplace draws: a bit for the sign, and the first 63 of a uniform. */
+int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out);
+
 /* n uniform words of 32 bits, from the generators of the contexts; out holds the capacity. */
 int64_t ff_word_capacity(int64_t n);
 void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out);

@@ -38,3 +38,24 @@ void ff_toeplitz(const double *restrict history, const double *restrict f, int64
             out[j] += factor * row[j];
     }
 }
+
+FF_CLONES
+int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
+                       const double *restrict std, const double *restrict grid, double error,
+                       int64_t s, double *restrict out, uint8_t *restrict doubtful)
+{
+    int64_t doubts = 0;
+    for (int64_t j = 0; j < s; j++) {
+        /* Quotients by powers of two, floors and what they leave are exact. */
+        const double steps = values[j] / grid[j], whole = floor(steps);
+        const double ratio = std[j] / grid[j];
+        const double moved = (steps - whole) + ratio * noise[j];
+        /* To the nearest integer, as long as it is below 2^51. */
+        const double nearest = (moved + 6755399441055744.0) - 6755399441055744.0;
+        const double unsure = ratio * error + (fabs(moved) + 1.0) * 4.440892098500626e-16;
+        out[j] = (whole + nearest) * grid[j];
+        doubtful[j] = !(fabs(moved - nearest) + unsure < 0.5);
+        doubts += doubtful[j];
+    }
+    return doubts;
+}

@@ -21,4 +21,11 @@ int64_t ff_nested_draws(int64_t k);
 void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
                  double *restrict out);
 
+/* out[j] <- values[j] + std[j] Z_j, rounded to the nearest multiple of grid[j], a power of two,
+ * where Z_j is known to within `error` of noise[j]. doubtful[j]: that the rounding is not certain,
+ * and out[j] one of two neighbours. Returns how many are. */
+int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
+                       const double *restrict std, const double *restrict grid, double error,
+                       int64_t s, double *restrict out, uint8_t *restrict doubtful);
+
 #endif

@@ -1,0 +1,231 @@
+"""Released values that are what was proven: exact sums, ideal noise, certified roundings.
+
+In float64, value + noise leaves last bits that tell which value it was (Mironov 2012). Here a
+record enters as a multiple of a `quantum`, so that sums are exact whatever their order; the noise
+is an ideal real number (`fastfed._sampling`); and what is released is their real sum, rounded to
+the nearest multiple of a grid that depends on the noise alone. That is post-processing of the
+mechanism with real numbers, so its account holds as it is. What rounding a record may add to its
+sensitivity is paid for: the noise is larger by the factor `inflation`. Proof: docs/exact.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from fastfed._kernels import native
+from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
+from fastfed._validate import InputError, integer, number
+
+#: The grid is this power of two of the noise's standard deviation, or less.
+GRID = -14
+#: What a deployment's certificate says of how values are released.
+SAMPLER = (
+    "released values are exact: each is the sum of fixed-point records and ideal real noise, rounded "
+    "to a grid of at most 2^-14 noise standard deviations (docs/exact.md); the random bits are the "
+    "operating system's"
+)
+
+#: Encloses one entry's standard noise in an interval of width 2^-bits, for as many bits as asked.
+Refine = Callable[[int, int], Interval]
+
+
+def quantum(points: int) -> float:
+    """The unit of fixed-point records: sums of ``points`` entries in [-1, 1] are exact in it.
+
+    2^(b - 52) for points of b binary digits: such a sum is below 2^53 units, so float64 holds it.
+    """
+    return 2.0 ** (integer("points", points, at_least=1).bit_length() - 52)
+
+
+def quantise(values: np.ndarray, unit: float) -> np.ndarray:
+    """Values, rounded to the nearest multiple of ``unit``, a power of two."""
+    rounded: np.ndarray = np.rint(values / unit) * unit
+    return rounded
+
+
+def inflation(unit: float, size: int, dimension: int) -> float:
+    """The factor >= 1 on the noise that pays for records rounded to ``unit``.
+
+    size: entries of a record's statistic; dimension: d of its features. Rounding moves an entry by
+    unit / 2, the arithmetic before it by 2^-52, and scaling features to norm 1 leaves the norm
+    within d 2^-52 of it. Measured in the noise, a neighbour's change grows by 2 sqrt(size) (unit/2 +
+    2^-52) over the least standard deviation at most, and was at least 1/sqrt(2) over it: the
+    sensitivity of one record with |x| = |y| = 1 in the stream of least noise, in every layout.
+    """
+    moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + 2.0**-52)
+    return 1.0 + moved + dimension * 2.0**-48
+
+
+def grid_of(std: np.ndarray) -> np.ndarray:
+    """The grid for noise of these standard deviations, (s,): powers of two."""
+    _, exponent = np.frexp(std)
+    return np.ldexp(1.0, exponent - 1 + GRID)
+
+
+def noisy(
+    values: np.ndarray, std: np.ndarray, noise: np.ndarray, error: float, refine: Refine
+) -> np.ndarray:
+    """values + std Z on the grid, each entry rounded as the real sum is.
+
+    values, std: (s,), std > 0. noise: (s,), within ``error`` of the ideal Z.
+    """
+    grid = grid_of(std)
+    released, doubtful = native.round_noisy(values, noise, std, grid, error)
+    for j in doubtful:
+        released[j] = _settled(float(values[j]), float(std[j]), float(grid[j]), j, refine)
+    return released
+
+
+def _settled(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
+    start, scale = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
+    bits = 64
+    while True:
+        low, high = refine(entry, bits)
+        least, most = (math.floor(start + scale * z + Fraction(1, 2)) for z in (low, high))
+        if least == most:
+            return float(least * Fraction(grid))
+        bits *= 2
+
+
+def combined(
+    terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]],
+) -> Refine:
+    """Encloses the sum of coefficient times draw, entry by entry."""
+    # 2^-bits over as many terms, with room for coefficients above 1.
+    extra = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
+
+    def refine(entry: int, bits: int) -> Interval:
+        low = high = Fraction(0)
+        for interval, c in terms:
+            ends = [c * z for z in interval(entry, bits + extra)]
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    return refine
+
+
+def add_normals(values: np.ndarray, std: np.ndarray, draws: Normals) -> np.ndarray:
+    """values + std Z, Z independent normals, on the grid."""
+    return noisy(values, std, draws.values, ERROR, draws.interval)
+
+
+def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.ndarray:
+    """values + scale Z, Z independent Laplace draws, on the grid."""
+    return noisy(values, scale, draws.values, ERROR, draws.interval)
+
+
+# ---- decisions -----------------------------------------------------------------------------------
+
+
+def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
+    """The index of the least of values + scale Z: as for real numbers, where no two are equal."""
+    about = values + scale * draws.values
+    slack = scale * ERROR + (np.abs(about).max() + np.abs(values).max()) * 2.0**-51
+    first = int(about.argmin())
+    rivals = np.flatnonzero(about <= about[first] + 2.0 * slack).tolist()
+    bits = 64
+    while len(rivals) > 1:
+        found = {}
+        for j in rivals:
+            low, high = draws.interval(j, bits)
+            start = Fraction(float(values[j]))
+            found[j] = start + Fraction(scale) * low, start + Fraction(scale) * high
+        bar = min(high for _, high in found.values())
+        rivals = [j for j in rivals if found[j][0] <= bar]
+        bits *= 2
+    return int(rivals[0])
+
+
+def above(
+    value: float, scale: float, noise: Laplaces, limit: float, other: float, threshold: Laplaces
+) -> bool:
+    """Whether value + scale Z > limit + other Z', as for real numbers; one draw of each."""
+    gap = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
+    size = abs(value) + abs(limit) + 50.0 * (scale + other)
+    if abs(gap) > (scale + other) * ERROR + size * 2.0**-50:
+        return gap > 0.0
+    bits = 64
+    while True:
+        mine, theirs = noise.interval(0, bits), threshold.interval(0, bits)
+        start = Fraction(value) - Fraction(limit)
+        low = start + Fraction(scale) * mine[0] - Fraction(other) * theirs[1]
+        high = start + Fraction(scale) * mine[1] - Fraction(other) * theirs[0]
+        if low > 0 or high <= 0:
+            return low > 0
+        bits *= 2
+
+
+def choose(logs: np.ndarray, counts: np.ndarray, draw: Uniforms, index: int) -> tuple[int, int]:
+    """(i, place): one of ``counts[i]`` candidates of weight e^(logs[i]) each, by inverting the cdf.
+
+    logs: (n,), <= 0 with the largest 0, exact numbers; counts: (n,) int64 >= 0; place in
+    0..counts[i] - 1. As for real weights and a uniform of any length.
+    """
+    if counts.max(initial=0) <= 0:
+        raise InputError("counts must hold a candidate, got none")
+    weights = np.exp(logs) * counts
+    ends = np.cumsum(weights)
+    total = float(ends[-1])
+    target = float(draw.words[index]) * 2.0**-64 * total
+    # exp, sums of n terms and the uniform's other bits, relative to the total.
+    slack = total * ((len(logs) + 8) * 2.0**-51)
+    at = int(np.searchsorted(ends, target, side="right"))
+    if at < len(ends):
+        before = float(ends[at - 1]) if at else 0.0
+        each = float(weights[at]) / max(int(counts[at]), 1)
+        inside = (target - before) / each if each > 0.0 else 0.0
+        edge = slack / each if each > 0.0 else math.inf
+        place = math.floor(inside)
+        if edge < inside - place < 1.0 - edge and 0 <= place < counts[at]:
+            return at, place
+    return _chosen(logs, counts, draw, index)
+
+
+def _chosen(logs: np.ndarray, counts: np.ndarray, draw: Uniforms, index: int) -> tuple[int, int]:
+    """The same, with enclosures as narrow as it takes."""
+    from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
+
+    bits = 128
+    while True:
+        digits = math.ceil(0.30103 * bits) + 12
+        with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
+            each = [Fraction(Decimal(float(x)).exp()) for x in logs]
+        sizes = [w * int(c) for w, c in zip(each, counts, strict=True)]
+        total = sum(sizes, Fraction(0))
+        # Every weight is correctly rounded: relative errors are below this.
+        error = Fraction(4, 10 ** (digits - 1))
+        low, high = draw.interval(index, bits)
+        found = {_place(sizes, each, counts, t) for t in (low * total * (1 - error),
+                                                          high * total * (1 + error))}  # fmt: skip
+        if len(found) == 1:
+            return found.pop()
+        bits *= 2
+
+
+def _place(
+    sizes: list[Fraction], each: list[Fraction], counts: np.ndarray, target: Fraction
+) -> tuple[int, int]:
+    last = max(i for i, c in enumerate(counts) if c > 0)
+    for i, size in enumerate(sizes):
+        if target < size or i == last:
+            return i, min(int(target / each[i]), int(counts[i]) - 1)
+        target -= size
+    raise AssertionError("unreachable: the last candidate takes what is left")
+
+
+def check_least_delta(delta: float) -> None:
+    """InputError for a delta below what the operating system's generator can be trusted with."""
+    number("delta", delta, at_least=0.0, below=1.0)
+    if 0.0 < delta < LEAST_DELTA:
+        raise InputError(
+            f"delta must be at least {LEAST_DELTA:.3g} where noise comes from the operating "
+            f"system's generator, whose bits are random up to that, got {delta:g}"
+        )
+
+
+#: 2^-100: beyond it a claim would be about the generator, a cipher of 256 bits.
+LEAST_DELTA = 2.0**-100
