@@ -124,7 +124,7 @@ class NoiseSource(Protocol):
 
 def is_exact(noise: object) -> bool:
     """Whether a source has ideal draws (``ideal`` and its kin), so that releases can be exact."""
-    return bool(getattr(noise, "exact", False))
+    return getattr(noise, "exact", False) is True
 
 
 class SeededNoise:

@@ -156,7 +156,8 @@ def test_two_deployments_differ():
         while not client.due:
             client.observe(np.zeros(2**12))
         sent.append(client.report().values)
-    assert (sent[0] != sent[1]).all() and len(np.unique(sent[0])) == 2**12
+    # On a grid of 2^-14 standard deviations or less, a few are the same.
+    assert (sent[0] != sent[1]).mean() > 0.99 and len(np.unique(sent[0])) > 0.95 * 2**12
     # Of a zero score: Laplace noise of the first tree. Wrong once in 10^6 runs.
     scale = plan.scale(1)
     for values in sent:

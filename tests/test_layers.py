@@ -17,15 +17,23 @@ ALLOWED = {
     "_registry": {"_validate"},
     "keyed": set(),
     "_face": set(),
-    "_random": {"_kernels", "_validate"},
+    "_once": {"_validate"},
+    "_sampling": {"_kernels"},
+    "_random": {"_kernels", "_validate", "_once", "_sampling"},
     "_reference": set(),
     "_reference_agent": {"_reference"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
-    "privacy": {"_kernels", "_registry", "_validate", "_random", "_face"},
-    "protocols": {"_kernels", "_registry", "_validate", "_random", "privacy"},
+    "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_face"},
+    "protocols": {
+        "_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "privacy",
+    },
     "_system": {"_validate", "_face", "privacy"},
-    "bandits": {"_kernels", "_validate", "_random", "_system", "privacy", "protocols"},
-    "experts": {"_kernels", "_validate", "_random", "_system", "privacy", "protocols"},
+    "bandits": {
+        "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
+    },
+    "experts": {
+        "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
+    },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_face"},
     "simulation": {

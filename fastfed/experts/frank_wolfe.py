@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +10,14 @@ from functools import cached_property
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import NoiseSource
+from fastfed._random import NoiseSource, is_exact
+from fastfed._sampling import Laplaces
 from fastfed._validate import array
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
 from fastfed.experts.vertices import Bounds, Gradients, Phase, Walk
+from fastfed.privacy import exact
+from fastfed.privacy.vertex_sets import vertex_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,25 @@ class FrankWolfePlan(ExpertPlan):
         phase = self.phase_of(release)
         return phase.scales[phase.leaves[release - phase.offset - 1].tree - 1]
 
+    def unit(self, phase: Phase) -> float:
+        """What clipped gradients are rounded to multiples of, where noise is exact.
+
+        Sums over clients and along a path are then exact: they stay below (1 + 2 T1) m b times the
+        bound on a coordinate, in units of 1/b.
+        """
+        most = max(abs(self.bounds.low), abs(self.bounds.high), self.bounds.high - self.bounds.low)
+        terms = (1 + 2 * phase.trees) * self.silos * phase.batch
+        return 2.0 ** math.ceil(math.log2(most)) * exact.quantum(terms)
+
+    def inflation(self, phase: Phase) -> float:
+        """The factor on the noise that pays for rounded gradients: two move a leaf's scores by
+        unit / n at most, n the losses of its set, beside what one loss may."""
+        unit = self.unit(phase)
+        width = self.bounds.high - self.bounds.low
+        sets = vertex_sets(phase.batch, phase.trees, width, self.bounds.smoothness)
+        changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
+        return 1.0 + unit / min(changes) + self.experts * 2.0**-48
+
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
         """x <- (1 - eta) x + eta e_w (gao-2024, Equation 2); x_1 is uniform."""
         if x is None or choice.expert is None:
@@ -104,6 +127,8 @@ class GradientCollector:
         self._taken: list[np.ndarray | Gradient] = []
         self._walk: Walk | None = None
         self._scores: np.ndarray | None = None
+        self._exact = is_exact(noise)
+        self._drawn: Laplaces | None = None
         self._waiting = iter(plan.phases)
         self._next: Phase | None = next(self._waiting, None)
 
@@ -123,11 +148,12 @@ class GradientCollector:
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
         total = np.zeros(self.plan.experts)
+        unit = self.plan.unit(self._walk.phase) if self._exact and self._walk else None
         for loss in self._taken[start:stop]:
             taken = self._clipped(loss, x)
             if parent is not None:
                 taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            native.add(total, taken)
+            native.add(total, taken if unit is None else exact.quantise(taken, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
@@ -142,11 +168,16 @@ class GradientCollector:
         # Kept until the noise is there: a source that fails may be asked again.
         if self._scores is None:
             (self._scores,) = self._walk.leaf(x)
-        scores = self._scores
-        if self.plan.protocol.noise_by == "silos":
-            drawn = self.noise.laplace(self.index, release, self.plan.experts)
-            scores = scores + self.plan.scale(release) * drawn
-        self._scores = None
+        scores, plan = self._scores, self.plan
+        if plan.protocol.noise_by == "silos" and self._exact:
+            if self._drawn is None:
+                self._drawn = self.noise.ideal_laplace(self.index, release, plan.experts)
+            scale = plan.scale(release) * plan.inflation(phase)
+            scores = exact.add_laplace(scores, np.full(plan.experts, scale), self._drawn)
+        elif plan.protocol.noise_by == "silos":
+            drawn = self.noise.laplace(self.index, release, plan.experts)
+            scores = scores + plan.scale(release) * drawn
+        self._scores = self._drawn = None
         return scores
 
 
@@ -158,6 +189,7 @@ class NoisyLeast:
     def __init__(self, plan: FrankWolfePlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
         self._release = 0
+        self._drawn: Laplaces | None = None
 
     def start(self) -> ExpertChoice:
         d = self.plan.experts
@@ -166,9 +198,17 @@ class NoisyLeast:
     def decide(self, total: np.ndarray) -> ExpertChoice:
         plan = self.plan
         release = self._release + 1
-        mean = total / plan.silos
-        if plan.protocol.noise_by == "server":
-            drawn = self.noise.laplace(plan.silos, release, plan.experts)
-            mean = mean + plan.scale(release) / plan.silos * drawn
-        self._release = release
-        return ExpertChoice(release, int(mean.argmin()))
+        if plan.protocol.noise_by == "server" and is_exact(self.noise):
+            # The least of the sums, as for real numbers: that of the means.
+            if self._drawn is None:
+                self._drawn = self.noise.ideal_laplace(plan.silos, release, plan.experts)
+            scale = plan.scale(release) * plan.inflation(plan.phase_of(release))
+            choice = ExpertChoice(release, exact.least(total, scale, self._drawn))
+        else:
+            mean = total / plan.silos
+            if plan.protocol.noise_by == "server":
+                drawn = self.noise.laplace(plan.silos, release, plan.experts)
+                mean = mean + plan.scale(release) / plan.silos * drawn
+            choice = ExpertChoice(release, int(mean.argmin()))
+        self._release, self._drawn = release, None
+        return choice

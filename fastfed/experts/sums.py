@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import NoiseSource
+from fastfed._random import NoiseSource, is_exact
 from fastfed._validate import InputError
 from fastfed.experts.plan import Collector, ExpertPlan, Gradient
 from fastfed.experts.setting import Setting
+from fastfed.privacy import exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +35,22 @@ class SumsPlan(ExpertPlan):
         return np.arange(max(self.phase_length, 2), last + 1, self.phase_length)
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        return SumCollector(self.experts)
+        points = self.silos * self.horizon
+        return SumCollector(self.experts, exact.quantum(points) if is_exact(noise) else None)
 
 
 class SumCollector:
-    """The losses of one client since its last report; it draws no noise."""
+    """The losses of one client since its last report; it draws no noise.
 
-    def __init__(self, experts: int) -> None:
-        self._sum = np.zeros(experts)
+    unit: what losses are rounded to multiples of, so that sums are exact; None in simulations.
+    """
+
+    def __init__(self, experts: int, unit: float | None = None) -> None:
+        self._sum, self._unit = np.zeros(experts), unit
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         assert isinstance(loss, np.ndarray)
-        native.add(self._sum, loss)
+        native.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         sent, self._sum = self._sum, np.zeros_like(self._sum)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -159,62 +160,67 @@ def above(
         bits *= 2
 
 
-def choose(logs: np.ndarray, counts: np.ndarray, draw: Uniforms, index: int) -> tuple[int, int]:
-    """(i, place): one of ``counts[i]`` candidates of weight e^(logs[i]) each, by inverting the cdf.
+def choose(
+    costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int = 0
+) -> tuple[int, int]:
+    """(i, place): one of ``counts[i]`` candidates that cost ``costs[i]`` each, of weight
+    exp(-rate cost), by inverting the cdf at one uniform.
 
-    logs: (n,), <= 0 with the largest 0, exact numbers; counts: (n,) int64 >= 0; place in
-    0..counts[i] - 1. As for real weights and a uniform of any length.
+    costs: (n,); counts: (n,) integers >= 0, one > 0 at least; place in 0..counts[i] - 1. Chosen as
+    with real weights of these float64 costs and rate, and a uniform of any length.
     """
-    if counts.max(initial=0) <= 0:
-        raise InputError("counts must hold a candidate, got none")
-    weights = np.exp(logs) * counts
-    ends = np.cumsum(weights)
+    least_cost = costs[counts > 0].min()
+    weights = np.exp((least_cost - costs) * rate, where=counts > 0, out=np.zeros(len(costs)))
+    ends = np.cumsum(weights * counts)
     total = float(ends[-1])
     target = float(draw.words[index]) * 2.0**-64 * total
-    # exp, sums of n terms and the uniform's other bits, relative to the total.
-    slack = total * ((len(logs) + 8) * 2.0**-51)
+    # Relative to the total: an exponent of at most 745 is rounded twice, its function and the sums
+    # n times more, and the uniform has other bits.
+    slack = total * (len(costs) + 1600) * 2.0**-52
     at = int(np.searchsorted(ends, target, side="right"))
-    if at < len(ends):
-        before = float(ends[at - 1]) if at else 0.0
-        each = float(weights[at]) / max(int(counts[at]), 1)
-        inside = (target - before) / each if each > 0.0 else 0.0
-        edge = slack / each if each > 0.0 else math.inf
-        place = math.floor(inside)
+    if at < len(ends) and weights[at] > 0.0:
+        inside = (target - (float(ends[at - 1]) if at else 0.0)) / float(weights[at])
+        place, edge = math.floor(inside), slack / float(weights[at])
         if edge < inside - place < 1.0 - edge and 0 <= place < counts[at]:
             return at, place
-    return _chosen(logs, counts, draw, index)
+    return _chosen(costs, rate, counts, draw, index)
 
 
-def _chosen(logs: np.ndarray, counts: np.ndarray, draw: Uniforms, index: int) -> tuple[int, int]:
+def _chosen(
+    costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int
+) -> tuple[int, int]:
     """The same, with enclosures as narrow as it takes."""
-    from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
-
+    shown = [i for i, c in enumerate(counts) if c > 0]
+    least_cost = min(Fraction(float(costs[i])) for i in shown)
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
-            each = [Fraction(Decimal(float(x)).exp()) for x in logs]
-        sizes = [w * int(c) for w, c in zip(each, counts, strict=True)]
+            each = []
+            for i in shown:
+                x = (least_cost - Fraction(float(costs[i]))) * Fraction(rate)
+                each.append(Fraction((Decimal(x.numerator) / Decimal(x.denominator)).exp()))
+        sizes = [w * int(counts[i]) for w, i in zip(each, shown, strict=True)]
         total = sum(sizes, Fraction(0))
-        # Every weight is correctly rounded: relative errors are below this.
-        error = Fraction(4, 10 ** (digits - 1))
-        low, high = draw.interval(index, bits)
-        found = {_place(sizes, each, counts, t) for t in (low * total * (1 - error),
-                                                          high * total * (1 + error))}  # fmt: skip
+        # The exponent is rounded, and its function: relative to it and to 1.
+        deepest = rate * float(np.max(costs[shown]) - np.min(costs[shown]))
+        error = Fraction(math.ceil(16 + 16 * deepest), 10 ** (digits - 1))
+        ends = (t * total * f for t, f in zip(draw.interval(index, bits), (1 - error, 1 + error),
+                                              strict=True))  # fmt: skip
+        found = {_place(sizes, each, t) for t in ends}
         if len(found) == 1:
-            return found.pop()
+            k, place = found.pop()
+            return shown[k], min(place, int(counts[shown[k]]) - 1)
         bits *= 2
 
 
-def _place(
-    sizes: list[Fraction], each: list[Fraction], counts: np.ndarray, target: Fraction
-) -> tuple[int, int]:
-    last = max(i for i, c in enumerate(counts) if c > 0)
-    for i, size in enumerate(sizes):
-        if target < size or i == last:
-            return i, min(int(target / each[i]), int(counts[i]) - 1)
+def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tuple[int, int]:
+    """The candidate that the cdf reaches at ``target``, the last one beyond its end."""
+    for k, size in enumerate(sizes[:-1]):
+        if target < size:
+            return k, int(target / each[k])
         target -= size
-    raise AssertionError("unreachable: the last candidate takes what is left")
+    return len(sizes) - 1, int(target / each[-1])
 
 
 def check_least_delta(delta: float) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from fastfed._sampling import Uniforms
 from fastfed._validate import InputError, array, number
+from fastfed.privacy import exact
 
 
 class Exponential(msgspec.Struct, frozen=True):
@@ -44,12 +46,25 @@ class Exponential(msgspec.Struct, frozen=True):
         result: np.ndarray = np.exp(self.log_probabilities(costs))
         return result
 
-    def choose(self, costs: object, uniform: float) -> int:
-        """Index of a candidate, from one uniform in (0, 1), by inverting the cdf."""
+    def choose(self, costs: object, uniform: float | None = None) -> int:
+        """Index of a candidate, by inverting the cdf at one uniform in (0, 1).
+
+        By default the uniform is the operating system's, of as many bits as it takes to choose as
+        with real weights; a given one is for simulations.
+        """
+        if uniform is None:
+            return self.choose_exactly(costs, Uniforms(1))
         u = number("uniform", uniform, above=0, below=1)
         cdf = np.cumsum(self.probabilities(costs))
         # Rescaled by its last entry, 1 but for rounding: no uniform falls off the end.
         return int(np.searchsorted(cdf, u * cdf[-1], side="left"))
+
+    def choose_exactly(self, costs: object, draw: Uniforms) -> int:
+        """The same from a uniform whose bits go on for ever."""
+        cost = array("costs", costs, ndim=1)
+        rate = self.eta / (2.0 * self.sensitivity)
+        at, _ = exact.choose(cost, rate, np.ones(len(cost), dtype=np.int64), draw)
+        return at
 
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
         """The same law from n uniforms in (0, 1), as the largest of noisy scores (Gumbel-max).

@@ -1,7 +1,7 @@
 """The Laplace mechanism: one number, or a vector of them, plus Laplace noise.
 
-Source: Dwork, McSherry, Nissim & Smith 2006. As for every real-valued mechanism the guarantee is
-for real numbers; float64 arithmetic keeps it only up to rounding (Mironov 2012).
+Source: Dwork, McSherry, Nissim & Smith 2006. The guarantee is for real numbers; a release without
+given uniforms keeps it (`fastfed.privacy.exact`), one in float64 only up to rounding (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, number
+from fastfed.privacy import exact
 
 
 def laplace_quantile(uniforms: object) -> np.ndarray:
@@ -68,9 +70,18 @@ class Laplace(msgspec.Struct, frozen=True):
         """Standard deviation sqrt(2) scale of the noise."""
         return math.sqrt(2.0) * self.scale
 
-    def release(self, value: object, uniforms: object) -> np.ndarray:
-        """value + noise, entry by entry; uniforms in (0, 1), one an entry, never used again."""
+    def release(self, value: object, uniforms: object = None) -> np.ndarray:
+        """value + noise, entry by entry.
+
+        By default ideal noise from the operating system, the sum rounded to a grid; value itself
+        counts as it is, so whatever made it must have this sensitivity. uniforms: for simulations,
+        in (0, 1), one an entry, never used again.
+        """
         values = array("value", value)
+        if uniforms is None:
+            flat = np.ascontiguousarray(values).reshape(-1)
+            scale = np.full(len(flat), self.scale)
+            return exact.add_laplace(flat, scale, Laplaces(len(flat))).reshape(values.shape)
         return values + self.scale * laplace_quantile(
             array("uniforms", uniforms, shape=values.shape)
         )

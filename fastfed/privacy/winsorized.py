@@ -17,7 +17,9 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import BIAS_NOISE, check_seed
+from fastfed._sampling import Laplaces, Uniforms
 from fastfed._validate import InputError, array, choice, integer, number
+from fastfed.privacy import exact
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     SIMULATION,
@@ -75,16 +77,18 @@ def private_range(
     (the lower of two), which do not depend on the values; one out of range goes to the last, one
     that is not finite counts as 0. A midpoint with b values strictly below it and a above costs
     max(a, b); it is chosen with probability proportional to exp(-epsilon cost / 2), by inverting
-    the cdf at `uniform` in (0, 1) (default: from the operating system), and returned -+ 2 radius.
+    the cdf at `uniform` in (0, 1) (default: the operating system's, chosen exactly), and returned -+ 2 radius.
     epsilon > 0, 0 < radius, 0 < bound. Takes O(M log M), however many midpoints there are.
 
     Guarantee: (epsilon, 0) for one value replaced by any other, and the range of the privacy loss
     is bounded by epsilon, since no cost changes by more than 1.
     Source: huang-2023, Algorithm 2; Feldman & Steinke 2017.
     """
-    x = _values(values)
-    u = _one_uniform("uniform", uniform)
-    return _range(x, number("epsilon", epsilon, above=0), radius, bound, u)
+    x, each = _values(values), number("epsilon", epsilon, above=0)
+    if uniform is None:
+        middle = _middle(x, each, radius, bound, Uniforms(1))
+        return middle - 2.0 * radius, middle + 2.0 * radius
+    return _range(x, each, radius, bound, number("uniform", uniform, above=0, below=1))
 
 
 def range_law(
@@ -115,19 +119,23 @@ def winsorized_mean_1d(
 
     Half of epsilon is for private_range, the other half for noise of scale 8 radius / (M epsilon),
     which is the sensitivity 4 radius / M over epsilon / 2. Values that are not finite count as 0.
-    range_uniform, laplace_uniform: in (0, 1), never used again (default: from the operating
-    system). Near the mean when all values are within `radius` of each other and of [-bound, bound],
+    range_uniform, laplace_uniform: in (0, 1), never used again, for simulations in float64 (default:
+    from the operating system, and released exactly). Near the mean when all values are within `radius` of each other and of [-bound, bound],
     and M epsilon / 8 is well above ln(bound / radius).
 
     Guarantee: (epsilon, 0) for one value replaced by any other.
     Source: huang-2023, Algorithm 3; Levy et al. 2021.
     """
-    x = _values(values)
+    x, each = _values(values), number("epsilon", epsilon, above=0)
+    if (range_uniform is None) != (laplace_uniform is None):
+        raise InputError("range_uniform and laplace_uniform must both be given, or neither")
+    if range_uniform is None or laplace_uniform is None:
+        return float(_exact_means(x[None], each, radius, bound, Uniforms(1), Laplaces(1))[0])
     uniforms = (
-        _one_uniform("range_uniform", range_uniform),
-        _one_uniform("laplace_uniform", laplace_uniform),
+        number("range_uniform", range_uniform, above=0, below=1),
+        number("laplace_uniform", laplace_uniform, above=0, below=1),
     )
-    return _mean(x, number("epsilon", epsilon, above=0), radius, bound, *uniforms)
+    return _mean(x, each, radius, bound, *uniforms)
 
 
 def _values(values: object) -> np.ndarray:
@@ -140,10 +148,6 @@ def _values(values: object) -> np.ndarray:
 
 def _finite(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), x, 0.0)
-
-
-def _one_uniform(name: str, value: float | None) -> float:
-    return float(_uniforms(1)[0]) if value is None else number(name, value, above=0, below=1)
 
 
 def _midpoint(k: Any, radius: float, bound: float) -> Any:
@@ -161,10 +165,10 @@ def _bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
     return found
 
 
-def _range(
-    x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
-) -> tuple[float, float]:
-    """private_range of finite values."""
+def _segments(
+    x: np.ndarray, radius: float, bound: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First bins, numbers of bins and costs of the runs of bins that cost the same."""
     bins = bin_count(radius, bound)
     taken, counts = np.unique(_bins(x, radius, bound, bins), return_counts=True)
     # Costs are constant on segments: the gap before each taken bin, the bin, and the last gap.
@@ -177,8 +181,16 @@ def _range(
     costs = np.empty(2 * m + 1, dtype=np.int64)
     costs[0::2] = np.maximum(below, above)
     costs[1::2] = np.maximum(below[:-1], above[1:])
+    return starts, lengths, costs
+
+
+def _range(
+    x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
+) -> tuple[float, float]:
+    """private_range of finite values, in float64 at a given uniform."""
+    starts, lengths, costs = _segments(x, radius, bound)
     least = costs[lengths > 0].min()
-    each = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(2 * m + 1))
+    each = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
     ends = np.cumsum(each * lengths)
     target = u * ends[-1]
     at = int(np.searchsorted(ends, target, side="left"))
@@ -189,10 +201,19 @@ def _range(
     return middle - 2.0 * radius, middle + 2.0 * radius
 
 
+def _middle(
+    x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
+) -> float:
+    """The midpoint that private_range chooses, as with real weights."""
+    starts, lengths, costs = _segments(x, radius, bound)
+    at, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
+    return float(_midpoint(int(starts[at]) + place, radius, bound))
+
+
 def _mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """winsorized_mean_1d of finite values."""
+    """winsorized_mean_1d of finite values, in float64 at given uniforms."""
     low, high = _range(x, epsilon / 2.0, radius, bound, u)
     # About the middle, which is released already: sums of the values themselves would round away
     # noise that is small beside them. One after the other, as a compiled loop adds.
@@ -200,6 +221,31 @@ def _mean(
     total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
     drawn = _laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
     return middle + (total / len(x) + drawn)
+
+
+def _exact_means(
+    columns: np.ndarray,
+    epsilon: float,
+    radius: float,
+    bound: float,
+    ranges: Uniforms,
+    noises: Laplaces,
+) -> np.ndarray:
+    """winsorized_mean_1d of each row (n,) of ``columns`` (k, n), released exactly.
+
+    Each value enters the sum about the middle as a multiple of a unit, so that sums are exact; the
+    noise pays for what that adds to the sensitivity 4 radius.
+    """
+    k, n = columns.shape
+    unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
+    middles, totals = np.empty(k), np.empty(k)
+    for i, x in enumerate(columns):
+        middles[i] = _middle(x, epsilon / 2.0, radius, bound, ranges, i)
+        inside = np.clip(x - middles[i], -2.0 * radius, 2.0 * radius)
+        totals[i] = exact.quantise(inside, unit).sum()
+    larger = 1.0 + unit / (4.0 * radius) + 2.0**-48
+    scale = n * _laplace_scale(n, epsilon, radius) * larger
+    return middles + exact.add_laplace(totals, np.full(k, scale), noises) / n
 
 
 def _laplace_scale(count: int, epsilon: float, radius: float) -> float:
@@ -369,17 +415,36 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"{name} must be > 0 and < 1, got {u.min()} to {u.max()}")
             uniforms.append(u)
 
+        rotated = self._rotated(x, flips)
+        radius, bound = self.rotated_radius, self.rotated_bound
+        means = [
+            _mean(column, self.epsilon_coordinate, radius, bound, float(u), float(noise))
+            for column, u, noise in zip(rotated, *uniforms, strict=True)
+        ]
+        return self._back(np.array(means), flips)
+
+    def release(
+        self, vectors: object, signs: object, ranges: Uniforms, noises: Laplaces
+    ) -> np.ndarray:
+        """The same, released exactly from ideal draws (d2,): what the certificate is of."""
+        x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
+        flips = array("signs", signs, shape=(self.padded,))
+        each, radius, bound = self.epsilon_coordinate, self.rotated_radius, self.rotated_bound
+        means = _exact_means(self._rotated(x, flips), each, radius, bound, ranges, noises)
+        return self._back(means, flips)
+
+    def _rotated(self, x: np.ndarray, flips: np.ndarray) -> np.ndarray:
+        """Coordinates (d2, M) of the rotated vectors."""
+        d2 = self.padded
         rows = np.zeros((self.silos, d2))
         rows[:, : self.dimension] = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
         # Sums of huge numbers may overflow; what is not finite then counts as 0 as well.
         with np.errstate(over="ignore", invalid="ignore"):
             rotated = _finite(hadamard(rows * flips) / math.sqrt(d2))
-        radius, bound = self.rotated_radius, self.rotated_bound
-        means = [
-            _mean(column, self.epsilon_coordinate, radius, bound, float(u), float(noise))
-            for column, u, noise in zip(np.ascontiguousarray(rotated.T), *uniforms, strict=True)
-        ]
-        back: np.ndarray = hadamard(np.array(means)) / math.sqrt(d2) * flips
+        return np.ascontiguousarray(rotated.T)
+
+    def _back(self, means: np.ndarray, flips: np.ndarray) -> np.ndarray:
+        back: np.ndarray = hadamard(means) / math.sqrt(self.padded) * flips
         return back[: self.dimension]
 
 
@@ -544,16 +609,18 @@ def winsorized_mean(
         concentration_failure=concentration_failure,
         calibration=calibration,
     )
-    signs, range_uniforms, laplace_uniforms = (_uniforms(d2, key, i) for i in range(3))
-    mean = mechanism.apply(
-        _clipped(x, ball), np.where(signs < 0.5, -1.0, 1.0), range_uniforms, laplace_uniforms
-    )
+    rows = _clipped(x, ball)
+    signs = np.where(_uniforms(d2, key, 0) < 0.5, -1.0, 1.0)
+    if key is None:
+        mean = mechanism.release(rows, signs, Uniforms(d2), Laplaces(d2))
+    else:
+        mean = mechanism.apply(rows, signs, *(_uniforms(d2, key, i) for i in (1, 2)))
     return mean, _certificate(mechanism, seeded=key is not None)
 
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
     budget = mechanism.budget
-    caveats = ["assumes that every user gives one row only", REALS]
+    caveats = ["assumes that every user gives one row only", REALS if seeded else exact.SAMPLER]
     if not mechanism.feasible:
         caveats.append(
             f"accuracy: {mechanism.silos} users are too few for this budget and radius, so the "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import native
 from fastfed._once import Once, once
-from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise
+from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan
 
@@ -27,7 +28,7 @@ class Averager(Once):
         self.plan = check_phase_plan(plan)
         self.noise = noise if noise is not None else SystemNoise()
         self.releases = 0
-        self._drawn: dict[int, np.ndarray] = {}
+        self._drawn: dict[int, Any] = {}
 
     @once
     def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
@@ -73,12 +74,19 @@ class Averager(Once):
         finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
         if self.plan.protocol.noise_by == "server":
             mean, release = self.plan.means[self.releases], self.releases + 1
+            exact = is_exact(self.noise)
+            draw = {ROTATION: self.noise.uniforms, RANGE: self.noise.uniforms, LAPLACE: self.noise.uniforms}
+            if exact:
+                draw |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
             # What was drawn before a source failed is kept: nothing is drawn twice.
-            for purpose in (ROTATION, RANGE, LAPLACE):
+            for purpose, source in draw.items():
                 if purpose not in self._drawn:
-                    self._drawn[purpose] = self.noise.uniforms(purpose, release, mean.padded)
+                    self._drawn[purpose] = source(purpose, release, mean.padded)
             signs = np.where(self._drawn[ROTATION] < 0.5, -1.0, 1.0)
-            made: np.ndarray = mean.apply(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
+            release_mean = mean.release if exact else mean.apply
+            made: np.ndarray = release_mean(
+                finite, signs, self._drawn[RANGE], self._drawn[LAPLACE]
+            )
             return made
         total = np.zeros(self.plan.dimension)
         for row in finite:
