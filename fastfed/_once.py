@@ -22,7 +22,7 @@ class Once:
     """Of a class whose objects act once; methods that change or release anything are ``once``."""
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
-        made = super().__new__(cls)
+        made: Any = super().__new__(cls)
         made._process = os.getpid()
         made._turn = threading.RLock()
         return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -49,11 +49,6 @@ def check_seed(seed: object) -> int:
 
 class NoiseSource(Protocol):
     """Where silos, shuffler and server draw from; never two different draws for one key."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether releases are exact, from ideal draws; absent means false."""
-        ...
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
@@ -109,28 +104,43 @@ class NoiseSource(Protocol):
         """The order (count,) in which one silo takes the losses of a phase as samples."""
         ...
 
-    # Ideal draws, of sources whose ``exact`` is true; see `SystemNoise`.
 
-    def ideal(self, silo: int, node: int, dimension: int) -> Normals: ...
+class IdealSource(NoiseSource, Protocol):
+    """A source with draws that are real numbers, so that releases can be exact: `SystemNoise`."""
 
-    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals: ...
+    @property
+    def exact(self) -> bool:
+        """True."""
+        ...
 
-    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces: ...
+    def ideal(self, silo: int, node: int, dimension: int) -> Normals:
+        """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        ...
 
-    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms: ...
+    def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
+        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        ...
 
-    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces: ...
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        """Standard Laplace draws (count,) that hide the scores of one release."""
+        ...
+
+    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
+        """Uniform numbers (count,) for the mean, or the choice, of one release."""
+        ...
+
+    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
+        """Standard Laplace draws (count,) for the mean, or the comparison, of one release."""
+        ...
 
 
-def is_exact(noise: object) -> bool:
-    """Whether a source has ideal draws (``ideal`` and its kin), so that releases can be exact."""
+def is_exact(noise: NoiseSource) -> TypeGuard[IdealSource]:
+    """Whether a source has ideal draws, so that releases can be exact."""
     return getattr(noise, "exact", False) is True
 
 
 class SeededNoise:
     """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
-
-    exact = False
 
     def __init__(self, seed: int, replicate: int = 0) -> None:
         self.seed = check_seed(seed)
@@ -200,20 +210,25 @@ class InterleavedNoise:
     def exact(self) -> bool:
         return is_exact(self.source)
 
+    @property
+    def _ideal(self) -> IdealSource:
+        assert is_exact(self.source)
+        return self.source
+
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        return self.source.ideal(self.names[silo], self._key(node), dimension)
+        return self._ideal.ideal(self.names[silo], self._key(node), dimension)
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
-        return self.source.ideal_trigger(self.names[silo], self._time(round), dimension)
+        return self._ideal.ideal_trigger(self.names[silo], self._time(round), dimension)
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        return self.source.ideal_laplace(self.names[silo], self._key(release), count)
+        return self._ideal.ideal_laplace(self.names[silo], self._key(release), count)
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        return self.source.ideal_uniforms(purpose, self._key(release), count)
+        return self._ideal.ideal_uniforms(purpose, self._key(release), count)
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        return self.source.ideal_draws(purpose, self._key(release), count)
+        return self._ideal.ideal_draws(purpose, self._key(release), count)
 
     def _time(self, round: int) -> int:
         return (self.phase or self.stride) + (round - 1) * self.stride

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastfed._face import Shown
 from fastfed._validate import InputError, nearest, show
-from fastfed.privacy.certificate import SIMULATION, Certificate
+from fastfed.privacy.certificate import Certificate, deployed
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,8 +35,7 @@ class System(Shown):
     @property
     def deployed_certificate(self) -> Certificate:
         """The certificate where the parties draw their noise from the operating system."""
-        kept = tuple(c for c in self.certificate.caveats if c != SIMULATION)
-        return msgspec.structs.replace(self.certificate, caveats=kept)
+        return deployed(self.certificate)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
+    REALS,
     SIMULATION,
     Certificate,
     Condition,
@@ -37,7 +38,6 @@ from fastfed.privacy.certificate import (
 )
 from fastfed.privacy.winsorized import (
     CALIBRATIONS,
-    REALS,
     WinsorizedMean,
     calibrate_winsorized,
 )

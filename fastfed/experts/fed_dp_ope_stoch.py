@@ -33,9 +33,10 @@ from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
-from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES, SENT
+from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES, SENT
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
+    CHANCES,
     SIMULATION,
     Certificate,
     ClaimCondition,
@@ -207,7 +208,7 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
             *((RAW_MESSAGES,) if keys.noise == "central" else ()),
             *((NOT_MET,) if exact.epsilon > keys.epsilon else ()),
             SIMULATION,
-            DRAWS,
+            CHANCES,
             *setting.notes,
         ),
         source=noises[0].source if noises else plan.protocol.source,

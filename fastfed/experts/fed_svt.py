@@ -31,9 +31,9 @@ from fastfed.experts.setting import Setting
 from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES
+from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.certificate import SIMULATION, Certificate, Condition, Guarantee
+from fastfed.privacy.certificate import CHANCES, SIMULATION, Certificate, Condition, Guarantee
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
 
 PROVEN, PRINTED = "proven", "printed"
@@ -201,7 +201,7 @@ def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
             *_about_regret(keys, setting, plan, best),
             *((NOT_MET,) if exact > keys.epsilon else ()),
             SIMULATION,
-            DRAWS,
+            CHANCES,
             *setting.notes,
         ),
         source=noise.source,

@@ -127,7 +127,7 @@ class GradientCollector:
         self._taken: list[np.ndarray | Gradient] = []
         self._walk: Walk | None = None
         self._scores: np.ndarray | None = None
-        self._exact = is_exact(noise)
+        self._ideal = noise if is_exact(noise) else None
         self._drawn: Laplaces | None = None
         self._waiting = iter(plan.phases)
         self._next: Phase | None = next(self._waiting, None)
@@ -148,7 +148,7 @@ class GradientCollector:
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
         total = np.zeros(self.plan.experts)
-        unit = self.plan.unit(self._walk.phase) if self._exact and self._walk else None
+        unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
         for loss in self._taken[start:stop]:
             taken = self._clipped(loss, x)
             if parent is not None:
@@ -169,9 +169,9 @@ class GradientCollector:
         if self._scores is None:
             (self._scores,) = self._walk.leaf(x)
         scores, plan = self._scores, self.plan
-        if plan.protocol.noise_by == "silos" and self._exact:
+        if plan.protocol.noise_by == "silos" and self._ideal is not None:
             if self._drawn is None:
-                self._drawn = self.noise.ideal_laplace(self.index, release, plan.experts)
+                self._drawn = self._ideal.ideal_laplace(self.index, release, plan.experts)
             scale = plan.scale(release) * plan.inflation(phase)
             scores = exact.add_laplace(scores, np.full(plan.experts, scale), self._drawn)
         elif plan.protocol.noise_by == "silos":

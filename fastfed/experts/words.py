@@ -9,8 +9,3 @@ SENT = f"{USER}; what is protected is what the client sends"
 #: Of a trusted server.
 RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
 NOT_MET = "the claimed budget is not met; the exact value is what holds"
-#: Of noise and choices on a real machine.
-DRAWS = (
-    "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
-    "bits, and what is released is float64"
-)

@@ -23,8 +23,22 @@ SIMULATION = (
     "this covers one replicate of one curve, since curves share their noise and replicates their "
     "records"
 )
-#: The caveat of noise on a real machine.
+#: Caveats of noise that a simulation draws and adds in float64; a deployment releases exactly.
 FLOATS = "the exact value is for real-valued Gaussian noise; what is released is float64"
+REALS = (
+    "the exact value is for real numbers; what is released is float64, and its last bits may tell "
+    "more (Mironov 2012)"
+)
+CHANCES = (
+    "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
+    "bits, and what is released is float64"
+)
+#: What stands in their place in the certificate of a deployment.
+SAMPLER = (
+    "released values are exact: fixed-point records and ideal real noise, summed and rounded to a "
+    "grid of at most 2^-14 noise standard deviations, from the operating system's random bits "
+    "(docs/exact.md)"
+)
 
 #: The caveat of noise bits and roundings on a real machine.
 DRAWS = (
@@ -32,7 +46,10 @@ DRAWS = (
     "counted by a sampler of 53-bit numbers"
 )
 
-STATUSES = ("proven", "unproven", "none")
+#: 2^-100, what the operating system's generator of 256 bits can be trusted with.
+LEAST_DELTA = 2.0**-100
+
+STATUSES = ("proven", "conditional", "unproven", "none")
 WIDTH = 88
 
 
@@ -76,15 +93,18 @@ class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
     unit: "user" | "item" | "silo". relation: "replace" | "zero-out".
     model: who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
     claimed: what was asked for or what the source states; None if nothing.
-    exact: what is proven to hold; None unless status is "proven".
-    status: "proven" (the exact value holds; compare it with the claim); "unproven" (there may be
-    privacy, no proof covers it); "none" (no finite epsilon holds, or nothing is protected).
+    exact: what holds ("proven"), or would hold ("conditional"); None for other statuses.
+    status: "proven" (the exact value holds for this run; compare it with the claim); "conditional"
+    (it would hold under conditions of which this run breaks one, or cannot establish it);
+    "unproven" (there may be privacy, no proof covers it); "none" (no finite epsilon holds, or
+    nothing is protected).
     noise_std: standard deviation by stream, in the units of the statistic.
     conditions, caveats, source: what the guarantee rests on, what it leaves out, where it is from.
 
-    Raises InputError if "proven" has no exact value or a failed condition, and if "unproven" or
-    "none" carries an exact value. Beside a proven value above the claim a failed ClaimCondition
-    is demanded; it is the only condition that may fail there.
+    Raises InputError if "proven" or "conditional" has no exact value, if "unproven" or "none"
+    carries one, if a condition of "proven" fails, and if none of "conditional" does. Beside an
+    exact value above the claim a failed ClaimCondition is demanded; it counts for neither: it is
+    the only condition that may fail beside "proven", and not enough for "conditional".
     """
 
     unit: str
@@ -114,16 +134,20 @@ class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
         self._check_honesty()
 
     def _check_honesty(self) -> None:
-        if self.status != "proven":
+        if self.status not in ("proven", "conditional"):
             if self.exact is not None:
                 raise InputError(
                     f'exact must be None when status is "{self.status}", got {show(self.exact)}'
                 )
             return
         if self.exact is None:
-            raise InputError('exact must be a Guarantee when status is "proven", got None')
+            raise InputError(f'exact must be a Guarantee when status is "{self.status}", got None')
         failed = [c.text for c in self.conditions if not c.holds and type(c) is not ClaimCondition]
-        if failed:
+        if self.status == "conditional" and not failed:
+            raise InputError(
+                'a condition must fail when status is "conditional", got none that does'
+            )
+        if self.status == "proven" and failed:
             raise InputError(
                 f'every condition must hold when status is "proven", got failed {show(failed[0])}'
             )
@@ -165,6 +189,25 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "also", also)
 
 
+def deployed(certificate: Certificate) -> Certificate:
+    """The certificate where parties draw from the operating system, as they do without a seed.
+
+    Raises InputError for a delta so small that it would be a claim about the generator itself.
+    """
+    kept = tuple(c for c in certificate.caveats if c not in (SIMULATION, FLOATS, REALS, CHANCES))
+    if len(kept) == len(certificate.caveats):
+        return certificate
+    exact = certificate.exact
+    if exact is not None and 0.0 < exact.delta < LEAST_DELTA:
+        raise InputError(
+            f"delta must be at least {LEAST_DELTA:.3g} in a deployment, whose random bits are the "
+            f"operating system's, got {exact.delta:g}"
+        )
+    if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):
+        kept += (SAMPLER,)
+    return msgspec.structs.replace(certificate, caveats=kept)
+
+
 def no_privacy(
     source: str,
     *,
@@ -182,6 +225,22 @@ def no_privacy(
         exact=None,
         status="none",
         caveats=("no privacy", *caveats),
+        source=source,
+    )
+
+
+def nothing_sent(
+    source: str, *, model: str, delta: float = 0.0, caveats: Sequence[str] = ()
+) -> Certificate:
+    """The certificate of a system that claims nothing and sends nothing: epsilon is 0, proven."""
+    return Certificate(
+        unit="user",
+        relation="replace",
+        model=model,
+        claimed=None,
+        exact=Guarantee(0.0, delta),
+        status="proven",
+        caveats=tuple(caveats),
         source=source,
     )
 

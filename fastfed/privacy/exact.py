@@ -19,17 +19,10 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
-from fastfed._validate import InputError, integer, number
+from fastfed._validate import integer
 
 #: The grid is this power of two of the noise's standard deviation, or less.
 GRID = -14
-#: What a deployment's certificate says of how values are released.
-SAMPLER = (
-    "released values are exact: each is the sum of fixed-point records and ideal real noise, rounded "
-    "to a grid of at most 2^-14 noise standard deviations (docs/exact.md); the random bits are the "
-    "operating system's"
-)
-
 #: Encloses one entry's standard noise in an interval of width 2^-bits, for as many bits as asked.
 Refine = Callable[[int, int], Interval]
 
@@ -53,9 +46,9 @@ def inflation(unit: float, size: int, dimension: int) -> float:
 
     size: entries of a record's statistic; dimension: d of its features. Rounding moves an entry by
     unit / 2, the arithmetic before it by 2^-52, and scaling features to norm 1 leaves the norm
-    within d 2^-52 of it. Measured in the noise, a neighbour's change grows by 2 sqrt(size) (unit/2 +
-    2^-52) over the least standard deviation at most, and was at least 1/sqrt(2) over it: the
-    sensitivity of one record with |x| = |y| = 1 in the stream of least noise, in every layout.
+    within d 2^-52 of it. In units of the noise, a neighbour's change grows by 2 sqrt(size)
+    (unit/2 + 2^-52) over the least standard deviation at most, and was 1/sqrt(2) over it at least:
+    what a record with |x| = |y| = 1 moves in the stream of least noise, in every layout.
     """
     moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + 2.0**-52)
     return 1.0 + moved + dimension * 2.0**-48
@@ -221,17 +214,3 @@ def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tup
             return k, int(target / each[k])
         target -= size
     return len(sizes) - 1, int(target / each[-1])
-
-
-def check_least_delta(delta: float) -> None:
-    """InputError for a delta below what the operating system's generator can be trusted with."""
-    number("delta", delta, at_least=0.0, below=1.0)
-    if 0.0 < delta < LEAST_DELTA:
-        raise InputError(
-            f"delta must be at least {LEAST_DELTA:.3g} where noise comes from the operating "
-            f"system's generator, whose bits are random up to that, got {delta:g}"
-        )
-
-
-#: 2^-100: beyond it a claim would be about the generator, a cipher of 256 bits.
-LEAST_DELTA = 2.0**-100

@@ -1,7 +1,8 @@
 """The Laplace mechanism: one number, or a vector of them, plus Laplace noise.
 
 Source: Dwork, McSherry, Nissim & Smith 2006. The guarantee is for real numbers; a release without
-given uniforms keeps it (`fastfed.privacy.exact`), one in float64 only up to rounding (Mironov 2012).
+given uniforms keeps it (`fastfed.privacy.exact`), one in float64 only up to rounding (Mironov
+2012).
 """
 
 from __future__ import annotations

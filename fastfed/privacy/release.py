@@ -17,6 +17,7 @@ from fastfed.privacy import exact as exact_release
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import (
     FLOATS,
+    SAMPLER,
     SIMULATION,
     Certificate,
     Condition,
@@ -170,6 +171,7 @@ class TreeRelease(Once):
         if self._noise is not None:
             normals = array("noise", self._noise(node), shape=(d,))
         else:
+            assert self._seed is not None
             normals = native.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, d)
         noisy: np.ndarray = values + std * normals
         return noisy
@@ -197,7 +199,7 @@ class TreeRelease(Once):
                 f"under {self.relation}, is at most {self.epsilon:g}"
             )
             conditions.append(Condition(text, epsilon <= self.epsilon))
-        caveats = [exact_release.SAMPLER if self._exact else FLOATS]
+        caveats = [SAMPLER if self._exact else FLOATS]
         if self._seed is not None:
             caveats.append(SIMULATION)
         if not known:
@@ -212,12 +214,12 @@ class TreeRelease(Once):
             "conditions": tuple(conditions),
             "source": _SOURCE,
         }
-        user = SideCertificate(
-            unit="user",
-            model=f"{model}; under the assumption named in the caveats",
-            caveats=("assumes that every user adds one vector only", *caveats),
-            **shared,
-        )
+        # What a passed-in source draws cannot be established: the value then hangs on it.
+        once = Condition("every user adds one vector only (taken on trust)", True)
+        beside = {**shared, "conditions": (*conditions, once), "exact": exact}
+        if not known:
+            beside["status"] = "conditional"
+        user = SideCertificate(unit="user", model=model, caveats=tuple(caveats), **beside)
         return Certificate(
             unit="item",
             model=f"{model}; neighbours differ in one vector",

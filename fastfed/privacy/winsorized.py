@@ -22,6 +22,8 @@ from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy import exact
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
+    REALS,
+    SAMPLER,
     SIMULATION,
     Certificate,
     ClaimCondition,
@@ -35,11 +37,6 @@ from fastfed.privacy.laplace import laplace_quantile
 from fastfed.privacy.losses import Part, composed_epsilon
 
 CALIBRATIONS = ("exact", "printed")
-#: The caveat of real-valued noise on a real machine.
-REALS = (
-    "the exact value is for real numbers; what is released is float64, and its last bits may tell "
-    "more (Mironov 2012)"
-)
 
 _SOURCE = {
     "exact": "huang-2023, Algorithms 2 to 4, with the largest epsilon' whose proven composition "
@@ -77,7 +74,8 @@ def private_range(
     (the lower of two), which do not depend on the values; one out of range goes to the last, one
     that is not finite counts as 0. A midpoint with b values strictly below it and a above costs
     max(a, b); it is chosen with probability proportional to exp(-epsilon cost / 2), by inverting
-    the cdf at `uniform` in (0, 1) (default: the operating system's, chosen exactly), and returned -+ 2 radius.
+    the cdf at `uniform` in (0, 1), and returned -+ 2 radius. By default the uniform is the
+    operating system's, and the choice is exact; a given one is for simulations.
     epsilon > 0, 0 < radius, 0 < bound. Takes O(M log M), however many midpoints there are.
 
     Guarantee: (epsilon, 0) for one value replaced by any other, and the range of the privacy loss
@@ -119,8 +117,9 @@ def winsorized_mean_1d(
 
     Half of epsilon is for private_range, the other half for noise of scale 8 radius / (M epsilon),
     which is the sensitivity 4 radius / M over epsilon / 2. Values that are not finite count as 0.
-    range_uniform, laplace_uniform: in (0, 1), never used again, for simulations in float64 (default:
-    from the operating system, and released exactly). Near the mean when all values are within `radius` of each other and of [-bound, bound],
+    range_uniform, laplace_uniform: in (0, 1), never used again, for simulations (default: from the
+    operating system, and released exactly). Near the mean when all values are within `radius` of
+    each other and of [-bound, bound],
     and M epsilon / 8 is well above ln(bound / radius).
 
     Guarantee: (epsilon, 0) for one value replaced by any other.
@@ -620,7 +619,7 @@ def winsorized_mean(
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
     budget = mechanism.budget
-    caveats = ["assumes that every user gives one row only", REALS if seeded else exact.SAMPLER]
+    caveats = [REALS if seeded else SAMPLER]
     if not mechanism.feasible:
         caveats.append(
             f"accuracy: {mechanism.silos} users are too few for this budget and radius, so the "
@@ -636,7 +635,10 @@ def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
         exact=Guarantee(mechanism.exact(), budget.delta),
         status="proven",
         noise_std=mechanism.noise_stds,
-        conditions=tuple(mechanism.conditions()),
+        conditions=(
+            Condition("every user gives one row only (taken on trust)", True),
+            *mechanism.conditions(),
+        ),
         caveats=tuple(caveats),
         source=mechanism.source,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,20 +74,18 @@ class Averager(Once):
         finite = np.where(np.isfinite(estimates).all(axis=1)[:, None], estimates, 0.0)
         if self.plan.protocol.noise_by == "server":
             mean, release = self.plan.means[self.releases], self.releases + 1
-            exact = is_exact(self.noise)
-            draw = {ROTATION: self.noise.uniforms, RANGE: self.noise.uniforms, LAPLACE: self.noise.uniforms}
-            if exact:
-                draw |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
+            sources: dict[int, Callable[[int, int, int], Any]]
+            sources = dict.fromkeys((ROTATION, RANGE, LAPLACE), self.noise.uniforms)
+            made_by: Callable[..., np.ndarray] = mean.apply
+            if is_exact(self.noise):
+                sources |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
+                made_by = mean.release
             # What was drawn before a source failed is kept: nothing is drawn twice.
-            for purpose, source in draw.items():
+            for purpose, source in sources.items():
                 if purpose not in self._drawn:
                     self._drawn[purpose] = source(purpose, release, mean.padded)
             signs = np.where(self._drawn[ROTATION] < 0.5, -1.0, 1.0)
-            release_mean = mean.release if exact else mean.apply
-            made: np.ndarray = release_mean(
-                finite, signs, self._drawn[RANGE], self._drawn[LAPLACE]
-            )
-            return made
+            return made_by(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
         total = np.zeros(self.plan.dimension)
         for row in finite:
             native.add(total, row)

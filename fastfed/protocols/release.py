@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import NoiseSource, is_exact
+from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import InputError, array
 from fastfed.privacy import exact, honaker
@@ -228,7 +228,7 @@ class ExactAdder:
     """Fixed-point sums and ideal noise, rounded to a grid (fastfed.privacy.exact)."""
 
     def __init__(
-        self, plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd, points: int
+        self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int
     ) -> None:
         self.plan, self.noise, self.drawer = plan, noise, drawer
         d, size = plan.dimension, plan.statistic_size

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from fastfed._kernels import native
-from fastfed._random import NoiseSource, is_exact
+from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
 from fastfed.privacy import exact
@@ -60,8 +60,9 @@ class Clock:
         self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
-        self._exact = trigger.kind == PRIVATE_DETERMINANT and is_exact(noise)
-        if self._exact:
+        self._ideal: IdealSource | None = None
+        if trigger.kind == PRIVATE_DETERMINANT and is_exact(noise):
+            self._ideal = noise
             self._unit = exact.quantum(horizon)
             off_diagonal, diagonal = trigger.std
             rows, columns = np.tril_indices(dimension)
@@ -107,11 +108,11 @@ class Clock:
         """x x' as a statistic."""
         point = np.zeros(self._size)
         native.accumulate(point, x, 0.0)
-        return exact.quantise(point, self._unit) if self._exact else point
+        return exact.quantise(point, self._unit) if self._ideal is not None else point
 
     def _drawn(self, round: int) -> np.ndarray | Normals:
-        if self._exact:
-            return self.noise.ideal_trigger(self.silo, round, self.dimension)
+        if self._ideal is not None:
+            return self._ideal.ideal_trigger(self.silo, round, self.dimension)
         drawn = self.noise.trigger(self.silo, round, self.dimension)
         return array("noise", drawn, shape=(self._size - self.dimension,))
 
