@@ -23,6 +23,7 @@ LEAVES = [
     *("round_point", "round_points", "binomials", "binomials_from_words"),
     *("encode_bits", "shuffle_bits", "choose_regularizer", "determinant_radius"),
     *("honaker", "honaker_number", "toeplitz"),
+    *("ideal_normals", "ideal_laplace", "round_noisy"),
 ]
 WORD = st.integers(0, 2**32 - 1)
 KEY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 6), WORD, WORD, WORD)
@@ -486,6 +487,48 @@ def test_tree_arithmetic(seed, k, s):
     native.add(into, one[0])
     twins.add(again, one[0])
     assert same_bits(into, again)
+
+
+#: 64-bit words, and those near 0, near 2^64 and near the bounds of what 64 bits settle.
+WORDS = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 64),
+    st.integers(0, 64).map(lambda step: 2**64 - 1 - step),
+    st.integers(-3, 3).map(lambda step: 2**44 + step),
+    st.integers(-3, 3).map(lambda step: 2**64 - 2**44 + step),
+    st.integers(-3, 3).map(lambda step: 2**63 + step),
+)
+
+
+@repeat(200)
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=40))
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_ideal_draws(pairs):
+    words = np.array(pairs, np.uint64).T.reshape(-1).copy()
+    read_only(words)
+    settled = words[: len(pairs)] >= 2**44
+    for name, known in (("ideal_normals", np.tile(settled, 2)), ("ideal_laplace", ...)):
+        one, again = getattr(native, name)(words), getattr(twins, name)(words)
+        if known is ...:
+            known = words << np.uint64(1) >= 2**44
+        assert one[1] == again[1]
+        assert same_bits(one[0][known], again[0][known])
+
+
+@repeat(200)
+@given(SEED, st.integers(1, 200), st.integers(-40, 30), st.sampled_from([0.0, 2.0**-40, 1e-5]))
+def test_round_noisy(seed, size, power, error):
+    draw = np.random.default_rng(seed)
+    values, noise = draw.normal(size=(2, size)) * [[2.0**power * 100], [1.0]]
+    std = 2.0**power * (1.0 + draw.uniform(size=size))
+    grid = np.full(size, 2.0 ** (power - 14))
+    # Some exactly between two points of the grid, with no noise.
+    values[::3], noise[::3] = (np.rint(values[::3] / grid[::3]) + 0.5) * grid[::3], 0.0
+    read_only(values, noise, std, grid)
+    one = native.round_noisy(values, noise, std, grid, error)
+    again = twins.round_noisy(values, noise, std, grid, error)
+    assert same_bits(one[0], again[0]) and one[1] == again[1]
+    assert set(range(0, size, 3)) <= set(one[1])
 
 
 @repeat()

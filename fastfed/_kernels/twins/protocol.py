@@ -49,6 +49,19 @@ def add_noise(
     return statistic + np.concatenate([np.full(d, bias), std]) * normals
 
 
+def round_noisy(
+    values: Array, noise: Array, std: Array, grid: Array, error: float
+) -> tuple[Array, list[int]]:
+    """values + std noise on the grid, and the entries whose rounding is not certain."""
+    steps, ratio = values / grid, std / grid
+    whole = np.floor(steps)
+    moved = (steps - whole) + ratio * noise
+    nearest = np.rint(moved)
+    unsure = ratio * error + (np.abs(moved) + 1.0) * 2.0**-51
+    doubtful = ~(np.abs(moved - nearest) + unsure < 0.5)
+    return (whole + nearest) * grid, np.flatnonzero(doubtful).tolist()
+
+
 def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
     """The d + d (d + 1) / 2 standard normals of one node: bias (purpose 3), covariance (4)."""
     return np.concatenate(

@@ -175,6 +175,30 @@ def normals_from_bits(a: Array, b: Array) -> Array:
     return np.concatenate([r * cosine, r * sine])
 
 
+def ideal_normals(words: Array) -> tuple[Array, int]:
+    """Normals (2 half,) from 64-bit words of radii and turns, and how many radii are near 0 or 1."""
+    half = len(words) // 2
+    r = np.sqrt(-2.0 * _log_of_words(words[:half]))
+    sine, cosine = _sincos_f64(words[half:] >> np.uint64(11))
+    return np.concatenate([r * cosine, r * sine]), _at_the_ends(words[:half])
+
+
+def ideal_laplace(words: Array) -> tuple[Array, int]:
+    """Laplace draws (n,) from a bit for the sign and 63 of a uniform, and how many are near 0 or 1."""
+    rest = words << np.uint64(1)
+    size = -_log_of_words(rest)
+    return np.where(words >> np.uint64(63) > 0, size, -size), _at_the_ends(rest)
+
+
+def _log_of_words(words: Array) -> Array:
+    """ln of word 2^-64; what a word of zeros gives is never used."""
+    return _log_f64(words.astype(np.float64) * 2.0**-64)
+
+
+def _at_the_ends(words: Array) -> int:
+    return int((words + np.uint64(1 << 44) < np.uint64(1 << 45)).sum())
+
+
 def normals_f64(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
     """n standard normals in float64, every bit of them from Philox."""
     blocks = -(-((n + 1) // 2) // _LANES) * _LANES
