@@ -128,14 +128,14 @@ def test_laplace_draws_have_the_law():
     assert stats.kstest(draws, stats.laplace.cdf).pvalue > ALARM
 
 
-@pytest.mark.parametrize("zeros", [60, 100, 200, 1000])
+@pytest.mark.parametrize("zeros", [60, 100, 200, 400])
 def test_tails_go_on_beyond_what_53_bits_reach(zeros):
     """Of uniforms that begin with so many zeros the radius has the law that is left of it."""
     radii = []
-    for seed in range(400):
+    for seed in range(200):
         head = [0] * (zeros // 64)
         bits = int.from_bytes(Stream(seed)(8), "little") >> (zeros % 64)
-        draws = Normals(2, _Long(seed, head + [bits]))
+        draws = Normals(2, _Long(seed, [*head, bits]))
         low, high = draws.interval(0, 60)
         other = draws.interval(1, 60)
         radii.append(math.hypot(float(low + high) / 2, float(sum(other)) / 2))
