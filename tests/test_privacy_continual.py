@@ -17,7 +17,9 @@ from fastfed.privacy.continual import SHARED, calibrate_release
 from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.privacy.two_streams import GaussianRelease
 
-REFERENCE = [  # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1
+# K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1. Honaker's as if
+# all nodes were seen.
+REFERENCE = [
     (
         40,
         2.238498512625106,
@@ -32,6 +34,19 @@ REFERENCE = [  # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each
     ),
 ]
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16]
+
+
+def gram(releases: int) -> np.ndarray:
+    """A' Sigma^-1 A of Honaker's prefixes, (leaves, leaves): dense, straight from the definition.
+
+    Sigma: covariance of the prefixes' noises; column j of A: ones from prefix j on.
+    """
+    rows = np.zeros((releases, honaker.node_count(releases)))
+    for k in range(1, releases + 1):
+        for node, c in honaker.coefficients(k).items():
+            rows[k - 1, honaker.node_number(*node) - 1] = c
+    prefixes = np.tri(releases)
+    return prefixes.T @ np.linalg.solve(rows @ rows.T, prefixes)
 
 
 def complete_nodes(releases: int) -> dict[tuple[int, int], range]:
@@ -96,13 +111,6 @@ def test_honaker_releases_every_complete_node_once(releases: int) -> None:
     assert sorted(released) == sorted(nodes)
     assert honaker.node_count(releases) == len(nodes)
     assert [honaker.node_number(*node) for node in released] == list(range(1, len(nodes) + 1))
-    counts = []
-    for leaf in range(1, releases + 1):
-        holding = {node for node, leaves in nodes.items() if leaf in leaves}
-        touched = honaker.touches(leaf, releases)
-        assert set(touched) == holding and len(touched) == len(holding)
-        counts.append(len(holding))
-    assert honaker.max_touches(releases) == max(counts) == counts[0]
 
 
 @pytest.mark.parametrize("releases", SIZES)
@@ -152,8 +160,49 @@ def test_honaker_weights() -> None:
 
 @pytest.mark.parametrize("leaves", [[1], [5], [1, 1, 1], [2, 3, 17], [20, 20, 1], []])
 def test_honaker_groups(leaves: list[int]) -> None:
-    expected = sum(sum(x in block for x in leaves) ** 2 for block in complete_nodes(20).values())
-    assert honaker.group_sensitivity_squared(leaves, 20) == expected
+    counts = np.bincount(leaves, minlength=21)[1:] if leaves else np.zeros(20)
+    expected = counts @ gram(20) @ counts
+    assert honaker.group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("releases", [*range(1, 65), 127, 128, 400, 1000])
+def test_honaker_sensitivity_is_that_of_the_whitened_prefixes(releases: int) -> None:
+    """Every leaf against dense linear algebra; no two leaves ever work against each other."""
+    dense = gram(releases)
+    leaves = dense.diagonal()
+    found = [honaker.group_sensitivity_squared([j], releases) for j in range(1, releases + 1)]
+    np.testing.assert_allclose(found, leaves, rtol=1e-11)
+    assert honaker.sensitivity_squared(releases) == pytest.approx(leaves.max(), rel=1e-11)
+    worst = honaker.worst_leaf(releases)
+    assert leaves[worst - 1] == pytest.approx(leaves.max(), rel=1e-11)
+    # Less than if all nodes were seen, from two releases on.
+    assert leaves.max() <= releases.bit_length() * (0.91 if releases > 1 else 1.0)
+    assert dense.min() > -1e-10
+
+
+def test_honaker_sensitivity_of_many_releases() -> None:
+    """All leaves of ever larger blocks, by conditional variances and shifts, level by level.
+
+    What is seen inside the left child, then its own estimate; inside the right child, whose own
+    estimate is not seen; and the block's, given all this.
+    """
+    inside, shift, variance, v = np.zeros(1), np.ones(1), 1.0, 1.0
+    for level in range(18):
+        total = inside + shift**2 / variance
+        for releases in (1 << level, (1 << level) + 1, (2 << level) - 1):
+            if releases.bit_length() == level + 1:
+                most = pytest.approx(total.max(), rel=1e-12)
+                assert honaker.sensitivity_squared(releases) == most
+                assert total[honaker.worst_leaf(releases) - 1] == most
+        v = 1.0 / (1.0 + 1.0 / (2.0 * v))
+        inside = np.concatenate([total, inside])
+        shift = np.concatenate([np.full_like(shift, v), v + (1.0 - v) * shift])
+        variance = v**2 + (1.0 - v) ** 2 * variance
+    assert honaker.sensitivity_squared(0) == 0.0
+    # If all blocks around it are left children, a leaf has about .75 for each level.
+    for releases in (2**40, 2**63 - 1):
+        kappa = releases.bit_length()
+        assert 27 / 32 < honaker.sensitivity_squared(releases) / kappa < 27 / 32 + 0.2 / kappa
 
 
 # ---- calibration --------------------------------------------------------------------------------
@@ -175,6 +224,7 @@ def test_reference_variances(
     tree = calibrate_tree(budget, k)
     blocks = np.array([j.bit_count() for j in range(1, k + 1)])
     assert np.array_equal(tree.variance_factors[1:], blocks)
+    found[1] *= k.bit_length() / gram(k).diagonal().max()
     found.insert(1, blocks * tree.noise_std**2 * unit)
     assert blocks.max() == max_prefix_nodes(k)
     for variances, most, average in zip(found, worst, mean, strict=True):
@@ -218,8 +268,7 @@ def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float)
     if name == "toeplitz":
         columns = (toeplitz.factor(releases) ** 2).sum(axis=0)
     else:
-        blocks = complete_nodes(releases).values()
-        columns = np.array([sum(x in b for b in blocks) for x in range(1, releases + 1)])
+        columns = gram(releases).diagonal()
     release = calibrate_release(name, Budget(1.0, 1e-3), releases, layout=layout)
     assert release.mu() == pytest.approx(math.sqrt(columns.max()) * joint / release.noise_std)
     assert release.sensitivity_squared == pytest.approx(columns.max())
@@ -235,8 +284,9 @@ def test_noise_stds_and_text() -> None:
     }
     (condition,) = release.conditions()
     assert condition.holds and "at most 1" in condition.text
-    # Honaker's tree has the same kappa, hence the same noise on each node as the plain one.
-    assert release.noise_std == calibrate_tree(Budget(1.0, 0.01), 400).noise_std
+    # The plain tree's p-sums are seen, of Honaker's only what its prefixes tell: kappa = 9.
+    ratio = release.noise_std / calibrate_tree(Budget(1.0, 0.01), 400).noise_std
+    assert ratio**2 == pytest.approx(gram(400).diagonal().max() / 9, rel=1e-11)
     assert "Denisov" in calibrate_release("toeplitz", Budget(1.0, 0.01), 4).source
 
 
@@ -270,7 +320,11 @@ BUDGET = Budget(1.0, 0.01)
             lambda: GaussianRelease(4, "goe2", 0.0, "exact", BUDGET, "x", release="toeplitz"),
             "noise_std must be > 0",
         ),
-        (lambda: honaker.touches(9, 8), "leaf must be an integer >= 1 and <= 8, got 9"),
+        (
+            lambda: honaker.group_sensitivity_squared([9], 8),
+            "leaf must be an integer >= 1 and <= 8, got 9",
+        ),
+        (lambda: honaker.worst_leaf(0), "releases must be an integer >= 1, got 0"),
         (lambda: honaker.node_number(4, 3), "level must be an integer >= 0 and <= 2, got 3"),
         (lambda: honaker.group_sensitivity_squared([1], 0), "there are no releases"),
         (lambda: toeplitz.group_sensitivity_squared([0], 4), "leaf must be an integer >= 1"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fastfed.privacy import Budget, calibrate_tree, epsilon_of, user_sensitivity
+from fastfed.privacy import Budget, calibrate_tree, epsilon_of, honaker, user_sensitivity
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.toeplitz import factor
 
@@ -51,7 +51,13 @@ def test_continual_releases(name: str) -> None:
         releases = int(draw.integers(1, 300))
         release = calibrate_release(name, Budget(epsilon, delta), releases)
         if name == "honaker":
-            squared = float(len(bin(releases)) - 2)
+            rows = np.zeros((releases, honaker.node_count(releases)))
+            for k in range(1, releases + 1):
+                for node, c in honaker.coefficients(k).items():
+                    rows[k - 1, honaker.node_number(*node) - 1] = c
+            # |L^-1 a|^2 of every leaf, Sigma = L L'.
+            white = np.linalg.solve(np.linalg.cholesky(rows @ rows.T), np.tri(releases))
+            squared = float((white**2).sum(axis=0).max())
         else:
             squared = float((factor(releases)[:, 0] ** 2).sum())
         theirs = mechanism.GaussianPrivacyLoss(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.privacy import Budget, calibrate_release, calibrate_tree, toeplitz
+from fastfed.privacy import Budget, calibrate_release, calibrate_tree, honaker, toeplitz
 from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import BinomialTree, calibrate_vector_sum
 from fastfed.privacy.binomial_noise import masses
@@ -24,7 +24,7 @@ TREES = ("tree", "honaker")
 
 
 def released(name: str, releases: int) -> list[tuple[int, range]]:
-    """(level, leaves) of every released node, from the definitions."""
+    """(level, leaves) of every released node, of "honaker" of all nodes, from the definitions."""
     blocks = [
         (level, range((block << level) + 1, ((block + 1) << level) + 1))
         for level in range(releases.bit_length())
@@ -41,12 +41,22 @@ def moves(name: str, releases: int) -> np.ndarray:
     """(outputs, leaves): what one unit in each leaf does to everything released."""
     if name == "toeplitz":
         return toeplitz.factor(releases)
+    if name == "honaker":
+        # The prefixes, whitened by the covariance of their noises.
+        rows = np.zeros((releases, honaker.node_count(releases)))
+        for k in range(1, releases + 1):
+            for node, c in honaker.coefficients(k).items():
+                rows[k - 1, honaker.node_number(*node) - 1] = c
+        return np.linalg.solve(np.linalg.cholesky(rows @ rows.T), np.tri(releases))
     leaves = range(1, releases + 1)
     return np.array([[x in node for x in leaves] for _, node in released(name, releases)], float)
 
 
 def programmed(name: str, releases: int, returning: int) -> int:
-    """The most by dynamic programming: max-plus convolution up the tree, and over its blocks."""
+    """The most by dynamic programming: max-plus convolution up the tree, and over its blocks.
+
+    "honaker": as if all nodes were seen.
+    """
 
     def joined(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         out = np.full(min(left.size + right.size - 1, returning + 1), -1)
@@ -83,7 +93,12 @@ def test_brute_force_over_all_sets_of_leaves(name: str, releases: int) -> None:
     for size, value in found.items():
         assert value > best, "another leaf always adds something"
         best = value
-        assert most_squared(name, releases, size) == pytest.approx(best, rel=1e-13)
+        most = most_squared(name, releases, size)
+        if name == "honaker" and 1 < size < releases:
+            # A bound, and a close one.
+            assert best * (1 - 1e-12) <= most <= 1.04 * best
+        else:
+            assert most == pytest.approx(best, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -93,7 +108,11 @@ def test_dynamic_programming(name: str) -> None:
     cases += [(int(draw.integers(41, 3000)), int(draw.integers(1, 160))) for _ in range(60)]
     for releases, returning in cases:
         expected = programmed(name, releases, min(returning, releases))
-        assert most_squared(name, releases, returning) == expected
+        found = most_squared(name, releases, returning)
+        if name == "tree":
+            assert found == expected
+        else:
+            assert 0.84 * expected < found <= expected
 
 
 def test_numbers_of_the_oracle() -> None:
@@ -106,7 +125,8 @@ def test_numbers_of_the_oracle() -> None:
 @pytest.mark.parametrize("name", RELEASES)
 @pytest.mark.parametrize("releases", [0, 1, 2, 7, 8, 33, 400, 1000])
 def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
-    one = toeplitz.sensitivity_squared(releases) if name == "toeplitz" else depth(releases)
+    modules = {"toeplitz": toeplitz, "honaker": honaker}
+    one = modules[name].sensitivity_squared(releases) if name in modules else depth(releases)
     assert most_squared(name, releases, 1) == one
     every = float(np.sum(moves(name, releases).sum(axis=1) ** 2)) if releases else 0.0
     assert most_squared(name, releases, max(releases, 1)) == pytest.approx(every, rel=1e-12)
@@ -116,7 +136,7 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     for m, value in enumerate(values, 1):
         bound = proposition_e_7_squared(releases, m)
         assert bound == m * m * depth(releases)
-        assert value <= (m * m * one if name == "toeplitz" else bound)
+        assert value <= m * m * one <= bound
     # A Struct says the same.
     if releases:
         made = GaussianRelease(
@@ -137,10 +157,9 @@ def test_large_releases() -> None:
     assert most_squared("toeplitz", million, million) == pytest.approx(
         2 / math.pi * million**2, rel=1e-5
     )
-    for name in TREES:
-        # Two leaves share all nodes but the lowest, of which "honaker" releases both.
-        lost = 2 if name == "honaker" else 3
-        assert most_squared(name, million, 2) == 4 * depth(million) - lost
+    # Two leaves share all nodes but the lowest.
+    assert most_squared("tree", million, 2) == 4 * depth(million) - 3
+    assert most_squared("honaker", million, 2) < 4 * honaker.sensitivity_squared(million)
     assert most_squared("tree", 2**60, 2**60) == sum(4.0**j * 2 ** (59 - j) for j in range(60)) + (
         4.0**60
     )

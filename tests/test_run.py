@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fastfed
+from fastfed.report.spec_text import spec_text
 from fastfed.results.store import FILE, Store
 from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
@@ -93,6 +94,33 @@ def test_a_fixed_schedule_counts_the_same_in_every_replicate(tmp_path):
     np.testing.assert_array_equal(curve.synchronisation_counts, expected)
     np.testing.assert_array_equal(curve.bits_up_counts, expected * 3 * 9 * 64)
     np.testing.assert_array_equal(curve.bits_down_counts, expected * 3 * 9 * 64)
+
+
+def test_results_of_more_noise_are_another_experiment(tmp_path):
+    """Where a tighter account has come to choose less noise; all other stores stay valid."""
+
+    def played(silos=3, **keys):
+        keys = {"batch_size": 10, "epsilon": 1e-6, "delta": 1e-9, **keys}
+        curve = {"label": "a", "algorithm": "private-fedlinucb", **keys}
+        return experiment_from_spec(spec(silos=silos, curve=[curve]))
+
+    lemma = {"protocol": "shuffle-amplified", "silos": 10**6, "batch_size": 60}
+    for new in ({"release": "honaker"}, lemma):
+        e = played(**new)
+        assert e.identity()["accounts"] == {"a": 2}
+        assert "accounts" not in spec_text(e.identity(), 3, {})
+        before = {k: v for k, v in e.identity().items() if k != "accounts"}
+        meta = {"identity": before, "rounds": e.checkpoints.tolist(), "figure": {}}
+        folder = tmp_path / new.get("release", "lemma")
+        with Store.create_or_resume(folder, meta, run_module.curve_rows(e)):
+            pass
+        with pytest.raises(fastfed.InputError, match="different accounts"):
+            Store.done_in(folder, e.identity())
+    for old in ({}, {"release": "toeplitz"}, {**lemma, "calibration": "theorem"}):
+        assert "accounts" not in played(**old).identity()
+    # By silo-level LDP, as before.
+    assert "accounts" not in played(protocol="shuffle-amplified").identity()
+    assert "accounts" not in experiment_from_spec(spec()).identity()
 
 
 def outcome(synchronisations, bits_up, bits_down):

@@ -14,7 +14,7 @@ from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.calibration import GaussianTree
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.returning import returning_conditions
-from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.privacy.sensitivity import LAYOUTS, sum_sensitivity, user_sensitivity
 from fastfed.privacy.tree import depth
 from fastfed.privacy.two_streams import exact_std, layout_of, only_once
 
@@ -42,7 +42,7 @@ class Amplified(NamedTuple):
 
 
 def amplified(
-    epsilon0: float, delta0: float, points: int, silos: int, inner_delta: float
+    epsilon0: float, delta0: float, points: float, silos: int, inner_delta: float
 ) -> Amplified:
     """Lemma F.2: `silos` silos of `points` points each, a local (epsilon0, delta0) Gaussian
     mechanism, and a shuffler.
@@ -52,11 +52,12 @@ def amplified(
     under the condition epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma uses
     the same delta0 between any two datasets of n points, at n epsilon0: classical noise
     D sqrt(2 ln(1.25/delta0)) / epsilon0 gives that for n epsilon0 <= 1, tighter noise does not.
+    n >= 1 is how far apart two datasets may be in units of D, and need not be whole.
     inner_delta: in (0, 1], free. A large exponent gives infinite epsilon and delta, not an error.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
-    n = integer("points", points, at_least=1)
+    n = number("points", points, at_least=1)
     silos = integer("silos", silos, at_least=1)
     inner_delta = number("inner_delta", inner_delta, above=0, at_most=1)
     holds = n * epsilon0 <= _exponent(silos, inner_delta) and epsilon0 < 1.0
@@ -73,7 +74,7 @@ def _exponent(silos: int, inner_delta: float) -> float:
     return math.log(silos) - math.log(16.0 * (math.log(2.0) - math.log(inner_delta)))
 
 
-def _epsilon_r(epsilon0: float, n: int, silos: int, inner_delta: float) -> float:
+def _epsilon_r(epsilon0: float, n: float, silos: int, inner_delta: float) -> float:
     log4 = math.log(4.0) - math.log(inner_delta)
     clones = math.exp(n * epsilon0) / silos
     return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(clones * log4) + clones))
@@ -82,13 +83,13 @@ def _epsilon_r(epsilon0: float, n: int, silos: int, inner_delta: float) -> float
 def amplified_std(
     epsilon: float,
     delta: float,
-    points: int,
+    points: float,
     silos: int,
     sensitivity: float = 2.0,
 ) -> float | None:
     """Least noise of one shuffled p-sum that Lemma F.2 proves to be (epsilon, delta)-private.
 
-    points: n, so that any two datasets of a silo are at most n `sensitivity` apart, where
+    points: n >= 1, so that any two datasets of a silo are at most n `sensitivity` apart, where
     `sensitivity` is how far one record moves the p-sum. The lemma is solved for epsilon0, for the
     best inner delta, then for delta0; noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0,
     with n epsilon0 <= 1 enforced (see `amplified`). None when the lemma proves nothing for so few
@@ -96,7 +97,7 @@ def amplified_std(
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
-    n = integer("points", points, at_least=1)
+    n = number("points", points, at_least=1)
     silos = integer("silos", silos, at_least=1)
     sensitivity = number("sensitivity", sensitivity, above=0)
     if _exponent(silos, 1.0) <= 0.0:
@@ -117,7 +118,7 @@ def amplified_std(
     return sensitivity * found if found < math.inf else None
 
 
-def _unit_std(epsilon: float, delta: float, n: int, silos: int, inner: float) -> float:
+def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
     """Noise per unit of sensitivity at this inner delta; infinite where it cannot be had."""
     from scipy.optimize import brentq
 
@@ -150,32 +151,61 @@ def _unit_std(epsilon: float, delta: float, n: int, silos: int, inner: float) ->
     return best
 
 
-def amplified_tree_std(budget: Budget, releases: int, silos: int, batch_size: int) -> float | None:
+def amplified_tree_std(
+    budget: Budget,
+    releases: int,
+    silos: int,
+    batch_size: int,
+    layout: str = "goe2",
+    covariance_ratio: float = 1.0,
+) -> float | None:
     """Least noise_std of the shuffled p-sum tree that Lemma F.2 proves to give the budget.
 
-    A record enters 2 kappa releases (both streams), each of a node of at most
-    batch_size 2^(kappa - 1) points of its silo. Each gets (epsilon/2 kappa, delta/2 kappa), basic
-    composition, or epsilon/(2 sqrt(4 kappa ln(2/delta))) and delta/(4 kappa), advanced, whichever
-    needs less noise; the top level decides, since more points need more noise. 0 when nothing is
-    released; None when the lemma proves nothing at this number of silos.
+    A message is the noisy p-sum of one node, of at most n = batch_size 2^(kappa - 1) points of its
+    silo, with both streams, and is permuted as a whole. So it is one Gaussian mechanism: a record
+    moves it by D, the joint sensitivity under the budget's relation, and two datasets of n points
+    are at most n joint sensitivities of replacement apart, whatever the relation. A record enters
+    kappa messages, and each is shuffled with the others of its release. Under "iid" and "goe1" two
+    datasets are farther apart in both streams than in one, so 2 kappa messages of one stream each,
+    2 n apart, may need less noise: the better account counts.
+
+    Of q messages each gets (epsilon/q, delta/q), basic composition, or
+    epsilon/(2 sqrt(2 q ln(2/delta))) and delta/(2 q), advanced, whichever needs less noise; the top
+    level decides, since more points need more noise. 0 when nothing is released; None when the
+    lemma proves nothing at this number of silos.
     """
     kappa = depth(releases)
     silos = integer("silos", silos, at_least=1)
     batch_size = integer("batch_size", batch_size, at_least=1)
-    epsilon, delta = budget.epsilon, number("delta", budget.delta, above=0, below=1)
+    choice("layout", layout, LAYOUTS)
+    number("delta", budget.delta, above=0, below=1)
     if kappa == 0:
         return 0.0
-    # Two sums of n unit vectors are at most 2 n apart under either relation, in either stream.
-    one = sum_sensitivity(budget.relation)
-    points = round((batch_size << (kappa - 1)) * 2.0 / one)
-    q = 2 * kappa
+    points = batch_size << (kappa - 1)
+    one = user_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
+    apart = points * user_sensitivity("replace", layout, cov_std=covariance_ratio)
+    found = [_composed_std(budget, kappa, apart, silos, one)]
+    # Under goe2 both streams together are no farther apart than 2 n: the first is the better. With
+    # less noise than the bias stream's the covariance stream alone might be farther.
+    if layout != "goe2" and covariance_ratio >= 1.0:
+        alone = sum_sensitivity(budget.relation)
+        found.append(_composed_std(budget, 2 * kappa, 2.0 * points, silos, alone))
+    return min((s for s in found if s is not None), default=None)
+
+
+def _composed_std(
+    budget: Budget, q: int, apart: float, silos: int, sensitivity: float
+) -> float | None:
+    """Least noise of q shuffled messages, where two datasets are at most `apart` in each."""
+    epsilon, delta = budget.epsilon, budget.delta
     log2 = math.log(2.0) - math.log(delta)
     shares = [(epsilon / q, delta / q)]
     # q e tanh(e/2) + e sqrt(2 q ln(2/delta)) (Kairouz, Oh & Viswanath 2015, Theorem 3.4, with half
     # of delta as slack): the second term is epsilon/2, and the first at most that up to here.
     if epsilon <= 8.0 * log2:
         shares.append((epsilon / (2.0 * math.sqrt(2.0 * q * log2)), delta / (2.0 * q)))
-    found = [amplified_std(e, d, points, silos, one) for e, d in shares]
+    points = apart / sensitivity
+    found = [amplified_std(e, d, points, silos, sensitivity) for e, d in shares]
     return min((s for s in found if s is not None), default=None)
 
 
@@ -284,8 +314,18 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
 
     def _lemma_covers(self, epsilon: float, delta: float, relation: str) -> bool:
         budget = Budget(epsilon, delta, relation)
-        needed = amplified_tree_std(budget, self.releases, self.silos, self.batch_size)
+        needed = self._lemma_std(budget)
         return needed is not None and needed <= self.noise_std
+
+    def _lemma_std(self, budget: Budget) -> float | None:
+        return amplified_tree_std(
+            budget,
+            self.releases,
+            self.silos,
+            self.batch_size,
+            self.layout,
+            self.covariance_ratio,
+        )
 
     def conditions(self) -> list[Condition]:
         """Whether this noise gives the budget under its relation: computed, never quoted."""
@@ -317,7 +357,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
             )
         if found < self.ldp():
             return "by Lemma F.2, solved for the noise"
-        lemma = amplified_tree_std(self.budget, self.releases, self.silos, self.batch_size)
+        lemma = self._lemma_std(self.budget)
         if lemma is None:
             return f"by silo-level LDP; Lemma F.2 proves nothing for {self.silos} silos"
         return f"by silo-level LDP; Lemma F.2 would need a noise_std of {lemma:.4g}"
@@ -362,7 +402,7 @@ def calibrate_shuffled_tree(
     else:
         s = exact_std(budget, "tree", releases, layout, returning=returning)
         if returning == 1:
-            lemma = amplified_tree_std(budget, releases, silos, batch_size)
+            lemma = amplified_tree_std(budget, releases, silos, batch_size, layout)
             s = s if lemma is None else min(s, lemma)
     return AmplifiedTree(
         releases,

@@ -1,8 +1,8 @@
 """Audits of the mechanisms in this package, run on their own code, and of faults planted in them.
 
-The Gaussian ones play a worst pair of neighbouring datasets (all records the same but that of
-leaf 1, which enters the most nodes) through the leaf functions that silos and servers use, with
-keyed noise, and look at the log likelihood ratio of everything released.
+The Gaussian ones play a worst pair of neighbouring datasets (all records the same but that of a
+leaf which moves the most of what is released) through the leaf functions that silos and servers
+use, with keyed noise, and look at the log likelihood ratio of everything released.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _D = 2  # a worst pair needs no more dimensions
 _CHUNK = 1000  # runs held in memory at a time
 _COS, _SIN = math.cos(math.pi / 12.0), math.sin(math.pi / 12.0)
 
-#: Features of leaf 1 in the two datasets, both with reward 1, where the joint sensitivity under
-#: replacement is attained (see sensitivity._replacement).
+#: Features of the changed leaf in the two datasets, both with reward 1, where the joint sensitivity
+#: under replacement is attained (see sensitivity._replacement).
 WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "iid": ((_COS, -_SIN), (-_SIN, _COS)),
     "goe1": ((1.0, 0.0), (-0.5, math.sqrt(0.75))),
@@ -55,10 +55,15 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 }
 
 
+def _changed(mechanism: GaussianRelease) -> int:
+    """The leaf, from 1, in which the two datasets differ: a worst one."""
+    return honaker.worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
+
+
 def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
-    """Batch statistics (releases, s) of dataset 0 or 1; all leaves but the first are the same."""
+    """Batch statistics (releases, s) of dataset 0 or 1; all leaves but one are the same."""
     features = np.full((mechanism.releases, _D), math.sqrt(0.5))
-    features[0] = WORST_PAIR[mechanism.layout][world]
+    features[_changed(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
     leaves = np.zeros((mechanism.releases, _D + _D * (_D + 1) // 2))
     for leaf, x in zip(leaves, features, strict=True):
         native.accumulate(leaf, x, 1.0)
@@ -119,9 +124,10 @@ def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
     return result
 
 
-def _ratio_weights(covariance: np.ndarray) -> np.ndarray:
-    """Weights of outputs that all change alike, with which their sum is the likelihood ratio."""
-    result: np.ndarray = np.linalg.solve(covariance, np.ones(len(covariance)))
+def _ratio_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
+    """Weights of outputs with which their sum is the likelihood ratio, if all from number `changed`
+    on change alike and none before."""
+    result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
 
 
@@ -186,9 +192,9 @@ def prefix_statistics(
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
     """The same for Honaker's tree and square-root Toeplitz noise, from all prefixes."""
-    steps = release.releases
+    steps, changed = release.releases, _changed(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
-    change = (leaves[1][0] - leaves[0][0]) * _precision(release)
+    change = (leaves[1] - leaves[0])[changed - 1] * _precision(release)
     if release.release == "honaker":
         raw = np.concatenate([_ending_here(leaves[world], k) for k in range(1, steps + 1)])
         mix = np.zeros((steps, len(raw)))
@@ -197,7 +203,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
                 mix[k - 1, honaker.node_number(*node) - 1] = c
     else:
         raw, mix = np.zeros_like(leaves[world]), toeplitz.factor(steps)
-    direction = _ratio_weights(mix @ mix.T)[:, None] * change
+    direction = _ratio_weights(mix @ mix.T, changed)[:, None] * change
     keys = [(world, number) for number in range(1, len(raw) + 1)]
     prefixes = np.cumsum(leaves[world], axis=0)
 

@@ -16,8 +16,8 @@ from fastfed.privacy.two_streams import CALIBRATIONS, RELEASES, GaussianRelease,
 SHARED = RELEASES[1:]
 
 _SOURCE = {
-    "honaker": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the binary tree with "
-    "all nodes released (Honaker 2015, online estimator)",
+    "honaker": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the prefixes alone of "
+    "the binary tree (Honaker 2015, online estimator), whitened",
     "toeplitz": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the square-root "
     "Toeplitz factor (Fichtenberger, Henzinger & Upadhyay 2023); adaptive inputs: Denisov et al. "
     "2022, Theorem 2.1",
@@ -35,11 +35,12 @@ def calibrate_release(
 ) -> GaussianRelease:
     """The least noise with which a continual release truly gives the budget.
 
-    noise_std = sqrt(q) D / mu_of(epsilon, delta), with q = kappa = floor(log2(releases)) + 1 for
-    "honaker" and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint sensitivity of one record
-    in both streams under the budget's relation, the layout (default "goe2") and covariance_ratio.
+    noise_std = sqrt(q) D / mu_of(epsilon, delta), with q = `honaker.sensitivity_squared` for
+    "honaker" (0.84 to 1 times floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz",
+    and D the joint sensitivity of one record in both streams under the budget's relation, the
+    layout (default "goe2") and covariance_ratio.
     returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
-    that many leaves (`fastfed.privacy.returning.most_squared`).
+    that many leaves, or for "honaker" a bound on it (`fastfed.privacy.returning.most_squared`).
     calibration: "exact" only; no paper states other constants for these releases.
 
     Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this

@@ -1,45 +1,73 @@
-"""The binary tree in which every node is released, and each node is estimated from its subtree.
+"""The binary tree in which each node is estimated from its subtree, and prefixes are released.
 
 Source: Honaker 2015, "Efficient use of differentially private binary trees", the online (bottom up)
 estimator. Leaves and releases are counted from 1. A node is (release, level): the sum of the
-2^level leaves ending at `release`, released then; unlike in Algorithm 2 of zhou-chowdhury-2024
-right children are released too. With independent noise of variance 1 on every node,
+2^level leaves ending at `release`, complete then; unlike in Algorithm 2 of zhou-chowdhury-2024
+right children have noise too. With independent noise of variance 1 on every node,
     estimate(node) = v_h own noisy value + (1 - v_h) (sum of its children's estimates),
     v_0 = 1,  v_h = 1 / (1 + 1 / (2 v_{h-1})) = 2^h / (2^{h+1} - 1) -> 1/2,
 weighs both by their inverse variances, and has variance v_h itself. Prefix k adds up the
 estimates of its maximal blocks, one for each set bit of k, where the plain tree has variance 1
 each. Every estimate is unbiased, so a prefix is the exact sum plus a combination of noises.
 
-Later leaves may depend on what was released: each node has noise of its own, so the nodes are
-Gaussian mechanisms composed adaptively, and a leaf is in at most kappa of them.
+Privacy. Prefixes are all that is seen; the nodes' noises stay with whoever drew them. Prefix k less
+an earlier one is the estimate of the largest block that ends at k, so seen are, in this order, the
+estimates of just those blocks that the p-sum tree releases: all left children, and the maximal
+blocks of prefix K. Take such a block of level h. Noises of disjoint blocks are independent, and
+what is seen inside the block is seen earlier, so of all that was seen before only that bears on its
+estimate. Given that, let u_h be the estimate's variance and s_h(j) its shift by one unit in leaf j,
+of any block, seen or not; u_0 = s_0 = 1. The left child's estimate is seen, the right child's is
+not, but what is seen inside of it is:
+    u_h = v_h^2 + (1 - v_h)^2 u_{h-1},
+    s_h(j) = v_h + (1 - v_h) s_{h-1}(j) for j in the right child, and v_h for j in the left one.
+With 1 - v_h = (2^h - 1)/(2^{h+1} - 1) the first gives (2^{h+1} - 1)^2 u_h = 1 + 4 + ... + 4^h, and
+1 - s_h = (1 - v_h)(1 - s_{h-1}) telescopes over a run of right children. Write G = h + 1, and G'
+for the same of the next smaller seen block around leaf j, 0 if there is none:
+    u = (4^G - 1) / (3 (2^G - 1)^2),   s = (2^G - 2^{G'}) / (2^G - 1).
+So everything seen is a sequence of Gaussian mechanisms, one for each seen block, and the squared
+sensitivity to leaf j, exactly, is the sum of
+    s^2 / u = 3 (2^G - 2^{G'})^2 / (4^G - 1)
+over the seen blocks around j. Later leaves may depend on what was seen: each step is given all
+earlier ones (in matrices: Denisov et al. 2022, Theorem 2.1, with the Cholesky factor of the
+prefixes' covariance). Records in several leaves add up their s/sqrt(u), none of which is negative:
+they do the most if all of them change alike.
+
+The worst leaf. Inside a block of level h any set of levels below h occurs as those of the seen
+blocks around a leaf. So W(G) = max over G' < G of W(G') + 3 (2^G - 2^{G'})^2/(4^G - 1), W(0) = 0,
+is the most for a leaf whose largest seen block has level G - 1. It increases in G (see G' = G - 1),
+and the largest block of all has level kappa - 1: the worst leaf has W(kappa), kappa = depth(K).
+Were all nodes seen, it would be kappa; W(kappa)/kappa is 0.864 at K = 400 and tends to 27/32, since
+G - G' = 2 adds the most for each level: every other block around the worst leaf is a left child.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
 from fastfed._validate import InputError, integer
-from fastfed.privacy.tree import depth, node_level, prefix_nodes
+from fastfed.privacy.tree import depth, node_level, prefix_nodes, touches
 
 Node = tuple[int, int]
 
 
 def nodes_at(release: int) -> tuple[Node, ...]:
-    """The nodes (release, level) released at this step: those that end here, level 0 first."""
+    """The nodes (release, level) complete at this step: those that end here, level 0 first."""
     return tuple((release, level) for level in range(node_level(release) + 1))
 
 
 def node_count(releases: int) -> int:
-    """Nodes released in all: 2 K minus the number of set bits of K."""
+    """Nodes complete after K releases: 2 K minus the number of set bits of K."""
     releases = integer("releases", releases, at_least=0)
     return 2 * releases - releases.bit_count()
 
 
 def node_number(release: int, level: int) -> int:
-    """The place of a node in the order of release, from 1: a key for its noise, the same for all K.
+    """The place of a node in the order of completion, from 1: its noise's key, the same for all K.
 
     Release 1 has node 1; release 2 has nodes 2 (its leaf) and 3 (leaves 1 and 2).
     """
@@ -48,35 +76,61 @@ def node_number(release: int, level: int) -> int:
     return node_count(release - 1) + level + 1
 
 
-def touches(leaf: int, releases: int) -> tuple[Node, ...]:
-    """Nodes that contain the leaf (1 <= leaf <= releases), level 0 first: one for each level whose
-    block around the leaf is complete by the last release."""
-    releases = integer("releases", releases, at_least=1)
-    leaf = integer("leaf", leaf, at_least=1, at_most=releases)
-    ends = ((-(-leaf >> level) << level, level) for level in range(depth(releases)))
-    return tuple((end, level) for end, level in ends if end <= releases)
+def _squared_shift(size: int, inner: int) -> float:
+    """s^2 / u of a seen block with G = size and G' = inner."""
+    return 3 * ((1 << size) - (1 << inner)) ** 2 / ((1 << 2 * size) - 1)
 
 
-def max_touches(releases: int) -> int:
-    """Largest number of nodes that any one leaf is in: kappa = depth(releases), as in the tree.
+@cache
+def _worst(size: int) -> tuple[float, int]:
+    """W(size), and the G' at which it is attained."""
+    if size == 0:
+        return 0.0, 0
+    found = ((_worst(inner)[0] + _squared_shift(size, inner), inner) for inner in range(size))
+    return max(found)
 
-    There is at most one on each level, and leaf 1 is in the complete blocks of 1, 2, 4, ....
+
+def most_by_depth(size: int) -> float:
+    """W(size), the most that a leaf moves a complete block of level size - 1, squared."""
+    return _worst(integer("size", size, at_least=0))[0]
+
+
+def sensitivity_squared(releases: int) -> float:
+    """Squared sensitivity of all prefixes to the worst leaf, W(kappa); 0 if nothing is released.
+
+    Exact; proof: top of this module. O(kappa^2).
     """
-    return depth(releases)
+    return most_by_depth(depth(releases))
 
 
-def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
+def worst_leaf(releases: int) -> int:
+    """A leaf at which `sensitivity_squared` is attained, 1 <= leaf <= releases."""
+    releases = integer("releases", releases, at_least=1)
+    size, leaf = depth(releases), 1
+    while size:
+        inner = _worst(size)[1]
+        # Right children from level inner to level size - 2.
+        leaf += ((1 << size - 1) - (1 << inner)) if inner < size - 1 else 0
+        size = inner
+    return leaf
+
+
+def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
     """Squared sensitivity for records in these leaves, per unit of one record's sensitivity.
 
-    sum over nodes of (number of the records in the node)^2; see its namesake of the plain tree.
+    The sum over seen blocks of the square of the records' s/sqrt(u), exactly.
     """
     releases = integer("releases", releases, at_least=0)
-    counts: Counter[Node] = Counter()
+    shifts: defaultdict[int, float] = defaultdict(float)
     for leaf in leaves:
         if releases == 0:
             raise InputError(f"leaf must be an integer <= 0 (there are no releases), got {leaf}")
-        counts.update(touches(leaf, releases))
-    return sum(count * count for count in counts.values())
+        inner = 0
+        for end in touches(leaf, releases):
+            size = node_level(end) + 1
+            shifts[end] += math.sqrt(_squared_shift(size, inner))
+            inner = size
+    return sum(shift * shift for shift in shifts.values())
 
 
 def weight(level: int) -> float:

@@ -7,15 +7,25 @@ at most the sum of c^2 over the released nodes ("toeplitz": ||C n||^2, n one in 
 else zero). It is attained when all records change alike. If the batches are at different silos with
 noise of their own, it is not more: c^2 is split into squares of the parts.
 
-Claim: in all three releases, of K >= M0 leaves, the first M0 leaves are the worst.
+Claim: in "tree" and "toeplitz", of K >= M0 leaves, the first M0 leaves are the worst. They would be
+in "honaker" too if all its nodes were seen; what is seen is less, and bounded below.
 
 "toeplitz". ||C n||^2 sums (C'C)_ij over all pairs of chosen leaves. For i <= j that entry is
 sum_{l=0}^{K-j} f_l f_{l+j-i}, f positive and decreasing: it decreases in the gap j - i and in j.
 The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at least |b - a|.
 
-"honaker". Level j has floor(K / 2^j) nodes, in each c <= 2^j, and all c add up to at most M0. Sums
-of squares are convex: the largest has as many full nodes as there can be and the rest in one. The
-first M0 leaves do this on every level at once.
+"honaker", all nodes. Level j has floor(K / 2^j) nodes, in each c <= 2^j, and all c add up to at
+most M0. Sums of squares are convex: the largest has as many full nodes as there can be and the rest
+in one. The first M0 leaves do this on every level at once, with N_j(M0) on level j.
+
+"honaker" itself: prefixes only (see `fastfed.privacy.honaker`, also for W, u, s). There the sum of
+s/sqrt(u) over the user's leaves has the part of c. For each l = 0, ..., kappa it comes to at most
+    N_0(M0) + ... + N_{l-1}(M0) + M0^2 W(kappa - l),
+as if all nodes of the levels below l were seen too, which can only raise it. They cost the first
+part. Given them, the estimates on level l - 1 are known, so u = s = 0 there in the recursions of u
+and s, which gives 3 (2^G - 2^{G'})^2 / (4^G - 4^l), l <= G' < G, for a seen block above: that of
+G - l and G' - l. One leaf moves these by W(kappa - l) at most, squared, and M0 leaves by M0^2 as
+much. The least over l is taken. l = 0 is exact for M0 = 1; l = kappa is all nodes.
 
 "tree". Released are the left children and the maximal blocks of the prefix K, one for each set bit
 of K. Here the first leaves are not the worst on each level, only in the sum. Let T_h(n) be
@@ -48,7 +58,7 @@ import math
 import numpy as np
 
 from fastfed._validate import choice, integer, number
-from fastfed.privacy import toeplitz
+from fastfed.privacy import honaker, toeplitz
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.tree import depth
@@ -58,8 +68,9 @@ def most_squared(release: str, releases: int, returning: int) -> float:
     """Largest squared sensitivity of a whole release to one user, per unit of one record's.
 
     release: "tree", "honaker" or "toeplitz"; releases: K >= 0. returning: the most batches that
-    one user takes part in, once in each; more than K counts as K. Exact (proof: top of this
-    module); 1 gives kappa = floor(log2 K) + 1, or S_K for "toeplitz".
+    one user takes part in, once in each; more than K counts as K. Exact, but for "honaker" with
+    1 < returning < K, where it is an upper bound (proofs: top of this module). 1 gives
+    kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K for "toeplitz".
     """
     formula = _MOST[choice("release", release, tuple(_MOST))]
     releases, returning = _checked(releases, returning)
@@ -135,14 +146,17 @@ def _tree(releases: int, returning: int) -> float:
 
 
 def _honaker(releases: int, returning: int) -> float:
-    total = 0
-    for level in range(depth(releases)):
+    levels = depth(releases)
+    seen, least = 0, math.inf
+    for level in range(levels + 1):
+        above = returning**2 * honaker.most_by_depth(levels - level)
+        least = min(least, seen + above)
         size = 1 << level
         full, rest = divmod(returning, size)
-        total += full * size**2
+        seen += full * size**2
         if full < releases // size:
-            total += rest**2
-    return float(total)
+            seen += rest**2
+    return least
 
 
 def _toeplitz(releases: int, returning: int) -> float:

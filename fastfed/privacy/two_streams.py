@@ -25,7 +25,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     """A continual release of two streams, x y and x x^T, with Gaussian noise.
 
     release: how the noise of prefix sums is made: "tree" (a noise vector for each released p-sum),
-    "honaker" (one for each node of the binary tree) or "toeplitz" (one for each step).
+    "honaker" (one for each node of the binary tree) or "toeplitz" (one for each step). Released are
+    the noisy p-sums in "tree", the noisy prefix sums alone in the others.
     releases: number of releases (T / B of them); 0 releases nothing and costs nothing.
     layout: of each symmetric noise matrix. noise_std: of each bias entry of each independent noise
     vector, in the units of the sums. calibration: which rule chose it. budget: what was asked for.
@@ -36,8 +37,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
     `returning` leaves at most, everything released of both streams together is one Gaussian
     mechanism of ratio mu(relation), also when later leaves are chosen in view of earlier releases
-    (by adaptive composition of the nodes; "toeplitz": since its factor is lower triangular, Denisov
-    et al. 2022, Theorem 2.1).
+    (by adaptive composition of the releases, "honaker": each given all before it; "toeplitz": since
+    its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
     """
 
     releases: int
@@ -151,9 +152,10 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
 
 def leaf_squared(release: str, releases: int, returning: int = 1) -> float:
-    """Squared sensitivity of a whole release to one leaf: kappa nodes, or S_K for "toeplitz".
+    """Squared sensitivity of a whole release to one leaf.
 
-    With returning > 1 the largest to that many leaves, see `fastfed.privacy.returning`.
+    kappa nodes for "tree", `honaker.sensitivity_squared`, or S_K for "toeplitz". With returning > 1
+    the largest to that many leaves, for "honaker" a bound on it, see `fastfed.privacy.returning`.
     """
     return most_squared(release, releases, returning)
 

@@ -12,6 +12,9 @@ FIRST = {
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
 }
 
+#: Of an identity: tables of their own, and what a spec does not say.
+NOT_TOP = ("environment", "curves", "semantics", "accounts")
+
 #: Of [figure]: tables of their own, and sizes other than those that were played.
 NOT_OF_SPEC = ("statement", "line", "size", "long", "quick", "all", "full")
 
@@ -22,7 +25,7 @@ def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any])
     ``identity`` has every key with its value; one whose value is left to the algorithm is a
     comment.
     """
-    top = {k: v for k, v in identity.items() if k not in ("environment", "curves", "semantics")}
+    top = {k: v for k, v in identity.items() if k not in NOT_TOP}
     plain = {k: v for k, v in figure.items() if k not in NOT_OF_SPEC}
     blocks = [
         _table("", {**top, "replicates": replicates}),

@@ -30,6 +30,7 @@ from fastfed.environments import (
 )
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
+from fastfed.privacy.amplification import HIDING
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.memory import check_before
@@ -96,6 +97,15 @@ class Curve:
             found["score"] = SCORES.origin(self.keys.get("score", ""))
         return {part: package for part, package in found.items() if package is not None}
 
+    @property
+    def account(self) -> int:
+        """2 where a tighter account of privacy than the first chooses less noise, else 1."""
+        if self.keys.get("release") == "honaker":
+            return 2
+        conditions = getattr(self.system.certificate, "conditions", ())
+        by_the_lemma = self.keys.get("protocol") == "shuffle-amplified" and HIDING in conditions
+        return 2 if by_the_lemma and self.keys.get("calibration") == "exact" else 1
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -139,8 +149,10 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """All that decides the results, but for the number of replicates."""
         packages = {c.label: c.packages for c in self.curves if c.packages}
+        accounts = {c.label: c.account for c in self.curves if c.account > 1}
         return {
             **({"packages": packages} if packages else {}),
+            **({"accounts": accounts} if accounts else {}),
             "semantics": SEMANTICS,
             "name": self.name,
             "environment": self.environment.describe(),
