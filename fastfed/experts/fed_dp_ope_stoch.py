@@ -186,10 +186,8 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
     found = released(plan)
     assert found is not None
     top, budget = found[0], claim.budget
-    epsilon = epsilon_at(top)
-    if not math.isfinite(epsilon):
-        raise InputError("every phase must have noise on its scores, got a scale of 0")
-    exact = Guarantee(epsilon, budget.delta)
+    epsilon, known = epsilon_at(top), math.isfinite(epsilon_at(top))
+    exact = Guarantee(epsilon, budget.delta) if known else None
     # Of messages that depend on nobody's data two accounts are one.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
@@ -210,8 +208,8 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=Guarantee(epsilon_at(found[-1]), budget.delta),
-                status="proven",
+                exact=Guarantee(epsilon_at(found[-1]), budget.delta) if known else None,
+                status="proven" if known else "none",
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PLAYED if claims_messages else SENT,),
@@ -226,14 +224,14 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
         model=MESSAGES if claims_messages else plan.protocol.model,
         claimed=Guarantee(budget.epsilon, budget.delta),
         exact=exact,
-        status="proven",
+        status="proven" if known else "none",
         noise_std=stds,
         conditions=conditions,
         caveats=(
             *claim.caveats,
             SENT if claims_messages else PLAYED,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
-            *((NOT_MET,) if exact.epsilon > budget.epsilon else ()),
+            *((NOT_MET,) if epsilon > budget.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,
