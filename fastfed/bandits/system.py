@@ -31,20 +31,19 @@ class Algorithm(_system.Algorithm):
         """The system for the keys of one curve; InputError names a bad key."""
         score = getattr(self.check(keys), "score", UCB)
         system: System = super().make(keys, setting)
-        return system if score == UCB else scored(system, score)
+        return system if score == UCB else scored(system, score, setting)
 
 
-def scored(system: System, score: str) -> System:
+def scored(system: System, score: str, setting: Setting) -> System:
     """The system, saying what follows from a score that is no upper confidence bound."""
+    from fastfed.bandits.certify import with_caveats
+
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
     # Privacy is that of what was released, whatever chooses from it.
-    before, (now,) = system.theory.caveats, theory.caveats
-    caveats = tuple(now if c in before else c for c in system.certificate.caveats)
-    if now not in caveats:
-        caveats += (now,)
-    certificate = msgspec.structs.replace(system.certificate, caveats=caveats)
-    return replace(system, theory=theory, certificate=certificate)
+    plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)
+    certificate = _system.account(plan, setting)
+    return replace(system, plan=plan, theory=theory, certificate=certificate)
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, number
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.lower_lines import lower_lines
@@ -34,6 +36,7 @@ from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
 from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES, SENT
+from fastfed.privacy.account import Claim, epsilon_at, released, sealed
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     CHANCES,
@@ -45,7 +48,13 @@ from fastfed.privacy.certificate import (
     SideCertificate,
     no_privacy,
 )
-from fastfed.privacy.vertex_sets import CALIBRATIONS, PROTECTED, VertexNoise, calibrate_vertices
+from fastfed.privacy.vertex_sets import (
+    CALIBRATIONS,
+    PROTECTED,
+    SOURCES,
+    VertexNoise,
+    calibrate_vertices,
+)
 
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 
@@ -102,11 +111,15 @@ def build(keys: OpeKeys, setting: Setting) -> System:
         protocol=NOISES[keys.noise],
         linear=setting.linear,
         phases=tuple(phases),
-        bounds=Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness),
+        bounds=clipped_to(setting),
     )
-    return System(
-        "fed-dp-ope-stoch", plan, certify(keys, setting, plan), lines(keys, setting, plan)
-    )
+    plan = sealed(replace(plan, privacy=declared(keys, setting, plan)))
+    return System("fed-dp-ope-stoch", plan, account(plan, setting), lines(keys, setting, plan))
+
+
+def clipped_to(setting: Setting) -> Bounds:
+    """What clients clip gradients to: what the losses promise."""
+    return Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness)
 
 
 def phase_noises(keys: OpeKeys, setting: Setting) -> dict[int, tuple[int, tuple[float, ...]]]:
@@ -142,7 +155,8 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
         batch=batch,
         trees=trees,
         lipschitz=setting.lipschitz,
-        spread=setting.spread,
+        # As clients clip, to the last bit: the account is of what they do.
+        spread=min(clipped_to(setting).spread, 2.0 * setting.lipschitz),
         smoothness=setting.smoothness,
         experts=setting.experts,
         protect=keys.protect,
@@ -150,41 +164,53 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
     )
 
 
-def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificate:
-    """What holds for one loss of one client in one round."""
+def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
+    """What the plan claims for one loss of one client in one round."""
     about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
-        return no_privacy(plan.protocol.source, caveats=about)
-    shapes = {(p.batch, p.trees) for p in plan.phases}
-    noises = [vertex_noise(keys, setting, *each) for each in sorted(shapes)]
-    # Phases look at different losses, so the worst of them is what one loss pays.
-    played = Guarantee(max((n.exact() for n in noises), default=0.0), keys.delta)
-    sent = None
-    if keys.noise == "local":
-        sent = Guarantee(max((n.exact_messages() for n in noises), default=0.0), keys.delta)
-    claims_messages = keys.protect == "messages" and sent is not None
-    exact = sent if claims_messages and sent is not None else played
+        return Claim(source=plan.protocol.source, caveats=about)
+    return Claim(
+        budget=Budget(keys.epsilon, keys.delta, "replace", "user"),
+        source=SOURCES[keys.calibration] if plan.phases else plan.protocol.source,
+        calibration=keys.calibration,
+        protect=keys.protect,
+        caveats=about,
+    )
+
+
+@account.register
+def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
+    """What holds for one loss of one client in one round."""
+    claim = plan.privacy or Claim(source=plan.protocol.source)
+    if claim.budget is None:
+        return no_privacy(claim.source, caveats=claim.caveats)
+    found = released(plan)
+    assert found is not None
+    top, budget = found[0], claim.budget
+    epsilon, known = epsilon_at(top), math.isfinite(epsilon_at(top))
+    exact = Guarantee(epsilon, budget.delta) if known else None
+    # Of messages that depend on nobody's data two accounts are one.
+    local = plan.protocol.noise_by == "silos"
+    claims_messages = claim.protect == "messages" and local
     conditions = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
         Condition("clients clip losses, gradients and their differences, in code", True),
-        *_worst(noises, keys.protect),
+        *top.conditions(),
     )
-    stds = {
-        f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / _share(keys, plan)
-        for p in plan.phases
-    }
+    # What the noise of one score is divided by before it is added.
+    share = 1.0 if local else float(plan.silos)
+    stds = {f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / share for p in plan.phases}
     also: tuple[SideCertificate, ...] = ()
-    if sent is not None:
-        other = played if claims_messages else sent
+    if local:
         also = (
             SideCertificate(
                 unit="user",
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=other,
-                status="proven",
+                exact=Guarantee(epsilon_at(found[-1]), budget.delta) if known else None,
+                status="proven" if known else "none",
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PLAYED if claims_messages else SENT,),
@@ -197,43 +223,27 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
         unit="user",
         relation="replace",
         model=MESSAGES if claims_messages else plan.protocol.model,
-        claimed=Guarantee(keys.epsilon, keys.delta),
+        claimed=Guarantee(budget.epsilon, budget.delta),
         exact=exact,
-        status="proven",
+        status="proven" if known else "none",
         noise_std=stds,
         conditions=conditions,
         caveats=(
-            *about,
+            *claim.caveats,
             SENT if claims_messages else PLAYED,
-            *((RAW_MESSAGES,) if keys.noise == "central" else ()),
-            *((NOT_MET,) if exact.epsilon > keys.epsilon else ()),
+            *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
+            *((NOT_MET,) if epsilon > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
             *setting.notes,
         ),
-        source=noises[0].source if noises else plan.protocol.source,
+        source=claim.source,
         also=also,
     )
 
 
-def _worst(noises: list[VertexNoise], protect: str) -> list[Condition]:
-    """The conditions of the phase that costs most."""
-    if not noises:
-        return []
-
-    def cost(noise: VertexNoise) -> float:
-        return noise.exact() if protect == "experts" else noise.exact_messages()
-
-    return max(noises, key=cost).conditions()
-
-
 #: Whom local noise can protect from.
 MESSAGES = "silo-level local: server and other clients are not trusted"
-
-
-def _share(keys: OpeKeys, plan: FrankWolfePlan) -> float:
-    """What the noise of one score is divided by before it is added."""
-    return float(plan.silos) if keys.noise == "central" else 1.0
 
 
 def _about_learning(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> tuple[str, ...]:

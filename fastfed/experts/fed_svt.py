@@ -20,10 +20,12 @@ Deviations from the paper, and why:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.plan import SPARSE_SWITCHING
@@ -32,6 +34,7 @@ from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES
+from fastfed.privacy.account import Claim, epsilon_at, sealed
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import CHANCES, SIMULATION, Certificate, Condition, Guarantee
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
@@ -98,8 +101,8 @@ def build(keys: SvtKeys, setting: Setting) -> System:
         threshold=threshold(keys, setting, noise, best),
         floor=setting.silos * best,
     )
-    certificate = certify(keys, setting, plan, best)
-    return System("fed-svt", plan, certificate, lines(keys, setting, plan, best))
+    plan = sealed(replace(plan, privacy=declared(keys, setting, plan, best)))
+    return System("fed-svt", plan, account(plan, setting), lines(keys, setting, plan, best))
 
 
 def switching_budget(keys: SvtKeys, setting: Setting) -> int:
@@ -176,16 +179,27 @@ def lines(
     return at
 
 
-def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Certificate:
+def declared(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Claim:
+    """What the plan claims for one loss of one client in one round."""
+    return Claim(
+        budget=plan.noise.budget,
+        source=plan.noise.source,
+        caveats=tuple(_about_regret(keys, setting, plan, best)),
+    )
+
+
+@account.register
+def _certificate(plan: SparseVectorPlan, setting: Setting) -> Certificate:
     """What holds for one loss of one client in one round."""
-    noise = plan.noise
-    exact = noise.exact()
+    claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
+    budget = claim.asked
+    exact = epsilon_at(noise)
     return Certificate(
         unit="user",
         relation="replace",
         model=plan.protocol.model,
-        claimed=Guarantee(keys.epsilon, keys.delta),
-        exact=Guarantee(exact, keys.delta),
+        claimed=Guarantee(budget.epsilon, budget.delta),
+        exact=Guarantee(exact, budget.delta),
         status="proven",
         noise_std=noise.noise_stds,
         conditions=(
@@ -198,13 +212,13 @@ def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
         caveats=(
             PLAYED,
             RAW_MESSAGES,
-            *_about_regret(keys, setting, plan, best),
-            *((NOT_MET,) if exact > keys.epsilon else ()),
+            *claim.caveats,
+            *((NOT_MET,) if exact > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
             *setting.notes,
         ),
-        source=noise.source,
+        source=claim.source,
     )
 
 

@@ -12,6 +12,7 @@ from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Decider, start_expert
 from fastfed.experts.sums import SumsPlan
 from fastfed.privacy import exact
+from fastfed.privacy.account import Described, released
 from fastfed.privacy.laplace import standard_laplace
 from fastfed.privacy.sparse_switching import SparseSwitching
 
@@ -26,6 +27,11 @@ class SparseVectorPlan(SumsPlan):
 
     def decider(self, noise: NoiseSource) -> Decider:
         return ExactSparseVector(self, noise) if is_exact(noise) else SparseVector(self, noise)
+
+
+@released.register
+def _(plan: SparseVectorPlan) -> tuple[Described, ...]:
+    return (plan.noise,)
 
 
 class SparseVector:

@@ -176,7 +176,7 @@ def normals_from_bits(a: Array, b: Array) -> Array:
 
 
 def ideal_normals(words: Array) -> tuple[Array, int]:
-    """Normals (2 half,) from 64-bit words of radii and turns, and how many radii are near 0 or 1."""
+    """Normals (2 half,) from words of radii and turns, and how many radii are near 0 or 1."""
     half = len(words) // 2
     r = np.sqrt(-2.0 * _log_of_words(words[:half]))
     sine, cosine = _sincos_f64(words[half:] >> np.uint64(11))
@@ -184,7 +184,7 @@ def ideal_normals(words: Array) -> tuple[Array, int]:
 
 
 def ideal_laplace(words: Array) -> tuple[Array, int]:
-    """Laplace draws (n,) from a bit for the sign and 63 of a uniform, and how many are near 0 or 1."""
+    """Laplace draws (n,) from a sign and 63 bits, and how many uniforms are near 0 or 1."""
     rest = words << np.uint64(1)
     size = -_log_of_words(rest)
     return np.where(words >> np.uint64(63) > 0, size, -size), _at_the_ends(rest)
