@@ -75,6 +75,20 @@ def test_json_has_exactly_the_documented_keys() -> None:
             {"exact": Guarantee(1.1, 0.01), "conditions": [FAILS, MISSED]},
             "every condition must hold",
         ),
+        ({"status": "conditional"}, 'a condition must fail when status is "conditional"'),
+        # That the claim is missed makes nothing conditional.
+        (
+            {"status": "conditional", "exact": Guarantee(1.1, 0.01), "conditions": [MISSED]},
+            'a condition must fail when status is "conditional"',
+        ),
+        (
+            {"status": "conditional", "exact": None, "conditions": [FAILS]},
+            'exact must be a Guarantee when status is "conditional"',
+        ),
+        (
+            {"status": "conditional", "exact": Guarantee(1.1, 0.01), "conditions": [FAILS]},
+            "a failed ClaimCondition must say so",
+        ),
         ({"status": "unproven"}, 'exact must be None when status is "unproven"'),
         ({"status": "none"}, 'exact must be None when status is "none"'),
         ({"status": "prooven"}, 'did you mean "proven"?'),
@@ -103,6 +117,10 @@ def test_what_is_allowed() -> None:
     Certificate(**fields(claimed=None))
     Certificate(**fields(exact=Guarantee(1 + 1e-12, 0.01)))
     Certificate(**fields(status="unproven", exact=None, conditions=[FAILS]))
+    Certificate(**fields(status="conditional", conditions=[FAILS]))
+    Certificate(
+        **fields(status="conditional", exact=Guarantee(11.88, 0.01), conditions=[FAILS, MISSED])
+    )
     # A claim was made, and yet there is no finite epsilon.
     Certificate(**fields(status="none", exact=None))
     with pytest.raises(InputError, match="epsilon must be >= 0, got inf"):

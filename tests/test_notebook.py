@@ -162,7 +162,7 @@ class TestPlot:
         assert texts[3].startswith('<script>alert("x")</script> & \\$x_y\\$:')
         assert "unproven" in texts[3]
         # What begins with an underscore would have no entry.
-        assert texts[4] == " _alone:  not private"
+        assert texts[4] == " _alone:  sends nothing: epsilon 0"
 
     def test_chosen_curves_keep_their_colours(self, results, pyplot):
         whole = results.plot().get_lines()
@@ -510,10 +510,11 @@ class TestLooks:
         system = fastfed.make_system(
             "feducb", silos=2, horizon=50, dimension=3, epsilon=1.0, delta=1e-6
         )
-        assert {side.status for side in system.certificate.also} == {"proven"}
+        assert {side.status for side in system.certificate.also} == {"conditional"}
         for text in (" ".join(printed(system).split()), read(system).text):
             assert "None: no finite epsilon holds." in text
-            assert text.count("Also, only under assumptions: epsilon 1, delta 1e-06") == 2
+            assert text.count("Also, conditional: epsilon 1, delta 1e-06") == 2
+            assert "fails here: synchronisation rounds do not depend on data" in text
             assert "Also, proven" not in text
         assert repr(system) == "<feducb, silo-ldp-prefix: 2 silos, 50 rounds, privacy none>"
 

@@ -144,6 +144,8 @@ def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> No
     assert (experiment.silos, experiment.horizon) == (8, 300)
     labels = [f"{v.trust}: {v.best}" for v in advice.verdicts]
     assert [c.label for c in experiment.curves] == [*labels, *(b.label for b in advice.baselines)]
+    nothing = "sends nothing: epsilon 0"
+    assert [b.privacy for b in advice.baselines] == [nothing, "not private", nothing]
     for curve, verdict in zip(experiment.curves, advice.verdicts, strict=False):
         exact = curve.system.certificate.exact
         assert exact is not None and exact.epsilon == advice[verdict.best].epsilon

@@ -161,6 +161,7 @@ def certificate(claimed: Any, exact: Any, status: str, also: Any = ()) -> dict[s
     ("stored", "short"),
     [
         (certificate(None, None, "none"), "not private"),
+        (certificate(None, (0.0, 0.0), "proven"), "sends nothing: epsilon 0"),
         (certificate((1, 1e-5), (1.0 - 1e-12, 1e-5), "proven"), "(1, 1e-05)"),
         (certificate((1, 0.1), (0.15001, 0.1), "proven"), "claimed (1, 0.1), exact (0.1501, 0.1)"),
         (certificate((1, 0.1), None, "unproven"), "claimed (1, 0.1), unproven"),

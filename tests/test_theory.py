@@ -7,9 +7,11 @@ import pytest
 
 import fastfed
 from fastfed.bandits import ALGORITHMS
+from fastfed.bandits.certify import SAME_SILO
 from fastfed.bandits.noise_law import NoiseLaw
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import ANCHOR, FLOOR
+from fastfed.privacy.certificate import Condition, Guarantee
 from fastfed.privacy.sensitivity import layout_stds
 from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd
@@ -280,18 +282,31 @@ def test_unbounded_rewards_leave_the_value_only_under_an_assumption():
     assert any(text.startswith("rewards bounded") for text in failed)
     side = certificate.also[0]
     assert side.exact.epsilon == pytest.approx(11.88, rel=1e-3)
-    assert any("assumes, against this run: rewards bounded" in c for c in side.caveats)
+    assert (side.unit, side.status) == ("user", "conditional")
+    (failed,) = [c.text for c in side.conditions if not c.holds and type(c) is Condition]
+    assert failed.startswith("rewards bounded")
     clipped = private(setting, clip=True).certificate
     assert clipped.status == "proven"
     assert any("clipping does not move their mean" in c for c in clipped.caveats)
 
 
 def test_nothing_private_says_none():
-    for algorithm, keys in (("fedlinucb", {"batch_size": 25}), ("local-linucb", {})):
-        certificate = ALGORITHMS[algorithm].make(keys, SETTING).certificate
-        assert certificate.status == "none"
-        assert certificate.claimed is certificate.exact is None
-        assert certificate.caveats[0] == "no privacy"
+    certificate = ALGORITHMS["fedlinucb"].make({"batch_size": 25}, SETTING).certificate
+    assert certificate.status == "none"
+    assert certificate.claimed is certificate.exact is None
+    assert certificate.caveats[0] == "no privacy"
+
+
+def test_what_sends_nothing_has_epsilon_zero():
+    """A silo that learns alone tells server and other silos nothing; its own users it does not
+    protect, and says so as every eager silo-level system does."""
+    alone = ALGORITHMS["local-linucb"].make({}, SETTING).certificate
+    eager = private(lazy=False).certificate
+    assert (alone.unit, alone.relation, alone.model) == ("user", "replace", eager.model)
+    assert (alone.claimed, alone.exact, alone.status) == (None, Guarantee(0.0, 0.0), "proven")
+    assert SAME_SILO in alone.caveats and SAME_SILO in eager.caveats
+    chance = ALGORITHMS["random"].make({}, SETTING).certificate
+    assert (chance.claimed, chance.exact, chance.status) == (None, Guarantee(0.0, 0.0), "proven")
 
 
 def test_the_batch_rule():

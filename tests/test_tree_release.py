@@ -155,7 +155,8 @@ def test_certificate():
     assert all(condition.holds for condition in certificate.conditions)
     assert not any("seed" in caveat for caveat in certificate.caveats)
     (user,) = certificate.also
-    assert user.unit == "user" and "every user adds one vector only" in user.caveats[0]
+    assert user.unit == "user" and user.conditions[-1].holds
+    assert user.conditions[-1].text.startswith("every user adds one vector only")
     assert "kappa" not in as_text(certificate) and "proven" in as_text(certificate)
 
 
@@ -180,7 +181,11 @@ def test_certificate_of_a_noise_function_is_unproven():
     assert [c.text for c in certificate.conditions if not c.holds] == [
         "every node's noise is standard normal, and drawn once"
     ]
-    assert certificate.also[0].status == "unproven"
+    (user,) = certificate.also
+    assert user.status == "conditional" and user.exact is not None
+    assert [c.text for c in user.conditions if not c.holds] == [
+        "every node's noise is standard normal, and drawn once"
+    ]
 
 
 # ---- what is refused ----------------------------------------------------------------------------

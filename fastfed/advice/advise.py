@@ -28,6 +28,7 @@ from fastfed.bandits import Setting
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, Facts, Sphere, environment_from_spec
 from fastfed.privacy.budget import RELATIONS
+from fastfed.report.privacy_words import privacy_words
 from fastfed.simulation.experiment import make_world
 from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
@@ -256,12 +257,18 @@ class _Run:
             scaling=scaling_words(self.size, setting.silos, setting.horizon),
             candidates=tuple(rows),
             baselines=tuple(
-                Baseline(name, label, self.contest.regrets[name], keys)
+                Baseline(name, label, self.contest.regrets[name], keys, self.privacy(keys))
                 for name, label, keys in self.baselines
             ),
             verdicts=tuple(self.verdict(trust) for trust in self.asked),
             left_out=left_out,
         )
+
+    def privacy(self, keys: dict[str, Any]) -> str:
+        """What a baseline's certificate says, in short."""
+        own = {key: value for key, value in keys.items() if key != "algorithm"}
+        system = registered(keys["algorithm"]).make(own, self.question.setting)
+        return privacy_words(system.certificate.to_builtins()).short
 
     def row(self, one: Choice) -> Candidate:
         stated, plan, bound = one.system.certificate, one.plan, one.bound

@@ -45,12 +45,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A system without privacy to compare with."""
+    """A system to compare with: one that sends nothing, or one without privacy."""
 
     name: str
     label: str
     regret: Regret
     keys: dict[str, Any]
+    #: "sends nothing: epsilon 0" or "not private".
+    privacy: str = ""
 
 
 @dataclass(frozen=True)

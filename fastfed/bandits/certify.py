@@ -33,6 +33,11 @@ RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
     "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
 )
+#: Whoever uses raw data at once shows them to those who come next.
+SAME_SILO = (
+    "users of the same silo are not protected from each other: raw data of one choose the actions "
+    "of those who come next"
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,9 @@ class Assumptions:
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
-    def aloud(self) -> tuple[str, ...]:
-        """Caveats of a statement that assumes, against the run, what it does not keep."""
-        about_data = (self.schedule, self.features, self.rewards, self.once)
-        return tuple(f"assumes, against this run: {c.text}" for c in about_data if not c.holds)
+    def about_data(self) -> tuple[Condition, ...]:
+        """Those that every statement about the release rests on, whatever it protects."""
+        return (self.schedule, self.features, self.rewards, self.once)
 
 
 def certify(
@@ -92,7 +96,7 @@ def certify(
 
     The top is the user-level claim: exact where every assumption holds, "none" where raw data make
     the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
-    what would hold under an assumption that this run breaks, named in its caveats. Where silos
+    as "conditional" what would hold under an assumption that this run breaks. Where silos
     have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
     ``beside`` is what the same noise is worth towards others; by default, what users of one silo
     see of each other. ``trust`` is what the protocol itself takes on trust.
@@ -106,20 +110,21 @@ def certify(
     met = (*trust, *mechanism.conditions())
     proven = known and all(c.holds for c in assumed.all)
 
-    given = "; under the assumptions in the caveats" if assumed.aloud else ""
+    kept = all(c.holds for c in assumed.about_data)
+    #: Of a side statement whose value is known.
+    status = "proven" if kept else "conditional"
 
     def side(unit: str, model: str, source: str = source) -> SideCertificate:
-        """The same release as a weaker statement; what the run lacks is assumed aloud."""
+        """The same release as a weaker statement."""
         return SideCertificate(
             unit=unit,
             relation=budget.relation,
-            model=model + given,
+            model=model,
             claimed=claimed,
             exact=exact,
-            status="proven" if known else "unproven",
+            status=status if known else "unproven",
             noise_std=mechanism.noise_stds,
-            conditions=met,
-            caveats=assumed.aloud,
+            conditions=(*assumed.about_data, *met),
             source=source,
         )
 
@@ -143,13 +148,12 @@ def certify(
             SideCertificate(
                 unit="user",
                 relation=budget.relation,
-                model=other.model + given,
+                model=other.model,
                 claimed=None,
                 exact=Guarantee(other.epsilon, budget.delta),
-                status="proven",
+                status=status,
                 noise_std=mechanism.noise_stds,
-                conditions=(*trust, *other.conditions),
-                caveats=assumed.aloud,
+                conditions=(*assumed.about_data, *trust, *other.conditions),
                 source=other.source,
             )
         )
@@ -160,13 +164,12 @@ def certify(
             SideCertificate(
                 unit="user" if released_only else "item",
                 relation=budget.relation,
-                model=f"{protocol.model}; users of {who}{given}",
+                model=f"{protocol.model}; users of {who}",
                 claimed=wanted,
                 exact=Guarantee(epsilon, own.budget.delta),
-                status="proven",
+                status=status,
                 noise_std=own.noise_stds,
-                conditions=tuple(own.conditions()),
-                caveats=assumed.aloud,
+                conditions=(*assumed.about_data, *own.conditions()),
                 source="zhou-chowdhury-2024, Definition 2.1",
             )
         )
@@ -207,6 +210,7 @@ def _caveats(
             "raw data of a user choose the next actions of the same silo within a batch, a path "
             "that the paper's proof does not cover; lazy = true closes it"
         )
+        caveats.append(SAME_SILO)
     if setting.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {setting.multiplicity} times: a user is not one round"

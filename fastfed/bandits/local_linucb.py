@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from fastfed._validate import InputError
 from fastfed.bandits.assemble import assemble
+from fastfed.bandits.certify import SAME_SILO
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.privacy.certificate import no_privacy
+from fastfed.privacy.certificate import nothing_sent
 from fastfed.protocols.protocol import PROTOCOLS
 
 
@@ -31,14 +32,10 @@ def build(keys: LocalKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
-    certificate = no_privacy(
-        "huang-2023, Algorithm 2",
-        model="nothing leaves a silo",
-        caveats=(
-            "nothing is sent, so server and other silos learn nothing; users of the same silo "
-            "are not protected from each other",
-            *theory.caveats,
-        ),
+    certificate = nothing_sent(
+        "huang-2023, Algorithm 2; nothing leaves a silo",
+        model=PROTOCOLS["silo-ldp"].model,
+        caveats=(SAME_SILO, *theory.caveats),
     )
     return System("local-linucb", plan, certificate, theory=theory)
 

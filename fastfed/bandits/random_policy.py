@@ -12,7 +12,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.privacy.certificate import no_privacy
+from fastfed.privacy.certificate import nothing_sent
 from fastfed.protocols.protocol import PROTOCOLS
 
 
@@ -32,9 +32,9 @@ class RandomKeys(Keys, frozen=True, kw_only=True):
 def build(keys: RandomKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
-    certificate = no_privacy(
+    certificate = nothing_sent(
         "uniformly random actions",
-        model="nothing leaves a silo",
+        model="local: nobody is trusted",
         caveats=("nothing is learned, so nothing is disclosed: there is nothing to protect",),
     )
     return System("random", replace(plan, policy="random", lazy=True), certificate, theory=theory)

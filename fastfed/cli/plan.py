@@ -139,8 +139,8 @@ def _print(found: Advice) -> None:
     from fastfed.advice.words import figure
 
     print_table(
-        ("without privacy", "regret"),
-        [(b.label, figure(b.regret)) for b in found.baselines],
+        ("to compare with", "regret", "privacy"),
+        [(b.label, figure(b.regret), b.privacy) for b in found.baselines],
         right=(1,),
     )
     click.echo("\nno candidates:")

@@ -32,7 +32,7 @@ DRAWS = (
     "counted by a sampler of 53-bit numbers"
 )
 
-STATUSES = ("proven", "unproven", "none")
+STATUSES = ("proven", "conditional", "unproven", "none")
 WIDTH = 88
 
 
@@ -76,15 +76,18 @@ class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
     unit: "user" | "item" | "silo". relation: "replace" | "zero-out".
     model: who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
     claimed: what was asked for or what the source states; None if nothing.
-    exact: what is proven to hold; None unless status is "proven".
-    status: "proven" (the exact value holds; compare it with the claim); "unproven" (there may be
-    privacy, no proof covers it); "none" (no finite epsilon holds, or nothing is protected).
+    exact: what holds ("proven"), or would hold ("conditional"); None for other statuses.
+    status: "proven" (the exact value holds for this run; compare it with the claim); "conditional"
+    (it would hold under conditions of which this run breaks one, or cannot establish it);
+    "unproven" (there may be privacy, no proof covers it); "none" (no finite epsilon holds, or
+    nothing is protected).
     noise_std: standard deviation by stream, in the units of the statistic.
     conditions, caveats, source: what the guarantee rests on, what it leaves out, where it is from.
 
-    Raises InputError if "proven" has no exact value or a failed condition, and if "unproven" or
-    "none" carries an exact value. Beside a proven value above the claim a failed ClaimCondition
-    is demanded; it is the only condition that may fail there.
+    Raises InputError if "proven" or "conditional" has no exact value, if "unproven" or "none"
+    carries one, if a condition of "proven" fails, and if none of "conditional" does. Beside an
+    exact value above the claim a failed ClaimCondition is demanded; it counts for neither: it is
+    the only condition that may fail beside "proven", and not enough for "conditional".
     """
 
     unit: str
@@ -114,16 +117,20 @@ class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
         self._check_honesty()
 
     def _check_honesty(self) -> None:
-        if self.status != "proven":
+        if self.status not in ("proven", "conditional"):
             if self.exact is not None:
                 raise InputError(
                     f'exact must be None when status is "{self.status}", got {show(self.exact)}'
                 )
             return
         if self.exact is None:
-            raise InputError('exact must be a Guarantee when status is "proven", got None')
+            raise InputError(f'exact must be a Guarantee when status is "{self.status}", got None')
         failed = [c.text for c in self.conditions if not c.holds and type(c) is not ClaimCondition]
-        if failed:
+        if self.status == "conditional" and not failed:
+            raise InputError(
+                'a condition must fail when status is "conditional", got none that does'
+            )
+        if self.status == "proven" and failed:
             raise InputError(
                 f'every condition must hold when status is "proven", got failed {show(failed[0])}'
             )
@@ -182,6 +189,22 @@ def no_privacy(
         exact=None,
         status="none",
         caveats=("no privacy", *caveats),
+        source=source,
+    )
+
+
+def nothing_sent(
+    source: str, *, model: str, delta: float = 0.0, caveats: Sequence[str] = ()
+) -> Certificate:
+    """The certificate of a system that claims nothing and sends nothing: epsilon is 0, proven."""
+    return Certificate(
+        unit="user",
+        relation="replace",
+        model=model,
+        claimed=None,
+        exact=Guarantee(0.0, delta),
+        status="proven",
+        caveats=tuple(caveats),
         source=source,
     )
 

@@ -193,12 +193,12 @@ class TreeRelease:
             "conditions": tuple(conditions),
             "source": _SOURCE,
         }
-        user = SideCertificate(
-            unit="user",
-            model=f"{model}; under the assumption named in the caveats",
-            caveats=("assumes that every user adds one vector only", *caveats),
-            **shared,
-        )
+        # What a passed-in source draws cannot be established: the value then hangs on it.
+        once = Condition("every user adds one vector only (taken on trust)", True)
+        beside = {**shared, "conditions": (*conditions, once), "exact": exact}
+        if not known:
+            beside["status"] = "conditional"
+        user = SideCertificate(unit="user", model=model, caveats=tuple(caveats), **beside)
         return Certificate(
             unit="item",
             model=f"{model}; neighbours differ in one vector",

@@ -553,7 +553,7 @@ def winsorized_mean(
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
     budget = mechanism.budget
-    caveats = ["assumes that every user gives one row only", REALS]
+    caveats = [REALS]
     if not mechanism.feasible:
         caveats.append(
             f"accuracy: {mechanism.silos} users are too few for this budget and radius, so the "
@@ -569,7 +569,10 @@ def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
         exact=Guarantee(mechanism.exact(), budget.delta),
         status="proven",
         noise_std=mechanism.noise_stds,
-        conditions=tuple(mechanism.conditions()),
+        conditions=(
+            Condition("every user gives one row only (taken on trust)", True),
+            *mechanism.conditions(),
+        ),
         caveats=tuple(caveats),
         source=mechanism.source,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastfed.report.guarantee import is_private
 from fastfed.report.source import Source
 from fastfed.results.results import CurveResult
 
@@ -146,7 +147,7 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
     styles = []
     private = other = 0
     for curve in curves:
-        if curve.certificate["claimed"] is None:
+        if not is_private(curve.certificate):
             dashes: Any = NOT_PRIVATE_DASHES[other % len(NOT_PRIVATE_DASHES)]
             styles.append({"color": NOT_PRIVATE, "linestyle": dashes})
             other += 1

@@ -1,4 +1,4 @@
-"""Whether a curve has the privacy that it claims, from its certificate as it is stored."""
+"""Whether a curve is private, and as it claims, from its certificate as it is stored."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 from fastfed.report.privacy_words import SAME, privacy_words
 
 
+def is_private(certificate: dict[str, Any]) -> bool:
+    """Whether it claims privacy, or has it unasked, as where nothing is sent."""
+    return certificate["claimed"] is not None or certificate["status"] == "proven"
+
+
 def gap(certificate: dict[str, Any]) -> str:
     """What is missing, as the rest of a sentence that begins with the curve; empty if nothing is.
 
-    Nothing is missing where nothing is claimed, or where the exact guarantee is proven and within
-    the claim.
+    Nothing is missing where nothing is claimed (also where nothing is sent), or where the exact
+    guarantee is proven and within the claim.
     """
     claimed, exact = certificate.get("claimed"), certificate.get("exact")
     if claimed is None:

@@ -11,6 +11,7 @@ import numpy as np
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.report import canvas
 from fastfed.report.figure import LEGEND, draw_regret, dress_amount, dress_rounds, legend_entry
+from fastfed.report.guarantee import is_private
 from fastfed.report.lines import SYNCHRONISATIONS, off_picture
 from fastfed.report.source import Source, in_memory
 from fastfed.results.results import CurveResult, Results, standard_error
@@ -129,8 +130,8 @@ def _new_axes() -> tuple[Figure, Axes]:
 def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     """Those of the report, after as many as there are lines of each kind in the axes."""
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
-    private = [c for c in results.curves if c.certificate["claimed"] is not None][:1]
-    other = [c for c in results.curves if c.certificate["claimed"] is None][:1]
+    private = [c for c in results.curves if is_private(c.certificate)][:1]
+    other = [c for c in results.curves if not is_private(c.certificate)][:1]
     before = [*private * sum(c in canvas.COLOURS for c in colours),
               *other * colours.count(canvas.NOT_PRIVATE)]  # fmt: skip
     return canvas.line_styles((*before, *results.curves))[len(before) :]

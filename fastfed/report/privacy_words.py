@@ -10,6 +10,8 @@ from fastfed.privacy.certificate import rounded_up
 
 #: Exact and claimed epsilon closer than this are one number, up to how it was computed.
 SAME = 1e-6
+#: In short, of a curve that claims nothing since nothing leaves.
+SENDS_NOTHING = "sends nothing: epsilon 0"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,9 @@ class PrivacyWords:
     def short(self) -> str:
         """The claim, and what holds where that is something else."""
         if self.claimed == "-":
-            return "not private"
+            if self.status != "proven":
+                return "not private"
+            return SENDS_NOTHING if self.exact.startswith("(0, ") else f"exact {self.exact}"
         if self.exact == self.claimed:
             return self.claimed
         if self.status == "proven":
@@ -37,14 +41,18 @@ def privacy_words(certificate: dict[str, Any]) -> PrivacyWords:
     """The words of a certificate as it is stored.
 
     Where the user-level claim is unproven, ``exact`` is what the first side guarantee gives:
-    another unit, or the same one under assumptions that this run does not meet.
+    another unit, or a conditional one, which this run does not meet.
     """
     claimed, exact = certificate["claimed"], certificate["exact"]
     words = _pair(exact, claimed, rounded_up)
     if exact is None and certificate["also"]:
         side = certificate["also"][0]
-        what = f"per {side['unit']}" if side["unit"] != certificate["unit"] else "conditional"
-        words = f"{what} {_pair(side['exact'], claimed, rounded_up)}"
+        same = side["unit"] == certificate["unit"]
+        what = [] if same else [f"per {side['unit']}"]
+        # Stores from before there was this status say "proven" of the same unit.
+        if same or side.get("status") == "conditional":
+            what.append("conditional")
+        words = f"{', '.join(what)} {_pair(side['exact'], claimed, rounded_up)}"
     return PrivacyWords(_pair(claimed, None, "{:g}".format), words, certificate["status"])
 
 

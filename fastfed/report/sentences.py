@@ -9,7 +9,7 @@ from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms import Calibrated
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
-#: So begins a caveat that names what a side guarantee takes for granted.
+#: So begins a caveat that names what a side guarantee takes for granted, in older stores.
 ASSUMES = "assumes"
 NOTHING = "Nothing is claimed, and no privacy holds."
 
@@ -41,6 +41,7 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
     asked = f"Claimed: {_pair(claimed)}." if claimed else "Nothing is claimed."
     held = {
         "proven": f"Proven: {_pair(exact)}, for everything that is released.",
+        "conditional": f"Conditional: {_pair(exact)} would hold, were it not for what fails.",
         "unproven": "Unproven: no proof covers this run, so the claim has no number.",
         "none": "None: no finite epsilon holds.",
     }[status]
@@ -48,11 +49,13 @@ def _guarantee(certificate: dict[str, Any]) -> list[str]:
 
 
 def _side(side: dict[str, Any]) -> str:
-    # Its number is proven, but what it assumes may be what this very run breaks.
     assumes = any(text.startswith(ASSUMES) for text in side["caveats"])
     holds = "only under assumptions" if assumes else side["status"]
     value = f"{_pair(side['exact'])}, " if side["exact"] else ""
-    texts = "; ".join((side["model"], *side["caveats"]))
+    failed: list[str] = []
+    if side["status"] == "conditional":
+        failed = [f"fails here: {c['text']}" for c in side["conditions"] if not c["holds"]]
+    texts = "; ".join((side["model"], *failed, *side["caveats"]))
     return f"Also, {holds}: {value}for {_protected(side)} ({texts})."
 
 

@@ -85,7 +85,7 @@ svg.key { vertical-align: middle; margin-right: 0.6rem; flex: none; }
 }
 .holds, .proven { color: var(--good); background: var(--good-back); }
 .fails { color: var(--bad); background: var(--bad-back); }
-.undecided, .unproven { color: var(--open); background: var(--open-back); }
+.undecided, .unproven, .conditional { color: var(--open); background: var(--open-back); }
 .none, .not-judged, .not-played { color: var(--none); background: var(--none-back); }
 ul { padding-left: 1.2rem; margin: 0.5rem 0; }
 ul.statements { list-style: none; padding: 0; }
