@@ -49,6 +49,7 @@ class Assumptions:
     features: Condition
     rewards: Condition
     once: Condition
+    world: tuple[Condition, ...]  # of the environment
 
     @classmethod
     def of(
@@ -67,16 +68,22 @@ class Assumptions:
             ),
             rewards=Condition(f"rewards bounded by 1 in absolute value ({where})", bounded),
             once=Condition("no record is served twice", setting.multiplicity == 1),
+            world=setting.conditions,
         )
 
     @property
     def all(self) -> tuple[Condition, ...]:
+        return (*self.about_run, *self.world)
+
+    @property
+    def about_run(self) -> tuple[Condition, ...]:
+        """Without one of these the proof is of another statement, which stands under ``also``."""
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def about_data(self) -> tuple[Condition, ...]:
         """Those that every statement about the release rests on, whatever it protects."""
-        return (self.schedule, self.features, self.rewards, self.once)
+        return (self.schedule, self.features, self.rewards, self.once, *self.world)
 
 
 def certify(
@@ -94,8 +101,8 @@ def certify(
 ) -> Certificate:
     """The certificate of one private linear system, its noise taken from seeded streams.
 
-    The top is the user-level claim: exact where every assumption holds, "none" where raw data make
-    the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
+    The top is the user-level claim: proven where every assumption holds, conditional where only
+    the environment's own fail, "none" where raw data make the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
     as "conditional" what would hold under an assumption that this run breaks. Where silos
     have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
     ``beside`` is what the same noise is worth towards others; by default, what users of one silo
@@ -108,7 +115,9 @@ def certify(
     exact = Guarantee(epsilon, budget.delta) if known else None
     assumed = Assumptions.of(setting, clip, released_only, schedule)
     met = (*trust, *mechanism.conditions())
-    proven = known and all(c.holds for c in assumed.all)
+    #: The account is of what this run does; of the world around it the conditions speak.
+    covered = known and all(c.holds for c in assumed.about_run)
+    proven = covered and all(c.holds for c in assumed.world)
 
     kept = all(c.holds for c in assumed.about_data)
     #: Of a side statement whose value is known.
@@ -133,7 +142,7 @@ def certify(
         also.append(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
-    elif known and not proven:
+    elif known and not covered:
         also.append(side("user", protocol.model))
     if released_only and beside is None:
         also.append(
@@ -178,8 +187,14 @@ def certify(
         relation=budget.relation,
         model=protocol.model,
         claimed=claimed,
-        exact=exact if proven else None,
-        status="none" if not schedule.holds else "proven" if proven else "unproven",
+        exact=exact if covered else None,
+        status="none"
+        if not schedule.holds
+        else "proven"
+        if proven
+        else "conditional"
+        if covered
+        else "unproven",
         noise_std=mechanism.noise_stds,
         conditions=(*assumed.all, *met),
         caveats=(

@@ -10,7 +10,7 @@ from fastfed._validate import InputError
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.certify import SAME_SILO
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System
+from fastfed.bandits.system import Algorithm, Keys, System, resting_on
 from fastfed.privacy.certificate import nothing_sent
 from fastfed.protocols.protocol import PROTOCOLS
 
@@ -37,6 +37,7 @@ def build(keys: LocalKeys, setting: Setting) -> System:
         model=PROTOCOLS["silo-ldp"].model,
         caveats=(SAME_SILO, *theory.caveats),
     )
+    certificate = resting_on(certificate, setting.conditions)
     return System("local-linucb", plan, certificate, theory=theory)
 
 

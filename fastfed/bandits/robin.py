@@ -188,7 +188,9 @@ def certify(
             True,
         ),
         Condition("one person's data are at one client (taken on trust)", True),
+        *setting.conditions,
     ]
+    status = "proven" if all(c.holds for c in setting.conditions) else "conditional"
     if not means:
         return Certificate(
             unit="silo",
@@ -196,7 +198,7 @@ def certify(
             model="nothing leaves a client",
             claimed=claimed,
             exact=Guarantee(0.0, keys.delta),
-            status="proven",
+            status=status,
             conditions=tuple(conditions),
             caveats=(*caveats, SIMULATION, *setting.notes),
             source="huang-2023, Algorithm 1, of which no greedy phase is reached",
@@ -208,7 +210,7 @@ def certify(
         model=plan.protocol.model,
         claimed=claimed,
         exact=Guarantee(mean.exact(), keys.delta),
-        status="proven",
+        status=status,
         noise_std=means[-1].noise_stds,
         conditions=(*conditions, *mean.conditions()),
         caveats=(*caveats, SIMULATION, REALS, *setting.notes),

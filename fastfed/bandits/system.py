@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -12,9 +12,11 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
-from fastfed.privacy.certificate import Condition
+from fastfed.privacy.certificate import Certificate, Condition, SideCertificate
 from fastfed.protocols.plan import Clip
-from fastfed.protocols.score import SCORES, UCB
+from fastfed.protocols.score import SCORES, UCB, score_named
+
+C = TypeVar("C", bound=SideCertificate)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,13 +40,34 @@ def scored(system: System, score: str) -> System:
     """The system, saying what follows from a score that is no upper confidence bound."""
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
-    # Privacy is that of what was released, whatever chooses from it.
+    # Privacy is that of what was released, whatever chooses from it and keeps nothing else.
     before, (now,) = system.theory.caveats, theory.caveats
     caveats = tuple(now if c in before else c for c in system.certificate.caveats)
     if now not in caveats:
         caveats += (now,)
     certificate = msgspec.structs.replace(system.certificate, caveats=caveats)
+    chosen = score_named(score)
+    if chosen is not None:
+        certificate = resting_on(certificate, (chosen.condition,))
     return replace(system, theory=theory, certificate=certificate)
+
+
+def resting_on(certificate: Certificate, conditions: tuple[Condition, ...]) -> Certificate:
+    """The certificate of a run that rests on more conditions, and its side guarantees with it."""
+    also = tuple(_resting(side, conditions) for side in certificate.also)
+    return _resting(msgspec.structs.replace(certificate, also=also), conditions)
+
+
+def _resting(entry: C, conditions: tuple[Condition, ...]) -> C:
+    """One guarantee; where nothing is guaranteed nothing rests on anything."""
+    if entry.claimed is None and entry.exact is None:
+        return entry
+    broken = entry.status == "proven" and not all(c.holds for c in conditions)
+    return msgspec.structs.replace(
+        entry,
+        conditions=(*entry.conditions, *conditions),
+        status="conditional" if broken else entry.status,
+    )
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

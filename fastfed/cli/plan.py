@@ -115,8 +115,10 @@ def _environment(spec: Path) -> dict[str, Any]:
 
 
 def _print(found: Advice) -> None:
+    for note in found.notes:
+        click.echo(f"note: {note}")
     click.echo(
-        f"every {found.unit} ({found.relation}): ({found.epsilon:g}, {found.delta:g}), proven; "
+        f"every {found.unit} ({found.relation}): ({found.epsilon:g}, {found.delta:g}), {found.status}; "
         f"{found.silos} silos, {found.horizon} rounds, d = {found.dimension}, "
         f"{found.environment['kind']}"
     )

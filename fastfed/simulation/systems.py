@@ -16,6 +16,7 @@ from fastfed.environments import (
     LossFacts,
 )
 from fastfed.privacy import MECHANISMS
+from fastfed.privacy.certificate import Condition
 from fastfed.protocols.score import SCORES
 
 
@@ -85,6 +86,7 @@ def setting_of(
         features_bounded=facts.features_bounded,
         multiplicity=facts.multiplicity,
         notes=facts.notes,
+        conditions=tuple(Condition(text, holds) for text, holds in facts.conditions),
     )
 
 
