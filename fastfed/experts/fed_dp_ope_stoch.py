@@ -33,7 +33,15 @@ from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
-from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES, SENT
+from fastfed.experts.words import (
+    DRAWS,
+    ONE_LOSS,
+    PLAYED,
+    RAW_MESSAGES,
+    SENT,
+    not_met,
+    of_record,
+)
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     SIMULATION,
@@ -44,6 +52,7 @@ from fastfed.privacy.certificate import (
     SideCertificate,
     no_privacy,
 )
+from fastfed.privacy.composition import of_group
 from fastfed.privacy.vertex_sets import CALIBRATIONS, PROTECTED, VertexNoise, calibrate_vertices
 
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
@@ -150,25 +159,33 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
 
 
 def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificate:
-    """What holds for one loss of one client in one round."""
+    """What holds for one record: one loss of one client in one round, or as many as it is behind."""
     about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
         return no_privacy(plan.protocol.source, caveats=about)
     shapes = {(p.batch, p.trees) for p in plan.phases}
     noises = [vertex_noise(keys, setting, *each) for each in sorted(shapes)]
     # Phases look at different losses, so the worst of them is what one loss pays.
-    played = Guarantee(max((n.exact() for n in noises), default=0.0), keys.delta)
+    def experts_cost(delta: float) -> float:
+        return max((n.exact(delta) for n in noises), default=0.0)
+
+    def messages_cost(delta: float) -> float:
+        return max((n.exact_messages(delta=delta) for n in noises), default=0.0)
+
+    uses, claimed = setting.multiplicity, Guarantee(keys.epsilon, keys.delta)
+    played = Guarantee(of_group(experts_cost, uses, keys.delta), keys.delta)
     sent = None
     if keys.noise == "local":
-        sent = Guarantee(max((n.exact_messages() for n in noises), default=0.0), keys.delta)
+        sent = Guarantee(of_group(messages_cost, uses, keys.delta), keys.delta)
     claims_messages = keys.protect == "messages" and sent is not None
     exact = sent if claims_messages and sent is not None else played
-    conditions = (
+    about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
         Condition("clients clip losses, gradients and their differences, in code", True),
-        *_worst(noises, keys.protect),
     )
+    of_one = _worst(noises, keys.protect)
+    conditions = (*about_losses, *of_record(of_one, uses, claimed, exact))
     stds = {
         f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / _share(keys, plan)
         for p in plan.phases
@@ -192,11 +209,27 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
+    if uses > 1:
+        cost = messages_cost if claims_messages else experts_cost
+        model = MESSAGES if claims_messages else plan.protocol.model
+        also += (
+            SideCertificate(
+                unit="item",
+                relation="replace",
+                model=f"{model}; {ONE_LOSS}",
+                claimed=claimed,
+                exact=Guarantee(cost(keys.delta), keys.delta),
+                status="proven",
+                noise_std=stds,
+                conditions=(*about_losses, *of_one),
+                source=noises[0].source if noises else plan.protocol.source,
+            ),
+        )
     return Certificate(
         unit="user",
         relation="replace",
         model=MESSAGES if claims_messages else plan.protocol.model,
-        claimed=Guarantee(keys.epsilon, keys.delta),
+        claimed=claimed,
         exact=exact,
         status="proven",
         noise_std=stds,
@@ -205,7 +238,7 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
             *about,
             SENT if claims_messages else PLAYED,
             *((RAW_MESSAGES,) if keys.noise == "central" else ()),
-            *((NOT_MET,) if exact.epsilon > keys.epsilon else ()),
+            *((not_met(uses),) if exact.epsilon > keys.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,

@@ -31,9 +31,16 @@ from fastfed.experts.setting import Setting
 from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.experts.words import DRAWS, NOT_MET, PLAYED, RAW_MESSAGES
+from fastfed.experts.words import DRAWS, ONE_LOSS, PLAYED, RAW_MESSAGES, not_met, of_record
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.certificate import SIMULATION, Certificate, Condition, Guarantee
+from fastfed.privacy.certificate import (
+    SIMULATION,
+    Certificate,
+    Condition,
+    Guarantee,
+    SideCertificate,
+)
+from fastfed.privacy.composition import of_group
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
 
 PROVEN, PRINTED = "proven", "printed"
@@ -177,34 +184,51 @@ def lines(
 
 
 def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Certificate:
-    """What holds for one loss of one client in one round."""
-    noise = plan.noise
-    exact = noise.exact()
+    """What holds for one record: one loss of one client in one round, or as many as it is behind."""
+    noise, uses = plan.noise, setting.multiplicity
+    claimed = Guarantee(keys.epsilon, keys.delta)
+    exact = Guarantee(of_group(noise.exact, uses, keys.delta), keys.delta)
+    about_losses = (
+        Condition("when messages are exchanged does not depend on losses", True),
+        Condition(
+            "losses are fixed in advance: they do not look at what is played (on trust)", True
+        ),
+    )
+    also: tuple[SideCertificate, ...] = ()
+    if uses > 1:
+        also = (
+            SideCertificate(
+                unit="item",
+                relation="replace",
+                model=f"{plan.protocol.model}; {ONE_LOSS}",
+                claimed=claimed,
+                exact=Guarantee(noise.exact(), keys.delta),
+                status="proven",
+                noise_std=noise.noise_stds,
+                conditions=(*about_losses, *noise.conditions()),
+                source=noise.source,
+            ),
+        )
     return Certificate(
         unit="user",
         relation="replace",
         model=plan.protocol.model,
-        claimed=Guarantee(keys.epsilon, keys.delta),
-        exact=Guarantee(exact, keys.delta),
+        claimed=claimed,
+        exact=exact,
         status="proven",
         noise_std=noise.noise_stds,
-        conditions=(
-            Condition("when messages are exchanged does not depend on losses", True),
-            Condition(
-                "losses are fixed in advance: they do not look at what is played (on trust)", True
-            ),
-            *noise.conditions(),
-        ),
+        conditions=(*about_losses, *of_record(noise.conditions(), uses, claimed, exact)),
         caveats=(
             PLAYED,
             RAW_MESSAGES,
             *_about_regret(keys, setting, plan, best),
-            *((NOT_MET,) if exact > keys.epsilon else ()),
+            *((not_met(uses),) if exact.epsilon > keys.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,
         ),
         source=noise.source,
+        also=also,
     )
 
 

@@ -71,6 +71,7 @@ def setting_of(
             linear=facts.linear,
             iid=facts.iid,
             optimal_loss=facts.optimal_loss,
+            multiplicity=facts.multiplicity,
             notes=facts.notes,
         )
     low, high = facts.reward_range or (0.0, 1.0)
