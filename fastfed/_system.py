@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import msgspec
@@ -11,7 +12,24 @@ import numpy as np
 
 from fastfed._face import Shown
 from fastfed._validate import InputError, nearest, show
-from fastfed.privacy.certificate import SIMULATION, Certificate
+from fastfed.privacy.account import accounted, same, verify
+from fastfed.privacy.certificate import SIMULATION, Certificate, Condition
+
+#: Of a plan whose kind fastfed knows no account of, or that carries no claim.
+ON_WORD = Condition(
+    "fastfed recomputes the guarantee from the plan (here it is its package's own word)", False
+)
+
+
+@singledispatch
+def account(plan: Any, problem: Any) -> Certificate:
+    """The certificate of a plan that is put to a problem: the only maker of certificates.
+
+    Every number in it is computed from those that drivers and parties execute, see
+    `fastfed.privacy.account`. ``problem`` is the Setting, what is guaranteed of the data.
+    InputError for a kind of plan that is not registered (``account.register``).
+    """
+    raise InputError(f"plan must be of a kind that fastfed accounts for, got {show(plan)}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +43,13 @@ class System(Shown):
     #: What can be drawn beside the curve, by name, at rounds (C,).
     bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
 
+    def __post_init__(self) -> None:
+        """The certificate must say what the plan's numbers give; InputError where it does not.
+
+        Of a plan that fastfed cannot account for, the certificate says that it has not.
+        """
+        object.__setattr__(self, "certificate", agreed(self.plan, self.certificate))
+
     def __repr__(self) -> str:
         plan = self.plan
         return (
@@ -37,6 +62,36 @@ class System(Shown):
         """The certificate where the parties draw their noise from the operating system."""
         kept = tuple(c for c in self.certificate.caveats if c != SIMULATION)
         return msgspec.structs.replace(self.certificate, caveats=kept)
+
+
+def agreed(plan: Any, certificate: Certificate) -> Certificate:
+    """The certificate, if it says what the plan's numbers give.
+
+    That of an unknown kind of plan, or of one without a claim, becomes "conditional".
+    """
+    claim, found = getattr(plan, "privacy", None), accounted(plan)
+    if claim is None or found is None:
+        if certificate.exact is None or ON_WORD in certificate.conditions:
+            return certificate
+        conditions = (*certificate.conditions, ON_WORD)
+        return msgspec.structs.replace(certificate, status="conditional", conditions=conditions)
+    verify(plan)
+    stated, budget = certificate.exact, claim.budget
+    if stated is not None and not same((stated.epsilon,), found[:1]):
+        raise InputError(
+            f"the plan's noise gives epsilon {found[0]:.6g}, its certificate says "
+            f"{stated.epsilon:.6g}"
+        )
+    asked = None if budget is None else (budget.epsilon, budget.delta)
+    said = certificate.claimed and (certificate.claimed.epsilon, certificate.claimed.delta)
+    if asked != said:
+        raise InputError(f"the plan claims {show(asked)}, its certificate {show(said)}")
+    if budget is not None and certificate.relation != budget.relation:
+        raise InputError(
+            f'the plan claims relation "{budget.relation}", its certificate '
+            f'"{certificate.relation}"'
+        )
+    return certificate
 
 
 @dataclass(frozen=True)

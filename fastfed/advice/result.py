@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-
 #: So begins a note on a condition that fails for all candidates.
 BROKEN = "fails for all: "
 
 #: Of environments that hold real records.
 READ = (
     "these are simulations on the real records: choice, regrets and bounds were read from them "
-    "without noise and are not covered by any guarantee below; what is then run on the same records "
-    "composes with it"
+    "without noise and are not covered by any guarantee below; what is then run on the same "
+    "records composes with it"
 )
 
 

@@ -54,7 +54,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         noises = plan.silos if plan.protocol.noise_by == "silos" else 1
         std = node.times(math.sqrt(noises) / times)
         protocol = released_as(PROTOCOLS["central"], plan.release)
-        plan = replace(plan, protocol=protocol, noise_std=std, encoding=None)
+        # It stands for another plan's regret, and claims no privacy of its own.
+        plan = replace(plan, protocol=protocol, noise_std=std, encoding=None, privacy=None)
     if times == 1.0:
         return plan
     r = plan.radius
@@ -70,7 +71,12 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     # Smaller Gaussian reward noise is not clipped: that would move its mean.
     clip = None
     return replace(
-        plan, silos=silos, regularizer=plan.regularizer / times, radius=radius, clip=clip
+        plan,
+        silos=silos,
+        regularizer=plan.regularizer / times,
+        radius=radius,
+        clip=clip,
+        privacy=None,
     )
 
 

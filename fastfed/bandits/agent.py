@@ -12,7 +12,6 @@ the protocol has released. Deviations from the paper, and why:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -27,19 +26,12 @@ from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Keys, System, batches_of_user, check_returning
 from fastfed.bandits.theory import REGULARIZERS, Theory
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.certificate import Condition, Side
 from fastfed.privacy.sensitivity import LAYOUTS
 from fastfed.privacy.two_streams import CALIBRATIONS
 from fastfed.protocols.plan import Clip, Plan
 from fastfed.protocols.protocol import Protocol
 
 MESSAGES = ("aggregate", "individual")
-#: An agent that chooses for its users has seen what was offered to them.
-PUBLIC_OFFER = Condition(
-    "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
-)
-
-
 #: The rules for lambda that go with each radius.
 FITTING = {
     "direct": ("from-noise",),
@@ -188,33 +180,11 @@ def private(
     release: str = "tree",
 ) -> System:
     """A private system of one agent, from its noise."""
-    plan, theory, clip = planned(
+    plan, theory, _ = planned(
         keys, setting, protocol, batch_size, published, noise, individual=individual,
         release=release,
     )  # fmt: skip
     check_bits(plan)
-    others = list(noise.beside)
-    exact = noise.mechanism.exact()
-    if protocol.shuffled and math.isfinite(exact):
-        trusted = [c for c in noise.mechanism.conditions() if type(c) is Condition]
-        others.append(
-            Side(
-                "joint: other users see actions only, and keep what they know of their own "
-                "noise to themselves",
-                "chowdhury-zhou-2022, Section 2: a shuffle model's guarantee is one of these too",
-                exact,
-                tuple(trusted),
-            )
-        )
-    certificate = certify(
-        noise.mechanism,
-        protocol,
-        setting,
-        theory,
-        clip,
-        True,
-        f"{protocol.source}; {noise.mechanism.source}",
-        beside=others,
-        trust=(PUBLIC_OFFER,) if protocol.senders == "users" else (),
-    )
+    source = f"{protocol.source}; {noise.mechanism.source}"
+    plan, certificate = certify(plan, setting, theory, noise, source)
     return System(algorithm, plan, certificate, theory=theory)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from fastfed.bandits.agent import AgentKeys, check_agent, planned
 from fastfed.bandits.agent_published import NOT_PRIVATE
+from fastfed.bandits.certify import certify
 from fastfed.bandits.linucb_bounds import batch_size_f_4
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
-from fastfed.privacy.certificate import no_privacy
 from fastfed.protocols.protocol import AGENT_PROTOCOLS
 
 
@@ -21,7 +21,7 @@ def build(keys: AgentKeys, setting: Setting) -> System:
     check_agent("linucb", setting)
     batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
     plan, theory, _ = planned(keys, setting, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE)
-    certificate = no_privacy("chowdhury-zhou-2022, Algorithm 1", caveats=theory.caveats)
+    plan, certificate = certify(plan, setting, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
 
 

@@ -32,7 +32,7 @@ def gaussian_noise(
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
     law = NoiseLaw(std, 1, np.arange(releases + 1.0))
-    return Noise(mechanism, law, std, beside=tuple(mechanism.sides()))
+    return Noise(mechanism, law, std)
 
 
 def vector_noise(
@@ -61,4 +61,4 @@ def vector_noise(
     law = batch_law(mechanism, releases, WINDOW * keys.failure_probability)
     g, b = mechanism.g, mechanism.b
     encoding = Encoding((g[0],), (b,), (g[1],))
-    return Noise(mechanism, law, encoding=encoding, beside=tuple(mechanism.sides()))
+    return Noise(mechanism, law, encoding=encoding)

@@ -1,26 +1,44 @@
-"""From a plan's noise to the certificate of a linear system: which guarantee covers whom."""
+"""The certificate of a linear system: a function of its plan and of the problem it is put to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fastfed.bandits.noise import Mechanism
+import msgspec
+
+from fastfed._system import account
+from fastfed.bandits.noise import Mechanism, Noise
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import Theory
+from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
+from fastfed.privacy.amplification import AmplifiedTree
+from fastfed.privacy.binomial import BinomialTree
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
     SIMULATION,
     Certificate,
+    ClaimCondition,
     Condition,
     Guarantee,
     Side,
     SideCertificate,
+    no_privacy,
+    nothing_sent,
 )
-from fastfed.protocols.plan import Clip
-from fastfed.protocols.protocol import Protocol
+from fastfed.privacy.joint import NestedNoise
+from fastfed.privacy.noisy_points import NoisyPoints
+from fastfed.privacy.two_streams import GaussianRelease
+from fastfed.privacy.vector_batches import VectorBatches
+from fastfed.privacy.winsorized import REALS
+from fastfed.protocols.account import alike, bounds, worst_part
+from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.phases import PhasePlan
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
 #: Who says when to synchronise.
 FIXED = Condition("synchronisation rounds do not depend on data", True)
@@ -38,6 +56,63 @@ SAME_SILO = (
     "users of the same silo are not protected from each other: raw data of one choose the actions "
     "of those who come next"
 )
+#: An agent that chooses for its users has seen what was offered to them.
+PUBLIC_OFFER = Condition(
+    "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
+)
+#: Mechanisms whose words follow from the numbers and the claim; others bring conditions along.
+_OWN = (GaussianRelease, AmplifiedTree, BinomialTree, NoisyPoints, VectorBatches, NestedNoise)
+
+
+# ---- what is declared ----------------------------------------------------------------------------
+
+
+def declared(
+    mechanism: Mechanism,
+    source: str,
+    theory: Theory | None = None,
+    by_silo: tuple[float, ...] = (),
+) -> Claim:
+    """The claim of a plan with this mechanism's noise: nothing that the plan's numbers say."""
+    own: tuple[Condition, ...] = ()
+    if not isinstance(mechanism, _OWN):
+        own = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
+    plain = isinstance(mechanism, GaussianRelease) and not isinstance(mechanism, AmplifiedTree)
+    return Claim(
+        budget=mechanism.budget,
+        source=source,
+        calibration=getattr(mechanism, "calibration", "exact"),
+        remark=getattr(mechanism, "remark", "") if plain else "",
+        max_participations=getattr(mechanism, "returning", 1),
+        honest_fraction=getattr(mechanism, "honest_fraction", 1.0),
+        vector_scale=getattr(mechanism, "vector_scale", 1.0),
+        by_silo=by_silo,
+        conditions=own,
+        caveats=theory.caveats if theory is not None else (),
+    )
+
+
+def certify(
+    plan: Plan,
+    setting: Setting,
+    theory: Theory,
+    noise: Noise | None,
+    source: str,
+) -> tuple[Plan, Certificate]:
+    """The plan, sealed, and its certificate, which is made of the plan.
+
+    ``noise`` is what the plan was made with, of which only what was declared is taken: budget,
+    relation, how often a user takes part. None claims nothing. ``source``: the certificate's.
+    """
+    if noise is None:
+        claim = Claim(source=source, caveats=theory.caveats)
+    else:
+        claim = declared(noise.mechanism, source, theory, noise.silo_epsilon)
+    made = sealed(replace(plan, privacy=claim))
+    return made, account(made, setting)
+
+
+# ---- the certificate -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -49,26 +124,29 @@ class Assumptions:
     features: Condition
     rewards: Condition
     once: Condition
-    world: tuple[Condition, ...]  # of the environment
+    world: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
 
     @classmethod
-    def of(
-        cls, setting: Setting, clip: Clip | None, released_only: bool, schedule: Condition
-    ) -> Assumptions:
+    def of(cls, plan: Plan, setting: Setting) -> Assumptions:
+        clip, (feature, reward) = plan.clip, bounds(plan)
         low, high = setting.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
         where = "clipped" if clip is not None else "as the environment gives them"
         return cls(
-            schedule=schedule,
+            schedule=_schedule(plan),
             released_only=Condition(
-                "actions depend on released statistics only (lazy play, or B = 1)", released_only
+                "actions depend on released statistics only (lazy play, or B = 1)",
+                released_only(plan),
             ),
             features=Condition(
-                f"feature norms <= 1 ({where})", clip is not None or setting.features_bounded
+                f"feature norms <= {feature:g} ({where})",
+                clip is not None or setting.features_bounded,
             ),
-            rewards=Condition(f"rewards bounded by 1 in absolute value ({where})", bounded),
+            rewards=Condition(
+                f"rewards bounded by {reward:g} in absolute value ({where})", bounded
+            ),
             once=Condition("no record is served twice", setting.multiplicity == 1),
-            world=setting.conditions,
+            world=_world(plan, setting),
         )
 
     @property
@@ -86,44 +164,59 @@ class Assumptions:
         return (self.schedule, self.features, self.rewards, self.once, *self.world)
 
 
-def certify(
-    mechanism: Mechanism,
-    protocol: Protocol,
-    setting: Setting,
-    theory: Theory,
-    clip: Clip | None,
-    released_only: bool,
-    source: str,
-    by_silo: Sequence[tuple[tuple[int, ...], Mechanism]] = (),
-    schedule: Condition = FIXED,
-    beside: Sequence[Side] | None = None,
-    trust: Sequence[Condition] = (),
-) -> Certificate:
-    """The certificate of one private linear system, its noise taken from seeded streams.
+def _world(plan: Plan, setting: Setting) -> tuple[Condition, ...]:
+    return (*setting.conditions, *((plan.score.condition,) if plan.score is not None else ()))
+
+
+def _schedule(plan: Plan) -> Condition:
+    if plan.trigger is None:
+        return FIXED
+    return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
+
+
+def released_only(plan: Plan) -> bool:
+    """Whether actions depend on synchronised statistics alone.
+
+    With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
+    """
+    return plan.lazy or (plan.trigger is None and plan.batch_size == 1)
+
+
+@account.register
+def _of_plan(plan: Plan, setting: Setting) -> Certificate:
+    """The certificate of one linear system, its noise taken from seeded streams.
 
     The top is the user-level claim: proven where every assumption holds, conditional where only
-    the environment's own fail, "none" where raw data make the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
-    as "conditional" what would hold under an assumption that this run breaks. Where silos
-    have budgets of their own, the top is that of the weakest, and ``by_silo`` adds the others.
-    ``beside`` is what the same noise is worth towards others; by default, what users of one silo
-    see of each other. ``trust`` is what the protocol itself takes on trust.
+    one about the environment or a score fails, "none" where raw data make the schedule, else
+    unproven. Under ``also`` stands what holds beside it: weaker statements, and as "conditional"
+    what would hold under an assumption that this run breaks. Where silos have budgets of their
+    own, the top is that of the weakest, and others follow. A system of users or of an agent says
+    what the same noise is worth towards others; else, what users of one silo see of each other.
     """
-    budget = mechanism.budget
+    claim = plan.privacy or Claim(source=plan.protocol.source)
+    found = released(plan)
+    assert found is not None
+    if claim.budget is None:
+        return _unclaimed(plan, setting, claim, found[0])
+    top, protocol, budget = found[0], plan.protocol, claim.budget
+    noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
-    epsilon = mechanism.exact()
+    epsilon = epsilon_at(top)
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
-    assumed = Assumptions.of(setting, clip, released_only, schedule)
-    met = (*trust, *mechanism.conditions())
-    #: The account is of what this run does; of the world around it the conditions speak.
-    covered = known and all(c.holds for c in assumed.about_run)
+    assumed, lazy = Assumptions.of(plan, setting), released_only(plan)
+    trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
+    met = (*trust, *claim.conditions, *top.conditions())
+    # Where nothing leaves a silo nothing has to be assumed; its own users it does not hide.
+    silent = isinstance(top, Nothing) and protocol.senders == "silos"
+    # The account is of what this run does; of the world around it the conditions speak.
+    covered = known and (silent or all(c.holds for c in assumed.about_run))
     proven = covered and all(c.holds for c in assumed.world)
-
     kept = all(c.holds for c in assumed.about_data)
     #: Of a side statement whose value is known.
     status = "proven" if kept else "conditional"
 
-    def side(unit: str, model: str, source: str = source) -> SideCertificate:
+    def side(unit: str, model: str, source: str = claim.source) -> SideCertificate:
         """The same release as a weaker statement."""
         return SideCertificate(
             unit=unit,
@@ -132,19 +225,21 @@ def certify(
             claimed=claimed,
             exact=exact,
             status=status if known else "unproven",
-            noise_std=mechanism.noise_stds,
+            noise_std=noise_std,
             conditions=(*assumed.about_data, *met),
             source=source,
         )
 
     also = []
-    if not released_only:
+    if silent:
+        pass
+    elif not lazy:
         also.append(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
     elif known and not covered:
         also.append(side("user", protocol.model))
-    if released_only and beside is None:
+    if lazy and protocol.senders == "silos":
         also.append(
             side(
                 "user",
@@ -152,7 +247,7 @@ def certify(
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
         )
-    for other in beside or ():
+    for other in _beside(plan, top):
         also.append(
             SideCertificate(
                 unit="user",
@@ -161,66 +256,98 @@ def certify(
                 claimed=None,
                 exact=Guarantee(other.epsilon, budget.delta),
                 status=status,
-                noise_std=mechanism.noise_stds,
+                noise_std=noise_std,
                 conditions=(*assumed.about_data, *trust, *other.conditions),
                 source=other.source,
             )
         )
-    for silos, own in by_silo:
-        epsilon, wanted = own.exact(), Guarantee(own.budget.epsilon, own.budget.delta)
+    for (asked, silos), own in zip(alike(claim).items(), found[1:], strict=False):
+        epsilon = epsilon_at(own)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
-                unit="user" if released_only else "item",
+                unit="user" if lazy else "item",
                 relation=budget.relation,
                 model=f"{protocol.model}; users of {who}",
-                claimed=wanted,
-                exact=Guarantee(epsilon, own.budget.delta),
-                status=status,
+                claimed=Guarantee(asked, budget.delta),
+                exact=Guarantee(epsilon, budget.delta) if math.isfinite(epsilon) else None,
+                status=status if math.isfinite(epsilon) else "unproven",
                 noise_std=own.noise_stds,
                 conditions=(*assumed.about_data, *own.conditions()),
                 source="zhou-chowdhury-2024, Definition 2.1",
             )
         )
+    conditions = (*assumed.all, *met)
+    if silent:
+        conditions = tuple(c for c in conditions if c.holds or c in assumed.world)
+    none = not assumed.schedule.holds and not silent
     return Certificate(
         unit="user",
         relation=budget.relation,
         model=protocol.model,
         claimed=claimed,
         exact=exact if covered else None,
-        status="none"
-        if not schedule.holds
-        else "proven"
-        if proven
-        else "conditional"
-        if covered
-        else "unproven",
-        noise_std=mechanism.noise_stds,
-        conditions=(*assumed.all, *met),
+        status="none" if none else "proven" if proven else "conditional" if covered else "unproven",
+        noise_std=noise_std,
+        conditions=conditions,
         caveats=(
-            *(() if schedule.holds else (RAW_SCHEDULE,)),
-            *_caveats(setting, theory, mechanism, protocol, released_only),
+            *((RAW_SCHEDULE,) if none else ()),
+            *_caveats(plan, setting, claim, epsilon),
         ),
-        source=source,
+        source=claim.source,
         also=tuple(also),
     )
 
 
-def _caveats(
-    setting: Setting,
-    theory: Theory,
-    mechanism: Mechanism,
-    protocol: Protocol,
-    released_only: bool,
-) -> tuple[str, ...]:
+def _unclaimed(plan: Plan, setting: Setting, claim: Claim, top: Described) -> Certificate:
+    """Of a system that claims nothing: it has no privacy, or sends nothing."""
+    if plan.policy == "random":
+        text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
+        return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
+    if isinstance(top, Nothing) and plan.protocol.senders == "silos":
+        caveats = (SAME_SILO, *claim.caveats)
+        stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
+        world = _world(plan, setting)
+        status = "proven" if all(c.holds for c in world) else "conditional"
+        return msgspec.structs.replace(stated, status=status, conditions=world)
+    return no_privacy(claim.source, caveats=claim.caveats)
+
+
+def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
+    """As drivers add it: of one user's message, of a batch's bits, or of one node."""
+    if isinstance(top, NoisyPoints):
+        names = ("bias", "covariance", "covariance_diagonal")
+        return dict(zip(names, plan.user_std.parts, strict=True))
+    return top.noise_stds
+
+
+def _beside(plan: Plan, top: Described) -> list[Side]:
+    """What the noise of a single agent's users is worth towards others than the claim is about."""
+    if plan.protocol.senders != "users" or not isinstance(top, NoisyPoints | VectorBatches):
+        return []
+    others, exact = list(top.sides()), epsilon_at(top)
+    if plan.protocol.shuffled and math.isfinite(exact):
+        trusted = [c for c in top.conditions() if type(c) is Condition]
+        others.append(
+            Side(
+                "joint: other users see actions only, and keep what they know of their own "
+                "noise to themselves",
+                "chowdhury-zhou-2022, Section 2: a shuffle model's guarantee is one of these too",
+                exact,
+                tuple(trusted),
+            )
+        )
+    return others
+
+
+def _caveats(plan: Plan, setting: Setting, claim: Claim, found: float) -> tuple[str, ...]:
     caveats = []
-    budget, users = mechanism.budget, setting.silos * setting.horizon
-    found = mechanism.exact()
+    budget, users = claim.asked, setting.silos * setting.horizon
     if not math.isfinite(found):
         caveats.append("no finite epsilon is proven for this noise")
     elif found > budget.epsilon:
         caveats.append("the claimed budget is not met; the exact value is what holds")
-    if not released_only:
+    if not released_only(plan):
         caveats.append(
             "raw data of a user choose the next actions of the same silo within a batch, a path "
             "that the paper's proof does not cover; lazy = true closes it"
@@ -236,5 +363,66 @@ def _caveats(
             "full disclosure of some of them, and certifies almost nothing"
         )
     # Bits are integers on a wire as on paper; real numbers are not.
-    machine = DRAWS if protocol.bits else FLOATS
-    return (*caveats, *theory.caveats, SIMULATION, machine, *setting.notes)
+    machine = DRAWS if plan.protocol.bits else FLOATS
+    return (*caveats, *claim.caveats, SIMULATION, machine, *setting.notes)
+
+
+@account.register
+def _of_peers(plan: PeerPlan, setting: Setting) -> Certificate:
+    """Of a federation without a server: that of the part that costs most, and who reads it."""
+    stated = _of_plan(worst_part(plan).plan, setting)
+    if stated.claimed is None:
+        return stated
+    hops = "1 hop" if plan.gamma == 1 else f"{plan.gamma} hops"
+    who = f"messages are handed on {hops}: every silo on the way reads them"
+    if len({part.clique for part in plan.parts}) > 1:
+        who += ", silos of other cliques too"
+    return msgspec.structs.replace(stated, caveats=(*stated.caveats, who))
+
+
+@account.register
+def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
+    """Of phases: what holds for everything one client holds."""
+    claim = plan.privacy or Claim(source=plan.protocol.source)
+    if claim.budget is None:
+        return no_privacy(claim.source, caveats=claim.caveats)
+    found: Any = released(plan)
+    top, budget = found[0], claim.budget
+    epsilon = epsilon_at(top)
+    known, kept = math.isfinite(epsilon), all(c.holds for c in setting.conditions)
+    sends = not isinstance(top, Nothing)
+    return Certificate(
+        unit="silo",
+        relation="replace",
+        model=plan.protocol.model if sends else "nothing leaves a client",
+        claimed=Guarantee(budget.epsilon, budget.delta),
+        exact=Guarantee(epsilon, budget.delta) if known else None,
+        status="none" if not known else "proven" if kept else "conditional",
+        noise_std=top.noise_stds,
+        conditions=(
+            Condition("when estimates are sent does not depend on data", True),
+            Condition(
+                "every client sends one estimate of each phase, whatever its data (taken on trust: "
+                "a client that refuses bad input must send one all the same)",
+                True,
+            ),
+            Condition("one person's data are at one client (taken on trust)", True),
+            *setting.conditions,
+            *top.conditions(),
+        ),
+        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *setting.notes),
+        source=claim.source,
+    )
+
+
+def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
+    """The plan with other words beside its privacy, in the place of old ones."""
+    if isinstance(plan, PeerPlan):
+        parts = (replace(p, plan=with_caveats(p.plan, old, new)) for p in plan.parts)
+        return replace(plan, parts=tuple(parts))
+    claim = plan.privacy
+    if claim is None:
+        return plan
+    # Any one of the old stands where the new ones are to stand.
+    kept = tuple(c for c in claim.caveats if c not in old)
+    return replace(plan, privacy=msgspec.structs.replace(claim, caveats=(*kept, *new)))

@@ -7,9 +7,9 @@ last-batch rules as private-fedlinucb, so that two curves differ in nothing but 
 from __future__ import annotations
 
 from fastfed.bandits.assemble import assemble
+from fastfed.bandits.certify import certify
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.privacy.certificate import no_privacy
 from fastfed.protocols.protocol import PROTOCOLS
 
 
@@ -17,7 +17,7 @@ def build(keys: Keys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], keys.rounds_per_batch(setting), clip)
-    certificate = no_privacy("zhou-chowdhury-2024, Section 6", caveats=theory.caveats)
+    plan, certificate = certify(plan, setting, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
 

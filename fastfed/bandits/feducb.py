@@ -29,7 +29,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, plan_of
-from fastfed.bandits.certify import BY_NOISY_SUMS, BY_RAW_DATA, FIXED, certify
+from fastfed.bandits.certify import certify
 from fastfed.bandits.feducb_bounds import batch_size_proposition_1
 from fastfed.bandits.feducb_lines import centralised
 from fastfed.bandits.feducb_theory import (
@@ -45,7 +45,6 @@ from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.bandits.theory import Theory
 from fastfed.privacy.budget import RELATIONS, Budget
-from fastfed.privacy.certificate import Certificate, Condition, no_privacy
 from fastfed.privacy.privatizer import CALIBRATIONS, Privatizer, calibrate_privatizer
 from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
@@ -53,13 +52,6 @@ from fastfed.protocols.protocol import PROTOCOLS
 
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
-#: What the certificate says of who decides when to synchronise.
-ABOUT_SCHEDULE: dict[str, Condition] = {
-    "determinant": BY_RAW_DATA,
-    "fixed": FIXED,
-    "private-determinant": BY_NOISY_SUMS,
-}
-
 
 K = TypeVar("K", bound="FedUCBKeys")
 
@@ -176,8 +168,9 @@ def build(keys: FedUCBKeys, setting: Setting) -> System:
     clip = keys.bounds(published=False)
     federation = Federation(setting)
     plan, theory = planned(keys, federation, noise, batch_size, clip)
-    stated = certificate(keys, setting, noise, plan, theory, clip)
-    return System("feducb", plan, stated, _lines(keys, federation, noise), theory=theory)
+    source = source_of(keys, noise, "Algorithm 1")
+    plan, certificate = certify(plan, setting, theory, _noise(keys, setting, noise), source)
+    return System("feducb", plan, certificate, _lines(keys, federation, noise), theory=theory)
 
 
 def _lines(
@@ -242,30 +235,14 @@ def _noise(keys: FedUCBKeys, setting: Setting, mechanism: Privatizer | None) -> 
     return Noise(mechanism, law, std)
 
 
-def certificate(
-    keys: FedUCBKeys,
-    setting: Setting,
-    noise: Privatizer | None,
-    plan: Plan,
-    theory: Theory,
-    clip: Clip | None,
-    source: str = "dubey-pentland-2020, Algorithm 1",
-) -> Certificate:
-    """What the run guarantees: nothing where raw data say when to synchronise."""
+def source_of(keys: FedUCBKeys, noise: Privatizer | None, algorithm: str) -> str:
+    """Where the guarantee is from."""
+    source = f"dubey-pentland-2020, {algorithm}"
     if noise is None:
-        return no_privacy(source, caveats=theory.caveats)
+        return source
     if keys.schedule == "private-determinant":
         source += ", with the schedule of zhou-chowdhury-2024, Appendix D.2"
-    return certify(
-        noise,
-        plan.protocol,
-        setting,
-        theory,
-        clip,
-        released_only(keys, plan.batch_size),
-        f"{source}; {noise.source}",
-        schedule=ABOUT_SCHEDULE[keys.schedule],
-    )
+    return f"{source}; {noise.source}"
 
 
 ALGORITHM = Algorithm(

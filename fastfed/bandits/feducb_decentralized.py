@@ -24,20 +24,22 @@ from functools import partial
 
 import msgspec
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, integer
+from fastfed.bandits.certify import declared
 from fastfed.bandits.feducb import (
     FedUCBKeys,
-    certificate,
     of_schedule,
     planned,
     privatizer,
+    source_of,
 )
 from fastfed.bandits.feducb_lines import decentralised
 from fastfed.bandits.feducb_theory import Federation, constants, threshold_of
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
 from fastfed.bandits.theory import Theory
-from fastfed.privacy.certificate import Certificate
+from fastfed.privacy.account import Claim, sealed
 from fastfed.protocols.graph import GRAPHS, Graph
 from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.plan import Plan
@@ -110,10 +112,12 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
             theories.append(theory)
     # One part whose bound is unproven leaves the whole unproven.
     theory = next((t for t in theories if not t.proven), theories[0])
-    made = replace(shape, parts=tuple(parts))
-    stated = certificate(
-        keys, setting, noise, parts[0].plan, theory, clip, "dubey-pentland-2020, Algorithm 3"
-    )
+    source = source_of(keys, noise, "Algorithm 3")
+    claim = Claim(source=source, caveats=theory.caveats)
+    if noise is not None:
+        claim = declared(noise, source, theory)
+    sealing = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
+    made = replace(shape, parts=tuple(replace(p, plan=sealing[id(p.plan)]) for p in parts))
     lines = None
     if keys.schedule == "determinant":
         federation = Federation(setting, setting, gamma)
@@ -122,19 +126,7 @@ def build(keys: DecentralizedKeys, setting: Setting) -> System:
         bar = 2.0 * threshold_of(keys, federation, found)
         sizes = [len(clique) for clique in cliques]
         lines = partial(decentralised, keys, setting, found, bar, sizes, gamma)
-    stated = _heard(stated, gamma, len(cliques))
-    return System("feducb-decentralized", made, stated, lines, theory=theory)
-
-
-def _heard(stated: Certificate, gamma: int, cliques: int) -> Certificate:
-    """The certificate with a word on who reads the messages."""
-    if stated.claimed is None:
-        return stated
-    hops = "1 hop" if gamma == 1 else f"{gamma} hops"
-    who = f"messages are handed on {hops}: every silo on the way reads them"
-    if cliques > 1:
-        who += ", silos of other cliques too"
-    return msgspec.structs.replace(stated, caveats=(*stated.caveats, who))
+    return System("feducb-decentralized", made, account(made, setting), lines, theory=theory)
 
 
 ALGORITHM = Algorithm(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from fastfed._validate import InputError
 from fastfed.bandits.assemble import assemble
-from fastfed.bandits.certify import SAME_SILO
+from fastfed.bandits.certify import certify
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System, resting_on
-from fastfed.privacy.certificate import nothing_sent
+from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.protocols.protocol import PROTOCOLS
 
 
@@ -32,12 +31,8 @@ def build(keys: LocalKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
-    certificate = nothing_sent(
-        "huang-2023, Algorithm 2; nothing leaves a silo",
-        model=PROTOCOLS["silo-ldp"].model,
-        caveats=(SAME_SILO, *theory.caveats),
-    )
-    certificate = resting_on(certificate, setting.conditions)
+    source = "huang-2023, Algorithm 2; nothing leaves a silo"
+    plan, certificate = certify(plan, setting, theory, None, source)
     return System("local-linucb", plan, certificate, theory=theory)
 
 

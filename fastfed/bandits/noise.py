@@ -17,7 +17,7 @@ from fastfed.privacy.amplification import calibrate_shuffled_tree
 from fastfed.privacy.binomial import calibrate_vector_sum
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.calibration import calibrate_tree
-from fastfed.privacy.certificate import Condition, Side
+from fastfed.privacy.certificate import Condition
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.protocols.plan import Encoding, NoiseStd
@@ -54,12 +54,9 @@ class Noise:
     law: NoiseLaw
     std: NoiseStd = field(default_factory=NoiseStd)  # of the Gaussian noise that a node gets
     encoding: Encoding | None = None
-    #: Where silos have budgets of their own: each one's noise in units of ``std``, and the
-    #: mechanism of each distinct budget with its silos.
+    #: Where silos have budgets of their own: each one's noise in units of ``std``, and epsilon.
     silo_noise: tuple[float, ...] = ()
-    by_silo: tuple[tuple[tuple[int, ...], Mechanism], ...] = ()
-    #: What it is worth towards others than those the claim is about.
-    beside: tuple[Side, ...] = ()
+    silo_epsilon: tuple[float, ...] = ()
 
 
 def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
@@ -103,10 +100,7 @@ def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
         weakest,
         law=replace(weakest.law, noises=sum(f * f for f in scales)),
         silo_noise=scales,
-        by_silo=tuple(
-            (tuple(i for i, e in enumerate(budgets) if e == epsilon), noise.mechanism)
-            for epsilon, noise in each.items()
-        ),
+        silo_epsilon=tuple(float(epsilon) for epsilon in budgets),
     )
 
 

@@ -21,7 +21,7 @@ Deviations from the paper, and why:
 from __future__ import annotations
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import assemble, released_only
+from fastfed.bandits.assemble import assemble
 from fastfed.bandits.certify import certify
 from fastfed.bandits.noise import make_noise
 from fastfed.bandits.setting import Setting
@@ -140,16 +140,8 @@ def build(keys: PrivateKeys, setting: Setting) -> System:
         keys, setting, protocol, batch_size, clip, noise, individual, keys.release
     )
     check_bits(plan)
-    certificate = certify(
-        noise.mechanism,
-        protocol,
-        setting,
-        theory,
-        clip,
-        released_only(keys, batch_size),
-        f"{protocol.source}; {noise.mechanism.source}",
-        noise.by_silo,
-    )
+    source = f"{protocol.source}; {noise.mechanism.source}"
+    plan, certificate = certify(plan, setting, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
 
 

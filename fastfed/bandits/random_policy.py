@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from fastfed._validate import InputError
 from fastfed.bandits.assemble import assemble
+from fastfed.bandits.certify import certify
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.privacy.certificate import nothing_sent
 from fastfed.protocols.protocol import PROTOCOLS
 
 
@@ -32,12 +32,9 @@ class RandomKeys(Keys, frozen=True, kw_only=True):
 def build(keys: RandomKeys, setting: Setting) -> System:
     """Plan and certificate of one curve."""
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
-    certificate = nothing_sent(
-        "uniformly random actions",
-        model="local: nobody is trusted",
-        caveats=("nothing is learned, so nothing is disclosed: there is nothing to protect",),
-    )
-    return System("random", replace(plan, policy="random", lazy=True), certificate, theory=theory)
+    plan = replace(plan, policy="random", lazy=True)
+    plan, certificate = certify(plan, setting, theory, None, "uniformly random actions")
+    return System("random", plan, certificate, theory=theory)
 
 
 ALGORITHM = Algorithm(

@@ -20,6 +20,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.robin_lines import lower
@@ -27,20 +28,9 @@ from fastfed.bandits.robin_theory import concentration, initial_phases, sharing_
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
 from fastfed.bandits.theory import Theory
+from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.certificate import (
-    SIMULATION,
-    Certificate,
-    Condition,
-    Guarantee,
-    no_privacy,
-)
-from fastfed.privacy.winsorized import (
-    CALIBRATIONS,
-    REALS,
-    WinsorizedMean,
-    calibrate_winsorized,
-)
+from fastfed.privacy.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
 from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import UCB
@@ -122,12 +112,13 @@ def build(keys: RobinKeys, setting: Setting) -> System:
     protocol = PRIVATE_MEAN if keys.private else PLAIN_MEAN
     plan = PhasePlan(local, min(first, phases) if shares else phases, protocol)
     if not keys.private:
-        certificate = no_privacy("huang-2023, Algorithm 1", caveats=theory.caveats)
-        return System("robin", plan, certificate, theory=theory)
-    means = private_means(keys, setting, plan)
-    certificate = certify(keys, setting, plan, theory, means, shares)
+        claim = Claim(source="huang-2023, Algorithm 1", caveats=theory.caveats)
+        plan = sealed(replace(plan, privacy=claim))
+        return System("robin", plan, account(plan, setting), theory=theory)
+    plan = replace(plan, means=private_means(keys, setting, plan))
+    plan = sealed(replace(plan, privacy=declared(keys, setting, plan, theory, shares)))
     lines = partial(lower, keys, setting)
-    return System("robin", replace(plan, means=means), certificate, lines, theory=theory)
+    return System("robin", plan, account(plan, setting), lines, theory=theory)
 
 
 def initial(keys: RobinKeys, setting: Setting) -> int:
@@ -168,53 +159,18 @@ def private_means(keys: RobinKeys, setting: Setting, plan: PhasePlan) -> tuple[W
     return tuple(found)
 
 
-def certify(
-    keys: RobinKeys,
-    setting: Setting,
-    plan: PhasePlan,
-    theory: Theory,
-    means: tuple[WinsorizedMean, ...],
-    shares: bool,
-) -> Certificate:
-    """What holds for everything one client holds."""
+def declared(
+    keys: RobinKeys, setting: Setting, plan: PhasePlan, theory: Theory, shares: bool
+) -> Claim:
+    """What the plan claims for everything one client holds."""
     assert keys.epsilon is not None and keys.delta is not None
-    claimed = Guarantee(keys.epsilon, keys.delta)
-    caveats = [*_about_learning(keys, setting, plan, means, shares), *theory.caveats]
-    conditions = [
-        Condition("when estimates are sent does not depend on data", True),
-        Condition(
-            "every client sends one estimate of each phase, whatever its data (taken on trust: a "
-            "client that refuses bad input must send one all the same)",
-            True,
-        ),
-        Condition("one person's data are at one client (taken on trust)", True),
-        *setting.conditions,
-    ]
-    status = "proven" if all(c.holds for c in setting.conditions) else "conditional"
-    if not means:
-        return Certificate(
-            unit="silo",
-            relation="replace",
-            model="nothing leaves a client",
-            claimed=claimed,
-            exact=Guarantee(0.0, keys.delta),
-            status=status,
-            conditions=tuple(conditions),
-            caveats=(*caveats, SIMULATION, *setting.notes),
-            source="huang-2023, Algorithm 1, of which no greedy phase is reached",
-        )
-    mean = means[0]
-    return Certificate(
-        unit="silo",
-        relation="replace",
-        model=plan.protocol.model,
-        claimed=claimed,
-        exact=Guarantee(mean.exact(), keys.delta),
-        status=status,
-        noise_std=means[-1].noise_stds,
-        conditions=(*conditions, *mean.conditions()),
-        caveats=(*caveats, SIMULATION, REALS, *setting.notes),
-        source=f"huang-2023, Algorithms 1-4; {mean.source}",
+    source = "huang-2023, Algorithm 1, of which no greedy phase is reached"
+    if plan.means:
+        source = f"huang-2023, Algorithms 1-4; {plan.means[0].source}"
+    return Claim(
+        budget=Budget(keys.epsilon, keys.delta, "replace", "silo"),
+        source=source,
+        caveats=(*_about_learning(keys, setting, plan, plan.means, shares), *theory.caveats),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,11 +12,9 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
-from fastfed.privacy.certificate import Certificate, Condition, SideCertificate
+from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip
-from fastfed.protocols.score import SCORES, UCB, score_named
-
-C = TypeVar("C", bound=SideCertificate)
+from fastfed.protocols.score import SCORES, UCB
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,41 +31,19 @@ class Algorithm(_system.Algorithm):
         """The system for the keys of one curve; InputError names a bad key."""
         score = getattr(self.check(keys), "score", UCB)
         system: System = super().make(keys, setting)
-        return system if score == UCB else scored(system, score)
+        return system if score == UCB else scored(system, score, setting)
 
 
-def scored(system: System, score: str) -> System:
+def scored(system: System, score: str, setting: Setting) -> System:
     """The system, saying what follows from a score that is no upper confidence bound."""
+    from fastfed.bandits.certify import with_caveats
+
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
     # Privacy is that of what was released, whatever chooses from it and keeps nothing else.
-    before, (now,) = system.theory.caveats, theory.caveats
-    caveats = tuple(now if c in before else c for c in system.certificate.caveats)
-    if now not in caveats:
-        caveats += (now,)
-    certificate = msgspec.structs.replace(system.certificate, caveats=caveats)
-    chosen = score_named(score)
-    if chosen is not None:
-        certificate = resting_on(certificate, (chosen.condition,))
-    return replace(system, theory=theory, certificate=certificate)
-
-
-def resting_on(certificate: Certificate, conditions: tuple[Condition, ...]) -> Certificate:
-    """The certificate of a run that rests on more conditions, and its side guarantees with it."""
-    also = tuple(_resting(side, conditions) for side in certificate.also)
-    return _resting(msgspec.structs.replace(certificate, also=also), conditions)
-
-
-def _resting(entry: C, conditions: tuple[Condition, ...]) -> C:
-    """One guarantee; where nothing is guaranteed nothing rests on anything."""
-    if entry.claimed is None and entry.exact is None:
-        return entry
-    broken = entry.status == "proven" and not all(c.holds for c in conditions)
-    return msgspec.structs.replace(
-        entry,
-        conditions=(*entry.conditions, *conditions),
-        status="conditional" if broken else entry.status,
-    )
+    plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)
+    certificate = _system.account(plan, setting)
+    return replace(system, plan=plan, theory=theory, certificate=certificate)
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from fastfed.environments.pool import Pool
 from fastfed.environments.pool_environment import MADE_BEFORE, PoolEnvironment
 from fastfed.environments.records import CODINGS, DIMENSION, Records, records_pool
 
+
 @dataclass(kw_only=True)
 class Classification(PoolEnvironment):
     """Reward 1 for the record's class and 0 for any other; one query per record.

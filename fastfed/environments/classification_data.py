@@ -85,9 +85,10 @@ def classification_pool(
             of each column and the constant make up.
 
     Features: a declared column is scaled or coded by its range, and gets one more that marks
-    missing cells. Of the others a numeric column is scaled to [0, 1] by its least and largest value, any other is
-    one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one more that
-    marks them. What an action's features are, and its reward, ``records_pool`` says.
+    missing cells. Of the others a numeric column is scaled to [0, 1] by its least and largest
+    value, any other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column
+    gets one more that marks them. What an action's features are, and its reward, ``records_pool``
+    says.
 
     Raises InputError for unreadable files, unknown columns, records without label or silo, labels
     with one class, silos that do not fit, and text columns of more than 50 values.
@@ -167,9 +168,7 @@ def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[s
                 raise InputError(f"{where} spans more than a float64 can hold")
             found[name] = low, high
         else:
-            raise InputError(
-                f"{where} must be [low, high] or a list of texts, got {show(value)}"
-            )
+            raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
     return found
 
 

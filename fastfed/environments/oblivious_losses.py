@@ -47,9 +47,8 @@ class ObliviousLosses:
     "module:name". Losses are in [0, 1] and taken as whole multiples of 2^-24, so that their sums
     are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
     the best expert is known to lose at most so much at every client; of an array a curve must say
-    it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can be
-    behind (1); where all clients meet the same losses each of them counts.
-    Regret is against the best expert in hindsight.
+    it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can
+    be behind (1); where all clients meet the same losses each of them counts. Regret is against the best expert in hindsight.
     """
 
     losses: Any = None

@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, number
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.lower_lines import lower_lines
@@ -33,15 +35,8 @@ from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
-from fastfed.experts.words import (
-    DRAWS,
-    ONE_LOSS,
-    PLAYED,
-    RAW_MESSAGES,
-    SENT,
-    not_met,
-    of_record,
-)
+from fastfed.experts.words import DRAWS, ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, not_met, used
+from fastfed.privacy.account import Claim, LossesOfOne, epsilon_at, released, sealed
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     SIMULATION,
@@ -52,8 +47,13 @@ from fastfed.privacy.certificate import (
     SideCertificate,
     no_privacy,
 )
-from fastfed.privacy.composition import of_group
-from fastfed.privacy.vertex_sets import CALIBRATIONS, PROTECTED, VertexNoise, calibrate_vertices
+from fastfed.privacy.vertex_sets import (
+    CALIBRATIONS,
+    PROTECTED,
+    SOURCES,
+    VertexNoise,
+    calibrate_vertices,
+)
 
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 
@@ -110,11 +110,15 @@ def build(keys: OpeKeys, setting: Setting) -> System:
         protocol=NOISES[keys.noise],
         linear=setting.linear,
         phases=tuple(phases),
-        bounds=Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness),
+        bounds=clipped_to(setting),
     )
-    return System(
-        "fed-dp-ope-stoch", plan, certify(keys, setting, plan), lines(keys, setting, plan)
-    )
+    plan = sealed(replace(plan, privacy=declared(keys, setting, plan)))
+    return System("fed-dp-ope-stoch", plan, account(plan, setting), lines(keys, setting, plan))
+
+
+def clipped_to(setting: Setting) -> Bounds:
+    """What clients clip gradients to: what the losses promise."""
+    return Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness)
 
 
 def phase_noises(keys: OpeKeys, setting: Setting) -> dict[int, tuple[int, tuple[float, ...]]]:
@@ -150,7 +154,8 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
         batch=batch,
         trees=trees,
         lipschitz=setting.lipschitz,
-        spread=setting.spread,
+        # As clients clip, to the last bit: the account is of what they do.
+        spread=min(clipped_to(setting).spread, 2.0 * setting.lipschitz),
         smoothness=setting.smoothness,
         experts=setting.experts,
         protect=keys.protect,
@@ -158,49 +163,59 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
     )
 
 
-def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificate:
-    """What holds for one record: one loss of one client in one round, or as many as it is behind."""
+def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
+    """What the plan claims for one record, which may be behind several losses."""
     about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
-        return no_privacy(plan.protocol.source, caveats=about)
-    shapes = {(p.batch, p.trees) for p in plan.phases}
-    noises = [vertex_noise(keys, setting, *each) for each in sorted(shapes)]
-    # Phases look at different losses, so the worst of them is what one loss pays.
-    def experts_cost(delta: float) -> float:
-        return max((n.exact(delta) for n in noises), default=0.0)
+        return Claim(source=plan.protocol.source, caveats=about)
+    return Claim(
+        budget=Budget(keys.epsilon, keys.delta, "replace", "user"),
+        source=SOURCES[keys.calibration] if plan.phases else plan.protocol.source,
+        calibration=keys.calibration,
+        protect=keys.protect,
+        max_participations=setting.multiplicity,
+        caveats=about,
+    )
 
-    def messages_cost(delta: float) -> float:
-        return max((n.exact_messages(delta=delta) for n in noises), default=0.0)
 
-    uses, claimed = setting.multiplicity, Guarantee(keys.epsilon, keys.delta)
-    played = Guarantee(of_group(experts_cost, uses, keys.delta), keys.delta)
-    sent = None
-    if keys.noise == "local":
-        sent = Guarantee(of_group(messages_cost, uses, keys.delta), keys.delta)
-    claims_messages = keys.protect == "messages" and sent is not None
-    exact = sent if claims_messages and sent is not None else played
+@account.register
+def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
+    """What holds for one record: a loss of one client in one round, or all that it is behind."""
+    claim = plan.privacy or Claim(source=plan.protocol.source)
+    if claim.budget is None:
+        return no_privacy(claim.source, caveats=claim.caveats)
+    found = released(plan)
+    assert found is not None
+    top, budget = found[0], claim.budget
+    epsilon = epsilon_at(top)
+    if not math.isfinite(epsilon):
+        raise InputError("every phase must have noise on its scores, got a scale of 0")
+    exact = Guarantee(epsilon, budget.delta)
+    # Of messages that depend on nobody's data two accounts are one.
+    local = plan.protocol.noise_by == "silos"
+    claims_messages = claim.protect == "messages" and local
+    uses = claim.max_participations
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
+    status = "proven" if once.holds else "conditional"
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
         Condition("clients clip losses, gradients and their differences, in code", True),
     )
-    of_one = _worst(noises, keys.protect)
-    conditions = (*about_losses, *of_record(of_one, uses, claimed, exact))
-    stds = {
-        f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / _share(keys, plan)
-        for p in plan.phases
-    }
+    conditions = (*about_losses, once, *top.conditions())
+    # What the noise of one score is divided by before it is added.
+    share = 1.0 if local else float(plan.silos)
+    stds = {f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / share for p in plan.phases}
     also: tuple[SideCertificate, ...] = ()
-    if sent is not None:
-        other = played if claims_messages else sent
+    if local:
         also = (
             SideCertificate(
                 unit="user",
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=other,
-                status="proven",
+                exact=Guarantee(epsilon_at(found[-1]), budget.delta),
+                status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PLAYED if claims_messages else SENT,),
@@ -209,8 +224,8 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
-    if uses > 1:
-        cost = messages_cost if claims_messages else experts_cost
+    if setting.multiplicity > 1:
+        one = top.one if isinstance(top, LossesOfOne) else top
         model = MESSAGES if claims_messages else plan.protocol.model
         also += (
             SideCertificate(
@@ -218,11 +233,11 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
                 relation="replace",
                 model=f"{model}; {ONE_LOSS}",
                 claimed=claimed,
-                exact=Guarantee(cost(keys.delta), keys.delta),
+                exact=Guarantee(epsilon_at(one), budget.delta),
                 status="proven",
                 noise_std=stds,
-                conditions=(*about_losses, *of_one),
-                source=noises[0].source if noises else plan.protocol.source,
+                conditions=(*about_losses, *one.conditions()),
+                source=claim.source,
             ),
         )
     return Certificate(
@@ -231,41 +246,25 @@ def certify(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Certificat
         model=MESSAGES if claims_messages else plan.protocol.model,
         claimed=claimed,
         exact=exact,
-        status="proven",
+        status=status,
         noise_std=stds,
         conditions=conditions,
         caveats=(
-            *about,
+            *claim.caveats,
             SENT if claims_messages else PLAYED,
-            *((RAW_MESSAGES,) if keys.noise == "central" else ()),
-            *((not_met(uses),) if exact.epsilon > keys.epsilon else ()),
+            *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
+            *((not_met(uses),) if exact.epsilon > budget.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,
         ),
-        source=noises[0].source if noises else plan.protocol.source,
+        source=claim.source,
         also=also,
     )
 
 
-def _worst(noises: list[VertexNoise], protect: str) -> list[Condition]:
-    """The conditions of the phase that costs most."""
-    if not noises:
-        return []
-
-    def cost(noise: VertexNoise) -> float:
-        return noise.exact() if protect == "experts" else noise.exact_messages()
-
-    return max(noises, key=cost).conditions()
-
-
 #: Whom local noise can protect from.
 MESSAGES = "silo-level local: server and other clients are not trusted"
-
-
-def _share(keys: OpeKeys, plan: FrankWolfePlan) -> float:
-    """What the noise of one score is divided by before it is added."""
-    return float(plan.silos) if keys.noise == "central" else 1.0
 
 
 def _about_learning(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> tuple[str, ...]:

@@ -20,10 +20,12 @@ Deviations from the paper, and why:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.plan import SPARSE_SWITCHING
@@ -31,7 +33,8 @@ from fastfed.experts.setting import Setting
 from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.experts.words import DRAWS, ONE_LOSS, PLAYED, RAW_MESSAGES, not_met, of_record
+from fastfed.experts.words import DRAWS, ONE_LOSS, PLAYED, RAW_MESSAGES, not_met, used
+from fastfed.privacy.account import Claim, epsilon_at, released, sealed
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     SIMULATION,
@@ -40,7 +43,6 @@ from fastfed.privacy.certificate import (
     Guarantee,
     SideCertificate,
 )
-from fastfed.privacy.composition import of_group
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
 
 PROVEN, PRINTED = "proven", "printed"
@@ -105,8 +107,8 @@ def build(keys: SvtKeys, setting: Setting) -> System:
         threshold=threshold(keys, setting, noise, best),
         floor=setting.silos * best,
     )
-    certificate = certify(keys, setting, plan, best)
-    return System("fed-svt", plan, certificate, lines(keys, setting, plan, best))
+    plan = sealed(replace(plan, privacy=declared(keys, setting, plan, best)))
+    return System("fed-svt", plan, account(plan, setting), lines(keys, setting, plan, best))
 
 
 def switching_budget(keys: SvtKeys, setting: Setting) -> int:
@@ -183,11 +185,24 @@ def lines(
     return at
 
 
-def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Certificate:
-    """What holds for one record: one loss of one client in one round, or as many as it is behind."""
-    noise, uses = plan.noise, setting.multiplicity
-    claimed = Guarantee(keys.epsilon, keys.delta)
-    exact = Guarantee(of_group(noise.exact, uses, keys.delta), keys.delta)
+def declared(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Claim:
+    """What the plan claims for one record, which may be behind several losses."""
+    return Claim(
+        budget=plan.noise.budget,
+        source=plan.noise.source,
+        max_participations=setting.multiplicity,
+        caveats=tuple(_about_regret(keys, setting, plan, best)),
+    )
+
+
+@account.register
+def _certificate(plan: SparseVectorPlan, setting: Setting) -> Certificate:
+    """What holds for one record: a loss of one client in one round, or all that it is behind."""
+    claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
+    found = released(plan)
+    assert found is not None
+    budget, uses, exact = claim.asked, claim.max_participations, epsilon_at(found[0])
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition(
@@ -195,18 +210,18 @@ def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
         ),
     )
     also: tuple[SideCertificate, ...] = ()
-    if uses > 1:
+    if setting.multiplicity > 1:
         also = (
             SideCertificate(
                 unit="item",
                 relation="replace",
                 model=f"{plan.protocol.model}; {ONE_LOSS}",
                 claimed=claimed,
-                exact=Guarantee(noise.exact(), keys.delta),
+                exact=Guarantee(epsilon_at(noise), budget.delta),
                 status="proven",
                 noise_std=noise.noise_stds,
                 conditions=(*about_losses, *noise.conditions()),
-                source=noise.source,
+                source=claim.source,
             ),
         )
     return Certificate(
@@ -214,20 +229,20 @@ def certify(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
         relation="replace",
         model=plan.protocol.model,
         claimed=claimed,
-        exact=exact,
-        status="proven",
+        exact=Guarantee(exact, budget.delta),
+        status="proven" if once.holds else "conditional",
         noise_std=noise.noise_stds,
-        conditions=(*about_losses, *of_record(noise.conditions(), uses, claimed, exact)),
+        conditions=(*about_losses, once, *found[0].conditions()),
         caveats=(
             PLAYED,
             RAW_MESSAGES,
-            *_about_regret(keys, setting, plan, best),
-            *((not_met(uses),) if exact.epsilon > keys.epsilon else ()),
+            *claim.caveats,
+            *((not_met(uses),) if exact > budget.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,
         ),
-        source=noise.source,
+        source=claim.source,
         also=also,
     )
 

@@ -14,6 +14,16 @@ from fastfed._validate import array
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
 from fastfed.experts.vertices import Bounds, Gradients, Phase, Walk
+from fastfed.privacy.account import (
+    Claim,
+    Described,
+    Nothing,
+    RawData,
+    VertexScores,
+    of_record,
+    released,
+)
+from fastfed.privacy.vertex_sets import VertexNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +103,38 @@ class FrankWolfePlan(ExpertPlan):
 
     def decider(self, noise: NoiseSource) -> Decider:
         return NoisyLeast(self, noise)
+
+
+@released.register
+def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
+    """What is played, and with local noise what a client sends; first what the claim is about."""
+    if not plan.phases:
+        return (Nothing(),)
+    if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
+        return (RawData(),)
+    claim = plan.privacy or Claim(source="none")
+    shapes = {(p.batch, p.scales) for p in plan.phases}
+    noises = tuple(
+        VertexNoise(
+            budget=claim.asked,
+            batch=batch,
+            trees=len(scales),
+            spread=plan.bounds.spread,
+            smoothness=plan.bounds.smoothness,
+            experts=plan.experts,
+            scales=scales,
+            protect=claim.protect,
+            calibration=claim.calibration,
+            source=claim.source,
+        )
+        for batch, scales in sorted(shapes)
+    )
+    found: list[Described] = [of_record(VertexScores(noises=noises), claim)]
+    if plan.protocol.noise_by == "silos":
+        found.append(of_record(VertexScores(noises=noises, protect="messages"), claim))
+    if claim.protect == "messages":
+        found.reverse()
+    return tuple(found)
 
 
 class GradientCollector:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from fastfed._random import NoiseSource
+from fastfed._system import account
 from fastfed._validate import integer, number
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.messages import ExpertChoice
@@ -23,7 +24,7 @@ from fastfed.experts.plan import NO_PRIVACY, Decider
 from fastfed.experts.setting import Setting
 from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.privacy.certificate import no_privacy
+from fastfed.privacy.account import Claim
 
 
 class HedgeKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +90,11 @@ def build(keys: HedgeKeys, setting: Setting) -> System:
         horizon=setting.horizon,
         experts=setting.experts,
         protocol=NO_PRIVACY,
+        privacy=Claim(source=NO_PRIVACY.source, exact=(math.inf,)),
         phase_length=length,
         learning_rate=rate,
     )
-    return System("hedge", plan, no_privacy(NO_PRIVACY.source), partial(lower_lines, plan, setting))
+    return System("hedge", plan, account(plan, setting), partial(lower_lines, plan, setting))
 
 
 ALGORITHM = Algorithm(

@@ -6,6 +6,7 @@ one law it learns as fast as can be; an adversary that knows it makes it lose in
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from fastfed._random import NoiseSource
+from fastfed._system import account
 from fastfed._validate import integer
 from fastfed.experts.lower_lines import lower_lines
 from fastfed.experts.messages import ExpertChoice
@@ -20,7 +22,7 @@ from fastfed.experts.plan import NO_PRIVACY, Decider, start_expert
 from fastfed.experts.setting import Setting
 from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.privacy.certificate import no_privacy
+from fastfed.privacy.account import Claim
 
 
 class LeaderKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +77,13 @@ def build(keys: LeaderKeys, setting: Setting) -> System:
         horizon=setting.horizon,
         experts=setting.experts,
         protocol=NO_PRIVACY,
+        privacy=Claim(source=NO_PRIVACY.source, exact=(math.inf,)),
         phase_length=check_phase_length(keys.phase_length, setting),
     )
     return System(
         "follow-the-leader",
         plan,
-        no_privacy(NO_PRIVACY.source),
+        account(plan, setting),
         partial(lower_lines, plan, setting),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from fastfed._random import CHOICE, NoiseSource
 from fastfed._validate import InputError
 from fastfed.experts.messages import ExpertChoice
+from fastfed.privacy.account import Claim, verify
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
 
 #: A loss that is no vector: its gradient (d,) at x (d,).
@@ -102,6 +103,7 @@ class ExpertPlan(ABC):
     experts: int  # d
     protocol: Protocol
     linear: bool = True  # whether losses are vectors in [0, 1]^d
+    privacy: Claim | None = None  # what is declared of it; None: nothing
 
     @property
     @abstractmethod
@@ -152,12 +154,13 @@ class ExpertPlan(ABC):
 
 
 def check_expert_plan(plan: object) -> ExpertPlan:
-    """The plan if it is one of experts."""
+    """The plan if it is one of experts, and gives what it says that it gives."""
     if not isinstance(plan, ExpertPlan):
         raise InputError(
             "plan must be one of experts, such as system.plan of fed-svt, "
             f"got {type(plan).__name__}"
         )
+    verify(plan)
     return plan
 
 

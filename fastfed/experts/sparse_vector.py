@@ -10,6 +10,7 @@ from fastfed._random import CHOICE, QUERY, THRESHOLD, NoiseSource
 from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Decider, start_expert
 from fastfed.experts.sums import SumsPlan
+from fastfed.privacy.account import Claim, Described, of_record, released
 from fastfed.privacy.laplace import standard_laplace
 from fastfed.privacy.sparse_switching import SparseSwitching
 
@@ -24,6 +25,11 @@ class SparseVectorPlan(SumsPlan):
 
     def decider(self, noise: NoiseSource) -> Decider:
         return SparseVector(self, noise)
+
+
+@released.register
+def _(plan: SparseVectorPlan) -> tuple[Described, ...]:
+    return (of_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
 class SparseVector:

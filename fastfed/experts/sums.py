@@ -8,9 +8,12 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._random import NoiseSource
+from fastfed._system import account
 from fastfed._validate import InputError
 from fastfed.experts.plan import Collector, ExpertPlan, Gradient
 from fastfed.experts.setting import Setting
+from fastfed.privacy.account import Claim, Described, RawData, released
+from fastfed.privacy.certificate import Certificate, no_privacy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,21 @@ class SumsPlan(ExpertPlan):
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
         return SumCollector(self.experts)
+
+
+@released.register
+def _(plan: SumsPlan) -> tuple[Described, ...] | None:
+    # What another package's server makes of the sums is not known here.
+    return (RawData(),) if plan.protocol.noise_by == "none" else None
+
+
+@account.register
+def _certificate(plan: SumsPlan, setting: Setting) -> Certificate:
+    """Of sums that are sent as they are."""
+    if released(plan) is None:
+        raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
+    claim = plan.privacy or Claim(source=plan.protocol.source)
+    return no_privacy(claim.source, caveats=claim.caveats)
 
 
 class SumCollector:

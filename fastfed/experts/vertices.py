@@ -145,6 +145,11 @@ class Bounds(NamedTuple):
     high: float
     smoothness: float  # beta
 
+    @property
+    def spread(self) -> float:
+        """Length of the interval that all coordinates of gradients are in."""
+        return self.high - self.low
+
     def most(self, x: np.ndarray, parent: np.ndarray) -> float:
         """Of a difference between gradients at x and at parent."""
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from fastfed.privacy.certificate import ClaimCondition, Condition, Guarantee, rounded_up
+from fastfed.privacy.certificate import Condition
 
 #: What a user is where there are losses, and what is protected.
 USER = "a user is one loss function of one client in one round"
@@ -27,20 +25,11 @@ def not_met(uses: int) -> str:
     )
 
 
-def of_record(
-    conditions: Iterable[Condition], uses: int, claimed: Guarantee, exact: Guarantee
-) -> tuple[Condition, ...]:
-    """Conditions of a mechanism whose account is of one loss, of a record that is behind more."""
+def used(uses: int, multiplicity: int) -> Condition:
+    """That the account is of all losses that one record can be behind."""
     times = "two losses" if uses == 1 else f"more than {uses} losses"
-    once = Condition(f"no record is behind {times} (by how losses are made, or declared)", True)
-    if uses == 1:
-        return (once, *conditions)
-    claim = ClaimCondition(
-        f"the proven epsilon of {uses} losses replaced together, {rounded_up(exact.epsilon)} at "
-        f"delta {exact.delta:g}, is at most {claimed.epsilon:g} (computed)",
-        exact.epsilon <= claimed.epsilon,
-    )
-    return (once, *(c for c in conditions if not isinstance(c, ClaimCondition)), claim)
+    text = f"no record is behind {times} (by how losses are made, or declared)"
+    return Condition(text, multiplicity <= uses)
 
 
 #: Of noise and choices on a real machine.

@@ -51,7 +51,8 @@ PROTECTED = ("experts", "messages")
 # d Laplace mechanisms of e cost about d e^2, an argmin taken as (2 e, 0)-private 4 e^2.
 _FEW = 4
 
-_SOURCE = {
+#: Of each calibration.
+SOURCES = {
     "exact": "gao-2024, Algorithm 3, with the least noise whose proven composition over the leaves "
     "below each set of losses gives the budget",
     "corrected": "gao-2024, Lemma C.6, with the factor that its proof leaves out: 2 for an argmin "
@@ -266,7 +267,7 @@ def calibrate_vertices(
         scales=made,
         protect=protect,
         calibration=calibration,
-        source=_SOURCE[calibration],
+        source=SOURCES[calibration],
     )
 
 

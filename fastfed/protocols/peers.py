@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fastfed.privacy.account import Claim
 from fastfed.protocols.graph import Graph
 from fastfed.protocols.messages import Report
 from fastfed.protocols.plan import Plan
@@ -72,6 +73,15 @@ class PeerPlan:
     @property
     def protocol(self) -> Protocol:
         return self.parts[0].plan.protocol
+
+    @property
+    def privacy(self) -> Claim | None:
+        """What is declared of the part that costs most; each is sealed with its own account."""
+        claims = [part.plan.privacy for part in self.parts]
+        known = [claim for claim in claims if claim is not None]
+        if len(known) < len(claims):
+            return None
+        return max(known, key=lambda claim: claim.exact[:1], default=None)
 
     @cached_property
     def of_silo(self) -> tuple[tuple[Part, ...], ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastfed._validate import InputError, array, integer
+from fastfed.privacy.account import Claim, verify
 from fastfed.protocols.messages import frozen
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
@@ -80,6 +81,7 @@ class PhasePlan:
     initial: int  # U
     protocol: Protocol  # PRIVATE_MEAN or PLAIN_MEAN
     means: tuple[WinsorizedMean, ...] = ()  # private ones, of phases U, U + 1, ... that end
+    privacy: Claim | None = None  # what is declared of it; None: nothing
 
     @property
     def silos(self) -> int:
@@ -128,7 +130,7 @@ def phases_of(horizon: int) -> int:
 
 
 def check_phase_plan(plan: object) -> PhasePlan:
-    """The plan if it is one of phases."""
+    """The plan if it is one of phases, and gives what it says that it gives."""
     if not isinstance(plan, PhasePlan):
         raise InputError(
             f"plan must be a PhasePlan, such as system.plan of robin, got {type(plan).__name__}"
@@ -145,4 +147,5 @@ def check_phase_plan(plan: object) -> PhasePlan:
                 f"private means must be of {plan.silos} silos and dimension {plan.dimension}, "
                 f"got {mean.silos} and {mean.dimension}"
             )
+    verify(plan)
     return plan

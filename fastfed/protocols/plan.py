@@ -11,6 +11,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._validate import InputError
 from fastfed.privacy import toeplitz
+from fastfed.privacy.account import Claim, verify
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
 from fastfed.protocols.score import Score
@@ -143,6 +144,7 @@ class Plan:
     policy: str = "ucb"  # or "random": a uniformly random action
     score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
     trigger: Trigger | None = None  # when to synchronise, where the data decide
+    privacy: Claim | None = None  # what is declared of it; None: nothing
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
@@ -267,8 +269,13 @@ class Plan:
 
 
 def check_plan(plan: object) -> Plan:
-    """Plan if it is one: a system is the likely mistake, or one without a server."""
+    """Plan if it is one, and gives what it says that it gives.
+
+    A system is the likely mistake, or a plan without a server. InputError for these, and where the
+    noise of the plan is not the one that its certificate is about.
+    """
     if isinstance(plan, Plan):
+        verify(plan)
         return plan
     if type(plan).__name__ == "PeerPlan":
         raise InputError("plan has no server, each silo is a Peer: use fastfed.Peer(plan, index)")

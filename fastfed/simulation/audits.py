@@ -73,7 +73,9 @@ class Case:
         if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
-        return replace(plan, encoding=replace(plan.encoding, noise_bits=fewer))
+        # A plan that claimed its budget would be refused.
+        encoding = replace(plan.encoding, noise_bits=fewer)
+        return replace(plan, encoding=encoding, privacy=None)
 
 
 OTHER = np.full((1, DIMENSION), np.sqrt(0.5))

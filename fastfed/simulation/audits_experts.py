@@ -203,7 +203,9 @@ class Vertices:
         """The plan that is run: the claimed one, or the fault."""
         plan = self.plan()
         phases = (replace(p, scales=tuple(s / self.fault for s in p.scales)) for p in plan.phases)
-        return replace(plan, phases=tuple(phases))
+        # A faulty plan that claimed its budget would be refused.
+        claim = plan.privacy if self.fault == 1 else None
+        return replace(plan, phases=tuple(phases), privacy=claim)
 
 
 VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import native
+from fastfed.privacy.account import verify
 from fastfed.protocols.peers import Part, PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.phases import PhasePlan, check_phase_plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
 from fastfed.simulation import phases
@@ -172,6 +173,8 @@ def play(
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
     nothing.
     """
+    for plan in plans:
+        check_plan(plan)
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
     run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
@@ -213,6 +216,7 @@ def play_peers(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """The same for a decentralised plan, part after part."""
+    verify(plan)
     until = plan.horizon if last is None else last
     heard = 0
 
@@ -259,6 +263,7 @@ def play_phases(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """The same for a plan in phases, phase after phase."""
+    check_phase_plan(plan)
     made = state(plan.local, len(checkpoints), record)
 
     def open_pass(made: dict[str, Any]) -> native.Pass:

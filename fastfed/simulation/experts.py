@@ -18,7 +18,7 @@ from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.losses import Adversary
 from fastfed.experts.client import ExpertClient
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import ExpertPlan, Gradient
+from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
 from fastfed.experts.server import ExpertServer
 from fastfed.experts.sums import SumsPlan
 from fastfed.experts.vertices import Phase, Walk
@@ -145,6 +145,7 @@ def play(
     progress: Progress | None = None,
 ) -> Outcome:
     """Play rounds 1..last (all by default) from sums over all clients."""
+    check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
     ledger = Ledger(adversary, checkpoints)

@@ -47,7 +47,7 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
     Without noise: a private rule's value is a draw about this one.
     """
     assert plan.trigger is not None
-    quiet = replace(plan, trigger=replace(plan.trigger, kind=DETERMINANT))
+    quiet = replace(plan, trigger=replace(plan.trigger, kind=DETERMINANT), privacy=None)
     silo = Silo(quiet, 0, SeededNoise(0))
     silo.select(x[None])
     silo.observe(1.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastfed.bandits import Algorithm, Setting, System
-from fastfed.bandits.assemble import assemble, released_only
+from fastfed.bandits.assemble import assemble
 from fastfed.bandits.certify import certify
 from fastfed.bandits.noise import Noise
 from fastfed.bandits.noise_law import NoiseLaw
@@ -48,9 +48,10 @@ def build(keys: NoisyKeys, setting: Setting) -> System:
     std = NoiseStd(*mechanism.stds)
     law = NoiseLaw(std, setting.silos, np.arange(releases + 1.0))  # k noises after k releases
     clip = keys.bounds(published=False)
-    plan, theory = assemble(keys, setting, PROTOCOL, batch_size, clip, Noise(mechanism, law, std))
-    lazy, source = released_only(keys, batch_size), f"{PROTOCOL.source}; {mechanism.source}"
-    certificate = certify(mechanism, PROTOCOL, setting, theory, clip, lazy, source)
+    noise = Noise(mechanism, law, std)
+    plan, theory = assemble(keys, setting, PROTOCOL, batch_size, clip, noise)
+    source = f"{PROTOCOL.source}; {mechanism.source}"
+    plan, certificate = certify(plan, setting, theory, noise, source)
     return System("noisy-batches", plan, certificate, theory=theory)
 
 

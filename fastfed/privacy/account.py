@@ -1,0 +1,392 @@
+"""What a plan releases, accounted from the numbers that are executed; and plans whose account is
+not what they say are refused.
+
+A plan is plain data: drivers and parties execute its numbers. `released` says what these numbers
+release, as descriptions that are sufficient for accounting: plain, hashable data with ``exact()``,
+``conditions()`` and ``noise_stds`` (the idea of a ``DpEvent`` of Google's dp_accounting). What no
+number says, such as the budget, the relation or how often a user takes part, was declared: that is
+the plan's `Claim`, which also carries the epsilon that the plan was sealed with. `verify` computes
+it again. Nothing here is taken from the object that calibrated the noise.
+
+Kinds of plans are registered: ``released.register(MyPlan)``. Of other plans nothing is known, and
+whatever their certificate says is their package's own word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, singledispatch
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.composition import of_group
+from fastfed.privacy.gaussian import epsilon_of
+from fastfed.privacy.losses import composed_epsilon
+from fastfed.privacy.returning import returning_conditions
+from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.privacy.sparse_switching import SparseSwitching
+from fastfed.privacy.tree import depth
+from fastfed.privacy.two_streams import RELEASES, leaf_squared
+from fastfed.privacy.vertex_sets import VertexNoise
+from fastfed.privacy.winsorized import WinsorizedMean
+
+#: Accounts that differ by less, relative to their size, are the same but for rounding.
+SAME = 1e-9
+#: Standard deviations that differ by less are of one layout.
+_ROUNDING = 1e-12
+_STREAMS = ("bias", "covariance", "covariance_diagonal")
+
+P = TypeVar("P")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What was declared of a plan: all that its certificate needs and its numbers do not say.
+
+    budget: what was asked for; None where nothing is claimed. source: the certificate's.
+    calibration, remark: the rule that chose the noise, and what it does not say itself; they choose
+    words, never numbers. max_participations: M0, the most batches of one user, once in each; of
+    experts the most losses of one record.
+    honest_fraction: the share of users whose noise bits are counted on. vector_scale: of the
+    published code. protect: of noisy scores, "experts" or "messages". by_silo: the epsilon that
+    each silo asked for, if it had a say. conditions: what a mechanism of another package takes for
+    granted. caveats: what is to be said beside the privacy, such as of the regret bound.
+    exact: the epsilon of each of the plan's descriptions, as it was when the plan was `sealed`.
+    """
+
+    source: str
+    budget: Budget | None = None
+    calibration: str = "exact"
+    remark: str = ""
+    max_participations: int = 1
+    honest_fraction: float = 1.0
+    vector_scale: float = 1.0
+    protect: str = "experts"
+    by_silo: tuple[float, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    caveats: tuple[str, ...] = ()
+    exact: tuple[float, ...] = ()
+
+    @property
+    def asked(self) -> Budget:
+        """The budget of a plan that claims one."""
+        if self.budget is None:
+            raise InputError("privacy.budget must be a Budget where noise is added, got None")
+        return self.budget
+
+
+class Described(Protocol):
+    """What a certificate asks of a description."""
+
+    @property
+    def noise_stds(self) -> dict[str, float]: ...
+
+    def exact(self) -> float: ...
+
+    def conditions(self) -> list[Condition]: ...
+
+    def __hash__(self) -> int: ...
+
+
+# ---- descriptions --------------------------------------------------------------------------------
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """No message depends on anybody's data."""
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return {}
+
+    def exact(self) -> float:
+        return 0.0
+
+    def conditions(self) -> list[Condition]:
+        return []
+
+
+class RawData(msgspec.Struct, frozen=True):
+    """Sums of data as they are, or with a stream without noise: no finite epsilon holds."""
+
+    budget: Budget | None = None
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return {}
+
+    def exact(self) -> float:
+        return math.inf
+
+    def conditions(self) -> list[Condition]:
+        """The claim, which fails, where one is made."""
+        if self.budget is None:
+            return []
+        text = f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none is)"
+        return [ClaimCondition(text, False)]
+
+
+class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of x y and of x x^T in batches, with Gaussian noise of these standard deviations.
+
+    release: how the noise of prefix sums is made, "tree", "honaker" or "toeplitz", or "flat":
+    every batch is sent once, with noise of its own. releases: K. stds: of bias, off-diagonal and
+    diagonal entries of one noise vector. feature_bound, reward_bound: L and Y with ||x||_2 <= L,
+    |y| <= Y. max_participations: M0. schedule: standard deviations off and on the diagonal of the
+    nodes of a private schedule, trees of x x^T over single rounds that begin anew at every
+    synchronisation; schedule_rounds: the most leaves of one of them, 0 for no such schedule.
+    budget, remark: for the words of `conditions`; the budget's delta and relation are the
+    account's.
+
+    Guarantee: everything released of one user is one Gaussian mechanism of ratio mu(), as in
+    `fastfed.privacy.two_streams.GaussianRelease` and `fastfed.privacy.privatizer.Privatizer`.
+    """
+
+    budget: Budget
+    release: str
+    releases: int
+    stds: tuple[float, float, float]
+    feature_bound: float = 1.0
+    reward_bound: float = 1.0
+    max_participations: int = 1
+    schedule: tuple[float, float] = (0.0, 0.0)
+    schedule_rounds: int = 0
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        choice("release", self.release, (*RELEASES, "flat"))
+        integer("releases", self.releases, at_least=1)
+        integer("max_participations", self.max_participations, at_least=1)
+        for name in ("feature_bound", "reward_bound"):
+            number(name, getattr(self, name), above=0)
+        for std in (*self.stds, *self.schedule):
+            number("stds", std, at_least=0)
+
+    @property
+    def squares(self) -> float:
+        """Squared sensitivity of the whole release to one user, per unit of one record's."""
+        if self.release == "flat":
+            return float(min(self.max_participations, self.releases))
+        return leaf_squared(self.release, self.releases, self.max_participations)
+
+    def mu(self, relation: str | None = None) -> float:
+        """Ratio of all that is released of one user; math.inf where a stream has no noise."""
+        relation = choice("relation", relation or self.budget.relation, RELATIONS)
+        area = self.feature_bound**2
+        bias = self.stds[0] / (self.feature_bound * self.reward_bound)
+        layout, covariance = recovered(*self.stds[1:])
+        if min(bias, covariance) == 0.0:
+            return math.inf
+        joint = user_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+        own = math.sqrt(self.squares) * joint
+        if not self.schedule_rounds:
+            return own
+        layout, std = recovered(*self.schedule)
+        if std == 0.0:
+            return math.inf
+        moved = user_sensitivity(relation, layout, bias_std=math.inf) * area
+        return math.hypot(own, math.sqrt(depth(self.schedule_rounds)) * moved / std)
+
+    def exact(self) -> float:
+        """True epsilon of everything released, at the budget's delta."""
+        mu = self.mu()
+        return math.inf if mu == math.inf else epsilon_of(mu, self.budget.delta)
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviations by stream of one noise vector, as a certificate lists them."""
+        found = dict(zip(_STREAMS, self.stds, strict=True))
+        if self.schedule_rounds:
+            found["schedule"] = self.schedule[0]
+        return found
+
+    def conditions(self) -> list[Condition]:
+        """Whether this noise gives the budget, computed, and what returning users take on trust."""
+        budget, found = self.budget, epsilon_at(self)
+        text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
+        if math.isfinite(found):
+            text = (
+                f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} "
+                f"under {budget.relation}, is at most {budget.epsilon:g}"
+            )
+        if self.remark:
+            text += f" (computed; {self.remark})"
+        claim = ClaimCondition(text, found <= budget.epsilon)
+        return [*returning_conditions(self.max_participations), claim]
+
+
+def recovered(off_diagonal: float, diagonal: float) -> tuple[str, float]:
+    """(layout, parameter) of symmetric noise with these standard deviations.
+
+    "goe1" of s is "goe2" of s / sqrt 2. For no layout: a weaker noise of "goe2". Proof: with D the
+    change, sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2) for
+    s = min(off, diag/sqrt 2), and "goe2" of s has exactly that.
+    """
+    if off_diagonal == diagonal:
+        return "iid", off_diagonal
+    if math.isclose(diagonal, off_diagonal * math.sqrt(2.0), rel_tol=_ROUNDING):
+        return "goe2", off_diagonal
+    return "goe2", min(off_diagonal, diagonal / math.sqrt(2.0))
+
+
+class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
+    """Private means of vectors, one after the other, each as its own numbers say."""
+
+    means: tuple[WinsorizedMean, ...]
+
+    @property
+    def _first(self) -> WinsorizedMean:
+        """As often as there are means, where all have one epsilon'."""
+        return msgspec.structs.replace(self.means[0], releases=len(self.means))
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return self.means[-1].noise_stds
+
+    def exact(self) -> float:
+        first = self._first
+        if len({(m.epsilon_coordinate, m.padded) for m in self.means}) == 1:
+            return first.exact()
+        parts = [p for m in self.means for p in msgspec.structs.replace(m, releases=1).parts()]
+        return composed_epsilon(parts, first.budget.delta)
+
+    def conditions(self) -> list[Condition]:
+        return self._first.conditions()
+
+
+class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Noisy scores of the leaves of DP-FW trees, phase after phase, each on losses of its own.
+
+    noises: one for each distinct phase. protect: towards whom: "experts" are what is played,
+    "messages" what one client sends.
+    """
+
+    noises: tuple[VertexNoise, ...]
+    protect: str = "experts"
+
+    def _cost(self, noise: VertexNoise, delta: float | None = None) -> float:
+        messages = self.protect == "messages"
+        return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return {}
+
+    def exact(self, delta: float | None = None) -> float:
+        """Phases look at different losses, so the worst of them is what one loss pays."""
+        return max((self._cost(noise, delta) for noise in self.noises), default=0.0)
+
+    def conditions(self) -> list[Condition]:
+        """Those of the phase that costs most."""
+        return max(self.noises, key=self._cost).conditions() if self.noises else []
+
+
+class LossesOfOne(msgspec.Struct, frozen=True, kw_only=True):
+    """A mechanism of experts, towards a record that is behind several losses.
+
+    one: the account of one loss. members: how many losses, of any clients in any rounds, are
+    replaced together. budget: what was asked for, whose delta is the account's.
+    """
+
+    one: SparseSwitching | VertexScores
+    members: int
+    budget: Budget
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return self.one.noise_stds
+
+    def exact(self) -> float:
+        """By group privacy, one loss after the other (`composition.of_group`)."""
+        return of_group(self.one.exact, self.members, self.budget.delta)
+
+    def conditions(self) -> list[Condition]:
+        found, budget = epsilon_at(self), self.budget
+        claim = ClaimCondition(
+            f"the proven epsilon of {self.members} losses replaced together, {rounded_up(found)} "
+            f"at delta {budget.delta:g}, is at most {budget.epsilon:g} (computed)",
+            found <= budget.epsilon,
+        )
+        return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
+
+
+def of_record(one: SparseSwitching | VertexScores, claim: Claim) -> Described:
+    """What all losses of one record pay that one of them pays ``one`` for."""
+    if claim.max_participations == 1:
+        return one
+    return LossesOfOne(one=one, members=claim.max_participations, budget=claim.asked)
+
+
+# ---- accounts ------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def epsilon_at(description: Described) -> float:
+    """``description.exact()``, once for every content: parties are many, their plan is one."""
+    return description.exact()
+
+
+@singledispatch
+def released(plan: Any) -> tuple[Described, ...] | None:
+    """What a plan releases, from its numbers and its claim; None for an unknown kind of plan.
+
+    The first description is what the certificate's claim is about; others are the same noise under
+    other budgets (`Claim.by_silo`) or towards others.
+    """
+    return None
+
+
+def accounted(plan: Any) -> tuple[float, ...] | None:
+    """The exact epsilon of each of `released`, math.inf where none is proven."""
+    found = released(plan)
+    return None if found is None else tuple(epsilon_at(one) for one in found)
+
+
+def sealed(plan: P) -> P:
+    """The plan, its claim completed by the account of the plan's own numbers."""
+    found = accounted(plan)
+    if found is None:
+        raise InputError(
+            f"plan must be of a kind that fastfed accounts for, got {type(plan).__name__}: "
+            "register it with fastfed.privacy.account.released"
+        )
+    claim = msgspec.structs.replace(plan.privacy, exact=found)  # type: ignore[attr-defined]
+    return replace(plan, privacy=claim)  # type: ignore[type-var]
+
+
+def verify(plan: Any) -> None:
+    """InputError unless the plan's numbers give the epsilon that it was sealed with.
+
+    A plan without a claim says nothing, and there is nothing to verify. Of a plan in parts each
+    part is verified.
+    """
+    for part in getattr(plan, "parts", ()):
+        verify(part.plan)
+    claim = getattr(plan, "privacy", None)
+    if claim is None:
+        return
+    if not isinstance(claim, Claim):
+        raise InputError(f"plan.privacy must be a Claim, got {type(claim).__name__}")
+    found = accounted(plan)
+    if found is None or same(found, claim.exact):
+        return
+    raise InputError(
+        f"the plan's noise gives epsilon {_shown(found)}, its certificate says "
+        f"{_shown(claim.exact)}: the plan is not the one that was certified"
+    )
+
+
+def same(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether two accounts agree but for rounding."""
+    return len(first) == len(second) and all(
+        a == b or math.isclose(a, b, rel_tol=SAME) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _shown(values: Sequence[float]) -> str:
+    texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
+    return ", ".join(texts) or "nothing"

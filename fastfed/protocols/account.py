@@ -1,0 +1,224 @@
+"""What plans of linear systems release, in the terms of `fastfed.privacy.account`.
+
+Everything is read from what drivers and parties execute: the protocol's randomizer and analyzer,
+batch size and horizon, noise, bits, clipping, trigger. The claim adds what no number says.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fastfed._validate import InputError
+from fastfed.privacy.account import (
+    Claim,
+    Described,
+    GaussianSums,
+    Nothing,
+    RawData,
+    WinsorizedMeans,
+    epsilon_at,
+    recovered,
+    released,
+)
+from fastfed.privacy.amplification import AmplifiedTree
+from fastfed.privacy.binomial import BinomialTree
+from fastfed.privacy.budget import Budget
+from fastfed.privacy.joint import NestedNoise
+from fastfed.privacy.noisy_points import NoisyPoints
+from fastfed.privacy.vector_batches import VectorBatches
+from fastfed.protocols.peers import Part, PeerPlan
+from fastfed.protocols.phases import PhasePlan
+from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.protocol import (
+    NOISY_ADD,
+    NOISY_TREE,
+    SEND_BATCH,
+    SEND_NODE,
+    SEND_NOISY_BATCH,
+)
+from fastfed.protocols.trigger import PRIVATE_DETERMINANT
+
+
+def bounds(plan: Plan) -> tuple[float, float]:
+    """L and Y: what features' norms and rewards are held to; 1 where nothing is clipped.
+
+    Whether the environment keeps the latter is a condition of the certificate.
+    """
+    if plan.clip is None:
+        return 1.0, 1.0
+    return plan.clip.feature, max(abs(plan.clip.low), abs(plan.clip.high))
+
+
+@released.register
+def _of_plan(plan: Plan) -> tuple[Described, ...]:
+    claim = plan.privacy or Claim(source="none")
+    if plan.policy == "random" or not plan.releases:
+        return (Nothing(),)
+    protocol = plan.protocol
+    if protocol.bits:
+        return (_bits(plan, claim),)
+    by_server = protocol.analyzer in (NOISY_TREE, NOISY_ADD)
+    if protocol.randomizer in (SEND_BATCH, SEND_NODE) and not by_server:
+        return (RawData(claim.budget),)
+    if protocol.senders == "users":
+        return (_points(plan, claim),)
+    budget = claim.asked
+    if not claim.by_silo:
+        return (_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale))),)
+    if len(claim.by_silo) != plan.silos:
+        raise InputError(
+            f"privacy.by_silo must hold one epsilon for each of {plan.silos} silos, "
+            f"got {len(claim.by_silo)}"
+        )
+    found = [_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale)))]
+    for epsilon, silos in alike(claim).items():
+        own = Budget(epsilon, budget.delta, budget.relation)
+        scale = min(plan.noise_scale[i] for i in silos)
+        found.append(_sums(plan, claim, own, plan.noise_std.times(scale)))
+    return tuple(found)
+
+
+def alike(claim: Claim) -> dict[float, tuple[int, ...]]:
+    """Silos that asked for one epsilon, by epsilon."""
+    return {
+        epsilon: tuple(i for i, e in enumerate(claim.by_silo) if e == epsilon)
+        for epsilon in dict.fromkeys(claim.by_silo)
+    }
+
+
+def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
+    """Gaussian noise of silos, or of a trusted server or agent, on sums of batches."""
+    protocol, (feature, reward) = plan.protocol, bounds(plan)
+    if plan.release == "nested":
+        return NestedNoise(
+            budget=budget, releases=plan.releases, noise_std=std.bias, source=claim.source
+        )
+    if protocol.shuffled:
+        return _shuffled(plan, claim, budget, std)
+    schedule, rounds = (0.0, 0.0), 0
+    if plan.trigger is not None and plan.trigger.kind == PRIVATE_DETERMINANT:
+        schedule, rounds = plan.trigger.std, plan.horizon
+    flat = protocol.randomizer == SEND_NOISY_BATCH
+    return GaussianSums(
+        budget=budget,
+        release="flat" if flat else plan.release,
+        releases=plan.releases,
+        stds=std.parts,
+        feature_bound=feature,
+        reward_bound=reward,
+        max_participations=claim.max_participations,
+        schedule=schedule,
+        schedule_rounds=rounds,
+        remark=claim.remark,
+    )
+
+
+def _unit(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
+    """(layout, noise_std, covariance_ratio) of the same noise about records of unit bounds."""
+    feature, reward = bounds(plan)
+    layout, covariance = recovered(std.off_diagonal, std.diagonal)
+    bias = std.bias / (feature * reward)
+    if min(bias, covariance) == 0.0:
+        return layout, 0.0, 1.0
+    return layout, bias, covariance / feature**2 / bias
+
+
+def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
+    layout, bias, ratio = _unit(plan, std)
+    if not bias:
+        return RawData(budget)
+    # The lemma is about each stream alone, at the sensitivity of the bias stream: where the
+    # covariance stream has less noise for its own, both are accounted as if they had that.
+    least = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
+    if least < 1.0 - 1e-12:
+        bias, ratio = least * bias, ratio / least
+    return AmplifiedTree(
+        plan.releases,
+        layout,
+        bias,
+        claim.calibration,
+        budget,
+        claim.source,
+        ratio,
+        returning=claim.max_participations,
+        silos=plan.silos,
+        batch_size=plan.batch_size,
+        horizon=plan.horizon,
+    )
+
+
+def _points(plan: Plan, claim: Claim) -> Described:
+    """Every user's own Gaussian noise."""
+    layout, bias, ratio = _unit(plan, plan.user_std)
+    if not bias:
+        return RawData(claim.asked)
+    return NoisyPoints(
+        batch_size=plan.batch_size,
+        returning=claim.max_participations,
+        layout=layout,
+        noise_std=bias,
+        covariance_ratio=ratio,
+        calibration=claim.calibration,
+        budget=claim.asked,
+        source=claim.source,
+        shuffled=plan.protocol.shuffled,
+    )
+
+
+def _bits(plan: Plan, claim: Claim) -> Described:
+    """Every user's own noise bits. A larger record moves as many more levels."""
+    encoding, (feature, reward) = plan.encoding, bounds(plan)
+    if encoding is None:
+        raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
+    steps = [encoding.steps(j) for j in range(len(encoding.precision))]
+    g = [
+        (math.ceil(bias * feature * reward), math.ceil(covariance * feature**2))
+        for bias, covariance in steps
+    ]
+    if plan.protocol.flat:
+        (levels,), (b,) = g, encoding.noise_bits
+        return VectorBatches(
+            batch_size=plan.silos * plan.batch_size,
+            dimension=plan.dimension,
+            g=levels,
+            b=b,
+            returning=claim.max_participations,
+            calibration=claim.calibration,
+            budget=claim.asked,
+            source=claim.source,
+            vector_scale=claim.vector_scale,
+            honest_fraction=claim.honest_fraction,
+            local=not plan.protocol.shuffled,
+        )
+    return BinomialTree(
+        plan.releases,
+        plan.silos * plan.batch_size,
+        plan.dimension,
+        tuple(max(pair) for pair in g),
+        encoding.noise_bits,
+        claim.calibration,
+        claim.asked,
+        claim.source,
+        claim.vector_scale,
+        claim.honest_fraction,
+        claim.max_participations,
+    )
+
+
+def worst_part(plan: PeerPlan) -> Part:
+    """The part whose release costs most: a user takes part in one of them."""
+    return max(plan.parts, key=lambda part: epsilon_at(_of_plan(part.plan)[0]))
+
+
+@released.register
+def _of_peers(plan: PeerPlan) -> tuple[Described, ...]:
+    return _of_plan(worst_part(plan).plan)
+
+
+@released.register
+def _of_phases(plan: PhasePlan) -> tuple[Described, ...]:
+    if not plan.releasing:
+        return (Nothing(),)
+    if plan.protocol.noise_by != "server":
+        return (RawData(plan.privacy.budget if plan.privacy else None),)
+    return (WinsorizedMeans(means=plan.means),)
