@@ -46,6 +46,8 @@ class LossFacts:
     #: How many losses, of any clients in any rounds, one record can be behind: 1 where every loss
     #: is another's. Declared, or by how losses are made; never found by comparing them.
     multiplicity: int = 1
+    #: Whether losses are those of real records, whose owners what a run prints is about.
+    real_records: bool = False
     #: Whether losses are computed each round.
     contexts_made: bool = True
     #: What a reader of the certificate should know about the losses.

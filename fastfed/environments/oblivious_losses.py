@@ -48,7 +48,8 @@ class ObliviousLosses:
     are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
     the best expert is known to lose at most so much at every client; of an array a curve must say
     it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can
-    be behind (1); where all clients meet the same losses each of them counts. Regret is against the best expert in hindsight.
+    be behind (1); where all clients meet the same losses each of them counts. Regret is against
+    the best expert in hindsight.
     """
 
     losses: Any = None
@@ -112,6 +113,7 @@ class ObliviousLosses:
         return LossFacts(
             dimension=self._table.shape[2],
             contexts_made=False,
+            real_records=True,
             multiplicity=self.multiplicity * (silos if len(self._table) < silos else 1),
             notes=(COMMON,) if len(self._table) < silos else (),
         )
