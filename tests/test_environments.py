@@ -14,6 +14,7 @@ from fastfed.environments import (
     environment_from_spec,
     environment_signature,
 )
+from fastfed.simulation.experiment import make_experiment
 
 
 class TestSphere:
@@ -247,7 +248,8 @@ class TestClassification:
             environment, "private-fedlinucb", horizon=100, batch_size=10, epsilon=5.0, delta=1e-4
         )
         assert r.silos == 4
-        assert r.curves[0].certificate["status"] == "proven"
+        # Least and largest values are those of the data.
+        assert r.curves[0].certificate["status"] == "conditional"
 
 
 class TestLetor:
@@ -318,3 +320,173 @@ def test_read_only_arrays_from_a_function_are_welcome():
     x.flags.writeable = means.flags.writeable = False
     environment = Python(function=lambda *key: (x, means), dimension=2, actions=2)
     assert fastfed.simulate(environment, "local-linucb", silos=1, horizon=5).curves[0].final()
+
+
+def certificate_of(environment, **keys):
+    curve = {"algorithm": "private-fedlinucb", "batch_size": 5, "epsilon": 1.0, "delta": 1e-6}
+    (made,) = make_experiment(
+        name="x", environment=environment, curves=[{**curve, **keys}], silos=3, horizon=20
+    ).curves
+    return made.system.certificate
+
+
+def broken(certificate):
+    return [c.text for c in certificate.conditions if not c.holds]
+
+
+class TestDeclared:
+    """What certificates say must not depend on the values of the records (neighbours differ)."""
+
+    @pytest.mark.parametrize("clip", [True, False])
+    @pytest.mark.parametrize("reward_range", [None, (0.0, 1.0), (-50.0, 50.0)])
+    def test_one_reward_does_not_decide_about_a_replay(self, recorded, clip, reward_range):
+        """Without clipping it was "proven" with a reward of 1, and "unproven" with one of 50."""
+        contexts, rewards = recorded
+        found = []
+        for reward in (1.0, 50.0):
+            rewards[0, 0, 0] = reward
+            if reward_range == (0.0, 1.0) and reward == 50.0:
+                with pytest.raises(fastfed.InputError, match="rewards must lie in reward_range"):
+                    Replay.from_arrays(contexts, rewards, reward_range=reward_range)
+                continue
+            environment = Replay.from_arrays(contexts, rewards, reward_range=reward_range)
+            found.append(certificate_of(environment, clip=clip))
+        assert all(c.to_builtins() == found[0].to_builtins() for c in found)
+        proven = clip or reward_range == (0.0, 1.0)
+        assert found[0].status == ("proven" if proven else "unproven")
+        if not proven:
+            assert broken(found[0]) == [
+                "rewards bounded by 1 in absolute value (as the environment gives them)"
+            ]
+            assert found[0].also[0].status == "conditional"
+
+    def test_a_declared_range_is_two_numbers(self, recorded):
+        for given, sentence in (
+            (1.0, "reward_range must be two numbers"),
+            ((1.0, 0.0), "reward_range must be > 1"),
+            ((0.0, "x"), "reward_range must be a number"),
+        ):
+            with pytest.raises(fastfed.InputError, match=sentence):
+                Replay.from_arrays(*recorded, reward_range=given)
+
+    @staticmethod
+    def table(path, age=55):
+        draw = np.random.default_rng(0)
+        rows = [f"{draw.integers(20, 80)},{draw.choice(['f', 'm'])},{i % 2}" for i in range(60)]
+        path.write_text("\n".join(["age,sex,ill", *rows, f"{age},?,1", ",f,0"]) + "\n")
+        return {"data": str(path), "label": "ill", "dimension": 5}
+
+    KNOWN = {"age": [0, 120], "sex": ["f", "m"]}  # noqa: RUF012
+
+    @pytest.mark.parametrize(
+        ("keys", "holds"),
+        [
+            ({}, False),
+            ({"norm": 1.0}, False),
+            ({"ranges": {"age": [0, 120]}}, False),  # the categories of the other are the data's
+            ({"ranges": KNOWN}, True),
+            ({"ranges": KNOWN, "norm": 1.0}, True),
+            ({"ranges": {"age": [0, 120]}, "columns": ["age"]}, True),
+        ],
+    )
+    def test_ranges_of_columns_are_declared_or_a_failed_condition(self, tmp_path, keys, holds):
+        found = certificate_of(Classification(**self.table(tmp_path / "a.csv"), **keys))
+        assert found.status == ("proven" if holds else "conditional")
+        assert found.exact.epsilon == pytest.approx(1.0)
+        scaled = "features are scaled by declared ranges, not by ranges of these data"
+        assert broken(found) == ([] if holds else [scaled])
+        assert {side.status for side in found.also} == {found.status}
+        assert ("declared ranges" in " ".join(found.caveats)) == ("ranges" in keys and holds)
+
+    def test_with_declared_ranges_a_record_moves_no_other(self, tmp_path):
+        for keys, moved in ({"ranges": self.KNOWN}, False), ({}, True):
+            rows = []
+            for age in (55, 1e6):
+                environment = Classification(**self.table(tmp_path / "a.csv", age), **keys)
+                pool = environment.pool(3)
+                rows.append(np.concatenate([pool.rows(q) for q in range(60)]))
+                assert np.linalg.norm(pool.rows(60), axis=1).max() <= 1.0
+            assert (not np.array_equal(*rows)) == moved
+
+    def test_bad_ranges_are_refused(self, tmp_path):
+        given = self.table(tmp_path / "a.csv")
+        for ranges, sentence in (
+            ({"ages": [0, 1]}, 'ranges must be a column of .*; did you mean "age"'),
+            ({"age": [1, 0]}, r"ranges\.age must be > 1, got 0"),
+            ({"age": 3}, r"ranges\.age must be \[low, high\] or a list of texts, got 3"),
+            ({"sex": ["f", "f"]}, r"ranges\.sex must name each category once"),
+            ({"sex": [0, 1]}, "column 'sex', which ranges has as numbers, must hold one, got '"),
+            ({"ill": [0, 1]}, "ranges must be of feature columns, got 'ill'"),
+            (3, "ranges must be a table of columns"),
+        ):
+            with pytest.raises(fastfed.InputError, match=sentence):
+                Classification(**given, ranges=ranges).facts(3, 5)
+        with pytest.raises(fastfed.InputError, match="norm must be > 0"):
+            Classification(**given, norm=0.0)
+
+    def test_arrays_and_digits_need_a_norm(self):
+        draw = np.random.default_rng(1)
+        x, y = draw.normal(size=(60, 3)), np.arange(60) % 2
+        for norm in (None, 2.0):
+            found = certificate_of(Classification.from_arrays(x, y, norm=norm))
+            assert found.status == ("conditional" if norm is None else "proven")
+        pytest.importorskip("sklearn")
+        for norm in (None, 8.0):
+            found = certificate_of(Classification(data="digits", norm=norm))
+            assert found.status == ("conditional" if norm is None else "proven")
+
+    @pytest.mark.parametrize("scaling", ["row", "column"])
+    def test_rewards_by_a_fit_to_all_records_are_conditional(self, tmp_path, scaling):
+        pytest.importorskip("sklearn")
+        lines = [f"{i % 3} qid:{i // 2} 1:{i}.5 2:{i % 5}" for i in range(160)]
+        (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
+        environment = Letor(
+            path=str(tmp_path / "rows.txt"), scaling=scaling, sampling="without-replacement"
+        )
+        found = certificate_of(environment)
+        assert found.status == "conditional" and found.exact.epsilon == pytest.approx(1.0)
+        fitted = "contexts and rewards of a user do not depend on other users' raw data"
+        scaled = "features are scaled by declared ranges, not by ranges of these data"
+        assert broken(found) == ([scaled] if scaling == "column" else []) + [fitted]
+        assert certificate_of(environment, clip=False).status == (
+            "conditional" if scaling == "column" else "unproven"
+        )
+
+    def test_what_a_function_keeps_is_declared(self):
+        kept = []
+
+        def closed(seed, replicate, silo, t):
+            kept.append(t)
+            return TestPython.draw(seed, replicate, silo, t)
+
+        for function, said, holds in (
+            (TestPython.draw, None, True),
+            (closed, None, False),
+            (closed, True, True),
+            (TestPython.draw, False, False),
+        ):
+            found = certificate_of(
+                Python(function=function, dimension=3, actions=4, independent=said)
+            )
+            assert found.status == ("proven" if holds else "conditional")
+            text = "do not depend on other users' raw data (taken on trust)"
+            assert [c.holds for c in found.conditions if c.text.endswith(text)] == [holds]
+
+    def test_alone_and_robin_rest_on_the_same(self, tmp_path):
+        given = self.table(tmp_path / "a.csv")
+        robin = {
+            "algorithm": "robin", "batch_size": None, "clip": True, "diversity": 0.1,
+            "initial_phases": 2,
+        }  # fmt: skip
+        local = {"algorithm": "local-linucb"}
+        for keys in (robin, local):
+            statuses = []
+            for ranges in ({}, {"ranges": self.KNOWN}):
+                table = {"epsilon": 1.0, "delta": 1e-6, **keys} if keys is robin else keys
+                table = {k: v for k, v in table.items() if v is not None}
+                (made,) = make_experiment(
+                    name="x", environment=Classification(**given, **ranges), curves=[table],
+                    silos=3, horizon=20,
+                ).curves  # fmt: skip
+                statuses.append(made.system.certificate.status)
+            assert statuses == ["conditional", "proven"]

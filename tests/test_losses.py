@@ -18,6 +18,7 @@ from fastfed.cli import cli
 from fastfed.environments import ENVIRONMENTS, Adversary, environment_from_spec
 from fastfed.environments.losses import better_expert, check_countable
 from fastfed.environments.stochastic_losses import square_loss, square_minimum
+from fastfed.simulation.experiment import make_experiment
 
 UNIT = 2.0**-24
 
@@ -847,3 +848,82 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
         alone = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
         np.testing.assert_array_equal(found["changed"].group_regret, alone.curves[0].group_regret)
         assert (found["changed"].group_regret != found["base"].group_regret).any()
+
+
+def losses_of(clients: str, **keys: Any) -> fastfed.ObliviousLosses:
+    """One row of losses a round, given once, to each client or by a function."""
+    table = (np.random.default_rng(4).random((64, 4)) < 0.5).astype(float)
+    if clients == "function":
+        return fastfed.ObliviousLosses(
+            function=lambda seed, replicate, silo, t: table[t - 1], experts=4, **keys
+        )
+    given = table if clients == "shared" else np.repeat(table[None], 20, axis=0)
+    return fastfed.ObliviousLosses(losses=given, **keys)
+
+
+@pytest.mark.parametrize(
+    ("clients", "keys", "uses"),
+    [
+        ("shared", {}, 20),
+        ("each", {}, 1),  # equal rows are not compared: that would be a look at the data
+        ("each", {"multiplicity": 3}, 3),
+        ("shared", {"multiplicity": 2}, 40),
+        ("function", {}, 1),
+        ("function", {"common": True}, 20),
+        ("function", {"common": True, "multiplicity": 2}, 40),
+    ],
+)
+def test_how_often_a_record_is_used_is_declared(clients, keys, uses):
+    environment = losses_of(clients, **keys)
+    assert environment.facts(20, 64).multiplicity == uses
+    assert ("multiplicity" in environment.describe()) == ("multiplicity" in keys)
+
+
+def test_who_gives_all_clients_the_same_losses():
+    uses = {
+        kind: make(kind).facts(20, 10).multiplicity
+        for kind in ("stochastic-losses", "realizable-losses", "lower-bound-losses")
+    }
+    assert uses == {"stochastic-losses": 1, "realizable-losses": 1, "lower-bound-losses": 20}
+    with pytest.raises(InputError, match="multiplicity must be an integer >= 1 and"):
+        losses_of("each", multiplicity=0)
+
+
+@pytest.mark.parametrize("curve", [
+    {"algorithm": "fed-svt", "epsilon": 1.0, "optimal_loss": 30.0, "switches": 1},
+    {"algorithm": "fed-svt", "epsilon": 0.01, "delta": 1e-6, "optimal_loss": 30.0},
+    {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "batch": "largest", "smoothness": 1e6},
+    {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "batch": "largest", "smoothness": 1e6,
+     "protect": "messages"},
+    {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "batch": "largest", "smoothness": 1e6,
+     "noise": "central"},
+])  # fmt: skip
+def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
+    """Before, 20 clients with one loss row were "proven epsilon = 1", as 20 with one each."""
+    shared, each = (
+        fastfed.simulate(losses_of(clients), curves=[curve], silos=20, horizon=64)
+        .curves[0].certificate for clients in ("shared", "each")
+    )  # fmt: skip
+    assert each["status"] == shared["status"] == "proven"
+    assert each["exact"]["epsilon"] <= curve["epsilon"] * (1 + 1e-9)
+    assert shared["exact"]["epsilon"] >= 20 * each["exact"]["epsilon"] * (1 - 1e-9) > 0.0
+    (claim,) = [c["text"] for c in shared["conditions"] if not c["holds"]]
+    assert claim.startswith("the proven epsilon of 20 losses replaced together, ")
+    assert any("one record can be behind 20 losses" in c for c in shared["caveats"])
+    alone = [side for side in shared["also"] if side["unit"] == "item"]
+    assert [side["exact"] for side in alone] == [each["exact"]]
+    assert "neighbours differ in one loss of one client" in alone[0]["model"]
+
+
+def test_one_row_that_20_clients_meet_moves_a_choice_beyond_the_claim():
+    """The likelihood ratio of one choice of an expert: above the claim, below the account."""
+    curve = {"algorithm": "fed-svt", "epsilon": 1.0, "optimal_loss": 0.0, "switches": 1}
+    (found,) = make_experiment(
+        name="x", environment=losses_of("shared"), curves=[curve], silos=20, horizon=64
+    ).curves
+    plan, stated = found.system.plan, found.system.certificate
+    row, other = 20.0 * np.array([0.0, 1, 1, 1]), 20.0 * np.array([1.0, 0, 0, 0])
+    ratio = np.abs(
+        plan.noise.choices.log_probabilities(row) - plan.noise.choices.log_probabilities(other)
+    ).max()
+    assert 6.0 < ratio <= stated.exact.epsilon == pytest.approx(20.0)

@@ -193,3 +193,29 @@ def test_nothing_costs_nothing() -> None:
 def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize("members", [1, 2, 20, 500])
+def test_a_group_of_pure_mechanisms_costs_as_many_times_as_much(members: int) -> None:
+    found = c.of_group(lambda delta: 0.25, members, 0.0)
+    assert found == pytest.approx(0.25 * members) and found >= 0.25 * members
+
+
+@pytest.mark.parametrize("members", [2, 5, 20])
+@pytest.mark.parametrize("mu", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
+def test_a_group_is_never_said_to_pay_less_than_it_does(
+    members: int, mu: float, delta: float
+) -> None:
+    """Of a Gaussian mechanism the truth is known: so many records move it so many times as far."""
+    found = c.of_group(lambda d: epsilon_of(mu, d) if d else math.inf, members, delta)
+    truth = epsilon_of(members * mu, delta)
+    assert found >= truth
+    if members * mu <= 1.0:
+        assert found <= 8.0 * truth  # and it is no empty statement
+
+
+def test_a_group_of_one_is_the_record() -> None:
+    assert c.of_group(lambda delta: 1.0 if delta else 3.0, 1, 1e-6) == 1.0
+    with pytest.raises(InputError, match="members must be an integer >= 1, got 0"):
+        c.of_group(lambda delta: 1.0, 0, 0.0)

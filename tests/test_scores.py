@@ -8,6 +8,7 @@ import plugins
 import problems
 import pytest
 import test_drivers
+from numba.extending import intrinsic
 from scipy import stats
 
 import fastfed
@@ -73,6 +74,65 @@ def wild(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     return actions
 
 
+@numba.cfunc(SIGNATURE)
+def sticky(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # The first user's first feature decides what every later user gets.
+    if state[0] == 0.0:
+        state[0] = 1.0
+        state[1] = x[0]
+    for a in range(actions):
+        scores[a] = -abs(x[a * dimension] - state[1])
+    return actions
+
+
+@numba.cfunc(SIGNATURE)
+def leftover(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # What an earlier call left where scores are written.
+    for a in range(actions):
+        scores[a] += x[a * dimension]
+    return actions
+
+
+@intrinsic
+def _memory(typing, number):
+    pointer = numba.types.CPointer(numba.types.float64)
+
+    def made(context, builder, signature, given):
+        return builder.inttoptr(given[0], context.get_value_type(pointer))
+
+    return pointer(numba.types.int64), made
+
+
+KEPT = np.zeros(2)
+ADDRESS = KEPT.ctypes.data
+
+
+@numba.cfunc(SIGNATURE)
+def elsewhere(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # As sticky, in memory that is no argument.
+    kept = numba.carray(_memory(ADDRESS), (2,))
+    if kept[0] == 0.0:
+        kept[0] = 1.0
+        kept[1] = x[0]
+    for a in range(actions):
+        scores[a] = -abs(x[a * dimension] - kept[1])
+    return actions
+
+
+@numba.cfunc(SIGNATURE)
+def seeded(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+    # numba's generator is one for all calls.
+    for a in range(actions):
+        scores[a] = np.random.random()
+    return actions
+
+
+class Foreign:
+    """A function that was compiled elsewhere: there is no code to read."""
+
+    address, _sig = greedy.address, SIGNATURE
+
+
 @pytest.fixture(autouse=True)
 def named(monkeypatch):
     """Scores by name, as packages would add them."""
@@ -80,6 +140,10 @@ def named(monkeypatch):
         "thompson": Score(THOMPSON),
         "greedy": Score(greedy),
         "confident": Score(confident),
+        "sticky": Score(sticky, np.zeros(2)),
+        "leftover": Score(leftover),
+        "elsewhere": Score(elsewhere),
+        "foreign": Score(Foreign()),
         **{f"wild-{i}": Score(wild, np.array([i, 0.5])) for i in range(4)},
     }.items():
         monkeypatch.setitem(SCORES.builtin, name, score)
@@ -267,6 +331,70 @@ def test_the_state_reaches_the_function():
         Sphere(dimension=2, actions=3), "local-linucb", silos=2, horizon=9, score="wild-3"
     )
     assert r.curves[0].final()["mean"] > 0
+
+
+@pytest.mark.parametrize("score", ["sticky", "leftover"])
+@pytest.mark.parametrize("driver", ["compiled", "step"])
+def test_nothing_lasts_from_one_call_to_the_next(score, driver):
+    """One user's context is replaced: later users of a lazy batch must not see it.
+
+    With a state that lasted, all later actions followed the first user's first feature, though
+    nothing was released: a true epsilon of 41.5 beside "proven (1, 1e-6)".
+    """
+    draw = np.random.default_rng(2)
+    contexts = draw.uniform(-0.4, 0.4, size=(1, 12, 5, 3))
+    rewards = draw.uniform(size=(1, 12, 5))
+    played = []
+    for first in (contexts[0, 0], -contexts[0, 0]):
+        contexts[0, 0] = first
+        e = test_drivers.experiment(
+            Replay.from_arrays(contexts, rewards, sampling="in-order"),
+            {"silos": 1, "horizon": 12, "batch_size": 12, "protocol": "silo-ldp"},
+            score=score, epsilon=1.0, delta=1e-6,
+        )  # fmt: skip
+        (fast,), (readable,) = test_drivers.both(e)
+        played.append((fast if driver == "compiled" else readable).actions)
+    np.testing.assert_array_equal(played[0][:, 1:], played[1][:, 1:])
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_every_call_gets_the_state_that_was_given(size):
+    """Bit for bit in both drivers, by threads, and the array of the caller stays as it is."""
+
+    @numba.cfunc(SIGNATURE)
+    def counts(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
+        state[0] += 1.0
+        state[size - 1] += 2.0
+        for a in range(actions):
+            scores[a] = x[a * dimension] * state[0] + state[size - 1] * x[a * dimension + 1]
+        return actions
+
+    given = np.full(size, 0.25)
+    score = Score(counts, given)
+    given[:] = 9.0  # of the caller's own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCORES.builtin, "counts", score)
+        sizes = dict(problems.corners())["plain, silo-ldp, eager"]
+        e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="counts")
+        (fast,), (readable,) = test_drivers.both(e)
+        test_drivers.same(fast, readable)
+        opened, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
+        (many,) = compiled.play(opened, plans, e.checkpoints, record=True, threads=3)
+        test_drivers.same(fast, many)
+    np.testing.assert_array_equal(score.state, np.full(size, 0.25))
+
+
+def test_what_cannot_be_copied_is_found():
+    for score in (Score(THOMPSON), Score(greedy), Score(confident), Score(sticky, np.zeros(2))):
+        assert score.keeps_no_state and score.condition.holds
+    for score in (Score(elsewhere), Score(seeded), Score(Foreign())):
+        assert not score.keeps_no_state and not score.condition.holds
+    # It is not a refusal: they play.
+    silo = np.array([[0.5, 0.0], [-0.5, 0.0]])
+    KEPT[:] = 0.0
+    first = native.scored(Score(elsewhere), 1, 1, silo, np.eye(2), np.ones(2), 0.0, 0.0)[0]
+    then = native.scored(Score(elsewhere), 1, 2, silo[::-1], np.eye(2), np.ones(2), 0.0, 0.0)[0]
+    assert (first, then) == (0, 1)
 
 
 def test_privacy_is_untouched_and_the_regret_bound_is_not():

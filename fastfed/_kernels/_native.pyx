@@ -64,10 +64,11 @@ cdef extern from "ff_scores.h" nogil:
     ctypedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
                                  int64_t dimension, double *x, double *w, double *theta,
                                  double beta, double gamma, double *scores) noexcept nogil
-    int64_t ff_scored_scratch(int64_t d, int64_t actions)
-    int64_t ff_scored(ff_score score, void *state, uint64_t key, int64_t round,
-                      const ff_actions *actions, const double *w, const double *theta,
-                      double beta, double gamma, int64_t d, double *scratch, double *x)
+    int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
+    int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
+                      int64_t round, const ff_actions *actions, const double *w,
+                      const double *theta, double beta, double gamma, int64_t d,
+                      double *scratch, double *x)
 
 cdef extern from "ff_short.h" nogil:
     ctypedef struct ff_short_store:
@@ -248,7 +249,8 @@ cdef extern from "ff_play.h" nogil:
         int64_t lazy
         int64_t random
         ff_score score
-        void *score_state
+        const double *score_state
+        int64_t score_state_size
         int64_t randomizer
         int64_t analyzer
         int64_t release
@@ -576,12 +578,13 @@ def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
     cdef int64_t d = w.shape[0], a
     cdef ff_actions view = view_of(actions)
     cdef uintptr_t function = score.function.address
-    cdef void *state = state_of(score.state)
-    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions))
+    cdef const double *state = <const double *>state_of(score.state)
+    cdef int64_t size = 0 if score.state is None else score.state.size
+    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions, size))
     cdef double[::1] x = np.empty(d)
     with nogil:
-        a = ff_scored(<ff_score>function, state, key, round, &view, &w[0, 0], &theta[0], beta,
-                      gamma, d, &scratch[0], &x[0])
+        a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0], &theta[0],
+                      beta, gamma, d, &scratch[0], &x[0])
     if a < 0:
         raise status_error(FF_SCORE_FAILED)
     return a, np.asarray(x)
@@ -1053,8 +1056,10 @@ cdef class Pass:
         # Begun and padded so that vectors lie in one cache line, and no two threads share one.
         most = max(curve["levels"] for curve in curves)
         self.c.scratch_size = ff_play_scratch(environment.c.actions, d, most, len(curves))
-        if any(curve["score"] is not None for curve in curves):
-            self.c.scratch_size += ff_scored_scratch(d, environment.c.actions)
+        scored = [curve["score"] for curve in curves if curve["score"] is not None]
+        if scored:
+            state = max(0 if score.state is None else score.state.size for score in scored)
+            self.c.scratch_size += ff_scored_scratch(d, environment.c.actions, state)
         self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
         scratch = np.empty(self.c.threads * self.c.scratch_size + 8)
         self.c.scratch = <double *>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
@@ -1087,7 +1092,10 @@ cdef class Pass:
         cdef uintptr_t function
         if curve["score"] is not None:
             function = curve["score"].function.address
-            c.score, c.score_state = <ff_score>function, state_of(curve["score"].state)
+            c.score = <ff_score>function
+            if curve["score"].state is not None:
+                c.score_state = <const double *>state_of(curve["score"].state)
+                c.score_state_size = curve["score"].state.size
         c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
         c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
         c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]

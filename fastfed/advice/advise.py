@@ -9,7 +9,7 @@ from typing import Any
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.advice.contest import Contest, Entrant, level
-from fastfed.advice.result import Advice, Baseline, Candidate, Verdict
+from fastfed.advice.result import BROKEN, READ, Advice, Baseline, Candidate, Verdict
 from fastfed.advice.scale import scalable
 from fastfed.advice.systems import (
     ELSEWHERE,
@@ -68,7 +68,8 @@ def advise(
     arguments alone and a slower machine takes longer. ``on_stage`` hears what is played, in a
     sentence.
 
-    Every candidate's certificate is proven, with exactly calibrated noise. Raises InputError for
+    Every candidate's certificate is proven, with exactly calibrated noise; or conditional, where
+    the environment itself breaks a condition, which ``notes`` name. Raises InputError for
     bad input, and where no system can give the guarantee.
 
     >>> a = advise(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
@@ -105,7 +106,7 @@ def advise(
         check_threads(threads),
         on_stage,
     )
-    run = _Run(question, asked, contest, work)
+    run = _Run(question, asked, contest, work, facts.real_records)
     run.screen()
     run.refine()
     run.finish()
@@ -150,9 +151,15 @@ class _Run:
     """The stages of one answer."""
 
     def __init__(
-        self, question: Question, asked: list[str], contest: Contest, seconds: float
+        self,
+        question: Question,
+        asked: list[str],
+        contest: Contest,
+        seconds: float,
+        real_records: bool = False,
     ) -> None:
         self.question, self.asked, self.contest, self.seconds = question, asked, contest, seconds
+        self.real_records = real_records
         self.left_out: dict[str, str] = {}
         self.made: dict[str, list[Choice]] = {trust: [] for trust in asked}
         self.remarks: dict[str, str] = {}
@@ -262,7 +269,14 @@ class _Run:
             ),
             verdicts=tuple(self.verdict(trust) for trust in self.asked),
             left_out=left_out,
+            notes=self.notes,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before the answer."""
+        failed = tuple(f"{BROKEN}{c.text}" for c in self.question.setting.conditions if not c.holds)
+        return ((READ,) if self.real_records else ()) + failed
 
     def privacy(self, keys: dict[str, Any]) -> str:
         """What a baseline's certificate says, in short."""

@@ -9,6 +9,16 @@ from typing import Any
 
 import numpy as np
 
+#: So begins a note on a condition that fails for all candidates.
+BROKEN = "fails for all: "
+
+#: Of environments that hold real records.
+READ = (
+    "these are simulations on the real records: choice, regrets and bounds were read from them "
+    "without noise and are not covered by any guarantee below; what is then run on the same "
+    "records composes with it"
+)
+
 
 @dataclass(frozen=True)
 class Regret:
@@ -92,6 +102,14 @@ class Advice:
     baselines: tuple[Baseline, ...]
     verdicts: tuple[Verdict, ...]
     left_out: dict[str, str]
+    #: What to know first: whether real records were read for it, and what no candidate can keep.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """Of every candidate's guarantee: "proven", or "conditional" where the environment itself
+        breaks a condition."""
+        return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
 
     def __getitem__(self, label: str) -> Candidate:
         for candidate in self.candidates:

@@ -124,6 +124,7 @@ class Assumptions:
     features: Condition
     rewards: Condition
     once: Condition
+    world: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
 
     @classmethod
     def of(cls, plan: Plan, setting: Setting) -> Assumptions:
@@ -145,16 +146,26 @@ class Assumptions:
                 f"rewards bounded by {reward:g} in absolute value ({where})", bounded
             ),
             once=Condition("no record is served twice", setting.multiplicity == 1),
+            world=_world(plan, setting),
         )
 
     @property
     def all(self) -> tuple[Condition, ...]:
+        return (*self.about_run, *self.world)
+
+    @property
+    def about_run(self) -> tuple[Condition, ...]:
+        """Without one of these the proof is of another statement, which stands under ``also``."""
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def about_data(self) -> tuple[Condition, ...]:
         """Those that every statement about the release rests on, whatever it protects."""
-        return (self.schedule, self.features, self.rewards, self.once)
+        return (self.schedule, self.features, self.rewards, self.once, *self.world)
+
+
+def _world(plan: Plan, setting: Setting) -> tuple[Condition, ...]:
+    return (*setting.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
 def _schedule(plan: Plan) -> Condition:
@@ -175,18 +186,18 @@ def released_only(plan: Plan) -> bool:
 def _of_plan(plan: Plan, setting: Setting) -> Certificate:
     """The certificate of one linear system, its noise taken from seeded streams.
 
-    The top is the user-level claim: exact where every assumption holds, "none" where raw data make
-    the schedule, else unproven. Under ``also`` stands what holds beside it: weaker statements, and
-    as "conditional" what would hold under an assumption that this run breaks. Where silos
-    have budgets of their own, the top is that of the weakest, and others follow. A system of users
-    or of an agent says what the same noise is worth towards others; else, what users of one silo
-    see of each other.
+    The top is the user-level claim: proven where every assumption holds, conditional where only
+    one about the environment or a score fails, "none" where raw data make the schedule, else
+    unproven. Under ``also`` stands what holds beside it: weaker statements, and as "conditional"
+    what would hold under an assumption that this run breaks. Where silos have budgets of their
+    own, the top is that of the weakest, and others follow. A system of users or of an agent says
+    what the same noise is worth towards others; else, what users of one silo see of each other.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     found = released(plan)
     assert found is not None
     if claim.budget is None:
-        return _unclaimed(plan, claim, found[0])
+        return _unclaimed(plan, setting, claim, found[0])
     top, protocol, budget = found[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
@@ -198,7 +209,9 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
     met = (*trust, *claim.conditions, *top.conditions())
     # Where nothing leaves a silo nothing has to be assumed; its own users it does not hide.
     silent = isinstance(top, Nothing) and protocol.senders == "silos"
-    proven = known and (silent or all(c.holds for c in assumed.all))
+    # The account is of what this run does; of the world around it the conditions speak.
+    covered = known and (silent or all(c.holds for c in assumed.about_run))
+    proven = covered and all(c.holds for c in assumed.world)
     kept = all(c.holds for c in assumed.about_data)
     #: Of a side statement whose value is known.
     status = "proven" if kept else "conditional"
@@ -224,7 +237,7 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
         also.append(
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
-    elif known and not proven:
+    elif known and not covered:
         also.append(side("user", protocol.model))
     if lazy and protocol.senders == "silos":
         also.append(
@@ -266,15 +279,15 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
         )
     conditions = (*assumed.all, *met)
     if silent:
-        conditions = tuple(c for c in conditions if c.holds)
+        conditions = tuple(c for c in conditions if c.holds or c in assumed.world)
     none = not assumed.schedule.holds and not silent
     return Certificate(
         unit="user",
         relation=budget.relation,
         model=protocol.model,
         claimed=claimed,
-        exact=exact if proven else None,
-        status="none" if none else "proven" if proven else "unproven",
+        exact=exact if covered else None,
+        status="none" if none else "proven" if proven else "conditional" if covered else "unproven",
         noise_std=noise_std,
         conditions=conditions,
         caveats=(
@@ -286,14 +299,17 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
     )
 
 
-def _unclaimed(plan: Plan, claim: Claim, top: Described) -> Certificate:
+def _unclaimed(plan: Plan, setting: Setting, claim: Claim, top: Described) -> Certificate:
     """Of a system that claims nothing: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
     if isinstance(top, Nothing) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
-        return nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
+        stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
+        world = _world(plan, setting)
+        status = "proven" if all(c.holds for c in world) else "conditional"
+        return msgspec.structs.replace(stated, status=status, conditions=world)
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
@@ -373,7 +389,7 @@ def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
     found: Any = released(plan)
     top, budget = found[0], claim.budget
     epsilon = epsilon_at(top)
-    known = math.isfinite(epsilon)
+    known, kept = math.isfinite(epsilon), all(c.holds for c in setting.conditions)
     sends = not isinstance(top, Nothing)
     return Certificate(
         unit="silo",
@@ -381,7 +397,7 @@ def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
         model=plan.protocol.model if sends else "nothing leaves a client",
         claimed=Guarantee(budget.epsilon, budget.delta),
         exact=Guarantee(epsilon, budget.delta) if known else None,
-        status="proven" if known else "none",
+        status="none" if not known else "proven" if kept else "conditional",
         noise_std=top.noise_stds,
         conditions=(
             Condition("when estimates are sent does not depend on data", True),
@@ -391,6 +407,7 @@ def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
                 True,
             ),
             Condition("one person's data are at one client (taken on trust)", True),
+            *setting.conditions,
             *top.conditions(),
         ),
         caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *setting.notes),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastfed.privacy.certificate import Condition
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -26,3 +28,5 @@ class Setting:
     multiplicity: int = 1
     #: What a reader of the certificate should know about the data.
     notes: tuple[str, ...] = ()
+    #: What every guarantee rests on beside these bounds, and whether it holds.
+    conditions: tuple[Condition, ...] = ()

@@ -40,7 +40,7 @@ def scored(system: System, score: str, setting: Setting) -> System:
 
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
-    # Privacy is that of what was released, whatever chooses from it.
+    # Privacy is that of what was released, whatever chooses from it and keeps nothing else.
     plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)
     certificate = _system.account(plan, setting)
     return replace(system, plan=plan, theory=theory, certificate=certificate)

@@ -61,6 +61,8 @@ def print_results(source: Source) -> None:
         return
     click.secho(source.title, bold=True)
     click.echo(f"{source.setting}, {source.replicates}")
+    for note in source.about_records:
+        click.echo(note)
     least = {table.PER_SILO: WIDE, table.SYNCHRONISED: WIDER}
     width = shutil.get_terminal_size().columns
     columns = [i for i, h in enumerate(table.HEADINGS) if width >= least.get(h, 0)]

@@ -115,9 +115,11 @@ def _environment(spec: Path) -> dict[str, Any]:
 
 
 def _print(found: Advice) -> None:
+    for note in found.notes:
+        click.echo(f"note: {note}")
     click.echo(
-        f"every {found.unit} ({found.relation}): ({found.epsilon:g}, {found.delta:g}), proven; "
-        f"{found.silos} silos, {found.horizon} rounds, d = {found.dimension}, "
+        f"every {found.unit} ({found.relation}): ({found.epsilon:g}, {found.delta:g}), "
+        f"{found.status}; {found.silos} silos, {found.horizon} rounds, d = {found.dimension}, "
         f"{found.environment['kind']}"
     )
     click.echo(f"{found.scaling}; regret and bound are of one silo")

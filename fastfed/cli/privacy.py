@@ -22,12 +22,14 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     """
     from fastfed._validate import choice
     from fastfed.report.certificates import certificates_text
+    from fastfed.results.store import made_now
 
     experiment = load_spec(spec, {})
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
+    made = made_now(experiment.identity())
     curves = [
-        (c.label, c.system.certificate.to_builtins())
+        (c.label, {**c.system.certificate.to_builtins(), **made})
         for c in experiment.curves
         if curve in (None, c.label)
     ]

@@ -54,6 +54,12 @@ class RewardLaw:
         return REWARD_LAWS[self.kind], self.std
 
 
+#: What a guarantee for one user asks of the world around the mechanism.
+INDEPENDENT = "contexts and rewards of a user do not depend on other users' raw data"
+#: Of real records: a maximum over all of them lets one record move the features of every other.
+SCALED = "features are scaled by declared ranges, not by ranges of these data"
+
+
 @dataclass(frozen=True)
 class Facts:
     """What an environment guarantees; theory and certificates rest on it."""
@@ -61,7 +67,8 @@ class Facts:
     dimension: int
     actions: int  # the most of any round
     reward: RewardLaw
-    #: Interval that every reward lies in, or None when there is none.
+    #: Interval that every reward lies in, by how it is made or by declaration, never read from
+    #: data; None when there is none.
     reward_range: tuple[float, float] | None = (0.0, 1.0)
     #: Whether the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear: bool = True
@@ -73,6 +80,10 @@ class Facts:
     contexts_made: bool = True
     #: What a reader of the certificate should know about the data.
     notes: tuple[str, ...] = field(default=())
+    #: What a guarantee rests on beside these bounds: sentences, and whether each holds.
+    conditions: tuple[tuple[str, bool], ...] = field(default=())
+    #: Whether records are real ones, whose owners what a run prints is about.
+    real_records: bool = False
 
 
 def described(environment: Any) -> dict[str, Any]:

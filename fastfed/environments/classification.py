@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError, choice, integer
+from fastfed._validate import InputError, choice, integer, number
 from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.pool import Pool
-from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.environments.pool_environment import MADE_BEFORE, PoolEnvironment
 from fastfed.environments.records import CODINGS, DIMENSION, Records, records_pool
-
-#: What arrays cannot say of themselves.
-MADE_BEFORE = (
-    "features were made before they came here: that scales and categories in them are known "
-    "without the data is taken on trust"
-)
 
 
 @dataclass(kw_only=True)
@@ -30,6 +24,11 @@ class Classification(PoolEnvironment):
     action are a fixed public random projection to ``dimension`` numbers, or with ``coding`` =
     "blocks" the record in the action's own block, see ``records``. Records are met without
     replacement by default, so each round is a new user.
+
+    ``ranges``: by column of a CSV what is known of it without the data, [low, high] or a list of
+    categories; ``norm``: a bound on the norm of a scaled record and its constant 1, to which
+    records are shrunk. What is not declared is read from the data, and then the certificate is
+    "conditional": one record may move the features of all others.
     """
 
     data: Any
@@ -39,6 +38,8 @@ class Classification(PoolEnvironment):
     columns: list[str] | None = None
     projection_seed: int = 0
     coding: str = "projection"
+    ranges: Any = None
+    norm: float | None = None
     sampling: str = "without-replacement"
     kind = "classification"
     records = "records"
@@ -53,7 +54,12 @@ class Classification(PoolEnvironment):
                 f'dimension goes with coding = "projection", got {self.dimension}: '
                 "blocks have one number for each action and feature"
             )
+        if self.norm is not None:
+            self.norm = number("norm", self.norm, above=0.0)
         if isinstance(self.data, Records):
+            for name in ("ranges", "norm"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"{name} goes with a CSV file; arrays come by from_arrays")
             return
         named = isinstance(self.data, (str, Path))
         if not named or (self.data != "digits" and not os.path.exists(self.data)):
@@ -108,7 +114,12 @@ class Classification(PoolEnvironment):
             seed=self.projection_seed,
             columns=self.columns,
             coding=self.coding,
+            ranges=self.ranges,
+            norm=self.norm,
         )
+
+    def declared_rewards(self) -> tuple[float, float]:
+        return 0.0, 1.0  # 1 for the record's class and 0 for any other
 
     def natural_silos(self) -> int | None:
         return self.pool(None).silos if self.silo is not None else None
@@ -122,7 +133,10 @@ class Classification(PoolEnvironment):
             if self.data != "digits":
                 digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
         # The usual coding is left out: stored results of earlier versions keep their identity.
-        coding = {} if self.coding == "projection" else {"coding": self.coding}
+        coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
+        for name in ("ranges", "norm"):
+            if getattr(self, name) is not None:
+                coding[name] = getattr(self, name)
         return {
             "kind": self.kind,
             **coding,

@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, integer, nearest, show
+from fastfed._validate import InputError, integer, nearest, number, show
 from fastfed.environments.pool import Pool
 from fastfed.environments.records import MAX_CLASSES, Records, records_pool
 
@@ -60,6 +60,8 @@ def classification_pool(
     seed: int = 0,
     columns: Sequence[str] | None = None,
     coding: str = "projection",
+    ranges: Mapping[str, Any] | None = None,
+    norm: float | None = None,
 ) -> Pool:
     """Pool with one query per record and one action per class.
 
@@ -76,10 +78,17 @@ def classification_pool(
         coding: "projection", or "blocks" (then dimension says nothing).
         columns: the feature columns; None takes all but label and silo. Columns without a name
             (the leftovers of spreadsheets, row numbers) are never features.
+        ranges: by column what is known of it without the data: [low, high], beyond which values
+            are clipped, or a list of categories, beside which a text counts as missing.
+        norm: bound on the norm of a record's features and a constant 1, see ``records_pool``. With
+            ranges of all columns it is known: sqrt(columns + 1), of which no more than one number
+            of each column and the constant make up.
 
-    Features: a numeric column is scaled to [0, 1] by its least and largest value, any other is
-    one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one more that
-    marks them. What an action's features are, and its reward, ``records_pool`` says.
+    Features: a declared column is scaled or coded by its range, and gets one more that marks
+    missing cells. Of the others a numeric column is scaled to [0, 1] by its least and largest
+    value, any other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column
+    gets one more that marks them. What an action's features are, and its reward, ``records_pool``
+    says.
 
     Raises InputError for unreadable files, unknown columns, records without label or silo, labels
     with one class, silos that do not fit, and text columns of more than 50 values.
@@ -89,16 +98,22 @@ def classification_pool(
     if silos is not None:
         silos = integer("silos", silos, at_least=1)
     if str(data) == "digits":
-        given = {"label": label, "silo": silo, "columns": columns}
+        given = {"label": label, "silo": silo, "columns": columns, "ranges": ranges}
         for name, value in given.items():
             if value is not None:
                 raise InputError(f'{name} must be left out with data "digits", got {show(value)}')
         features, classes = _digits()
         owner = None
         notes: tuple[str, ...] = ()
+        declared = True  # by 16, the largest value that a pixel can have
     else:
         table = _read(data)
-        features, classes, owner, notes = _from_table(table, label, silo, columns)
+        known = _ranges(table, ranges)
+        features, classes, owner, notes = _from_table(table, label, silo, columns, known)
+        count = len(_chosen(table, str(label), silo, columns))
+        declared = len(known) == count
+        if declared and norm is None:
+            norm = math.sqrt(count + 1.0)
     if owner is None:
         if silos is not None and silos > len(features):
             raise InputError(
@@ -110,7 +125,8 @@ def classification_pool(
             raise InputError(
                 f"silos must be the {found} values of the silo column {show(silo)}, got {silos}"
             )
-    return records_pool(Records(features, classes, owner), silos, dimension, seed, coding, notes)
+    records = Records(features, classes, owner, norm)
+    return records_pool(records, silos, dimension, seed, coding, notes, declared)
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
@@ -128,8 +144,40 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 # ---- CSV -------------------------------------------------------------------------------------
 
 
+def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
+    """What is declared of each column: an interval, or categories."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(given)}"
+        )
+    found: dict[str, tuple[float, float] | list[str]] = {}
+    for name, value in given.items():
+        _known("ranges", name, table)
+        where = f"ranges.{name}"
+        entries = list(value) if isinstance(value, (list, tuple)) else []
+        if entries and all(isinstance(entry, str) for entry in entries):
+            if len(set(entries)) < len(entries) or _MISSING & set(entries):
+                raise InputError(f"{where} must name each category once, got {show(value)}")
+            found[name] = entries
+        elif len(entries) == 2:
+            low = number(where, entries[0])
+            high = number(where, entries[1], above=low)
+            if not math.isfinite(high - low):
+                raise InputError(f"{where} spans more than a float64 can hold")
+            found[name] = low, high
+        else:
+            raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
+    return found
+
+
 def _from_table(
-    table: _Table, label: str | None, silo: str | None, columns: Sequence[str] | None
+    table: _Table,
+    label: str | None,
+    silo: str | None,
+    columns: Sequence[str] | None,
+    known: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
     """Features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
     if label is None:
@@ -148,7 +196,11 @@ def _from_table(
         names = _complete(table, "silo", silo)
         first = {name: i for i, name in enumerate(dict.fromkeys(names))}
         owner = np.array([first[name] for name in names])
-    features, notes = _features(table, _chosen(table, label, silo, columns))
+    chosen = _chosen(table, label, silo, columns)
+    for name in known or ():
+        if name not in chosen:
+            raise InputError(f"ranges must be of feature columns, got {show(name)}")
+    features, notes = _features(table, chosen, known or {})
     return features, classes, owner, notes
 
 
@@ -174,13 +226,44 @@ def _chosen(
     return list(columns)
 
 
-def _features(table: _Table, names: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+    """(n, 2 or categories + 1): a column by what is known of it, and a mark where it is missing.
+
+    Of how many numbers it is does not depend on the data, and no more than one of them is not 0.
+    """
+    cells = table.column(name)
+    if isinstance(known, list):
+        at = {value: i for i, value in enumerate(known)}
+        coded = np.zeros((len(cells), len(known) + 1))
+        coded[np.arange(len(cells)), [at.get(cell, len(known)) for cell in cells]] = 1.0
+        return coded
+    low, high = known
+    scaled = np.zeros((len(cells), 2))
+    for row, cell in enumerate(cells):
+        if cell in _MISSING:
+            scaled[row, 1] = 1.0
+        elif _DECIMAL.fullmatch(cell):
+            scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
+        else:
+            raise InputError(
+                f"{table.path}:{table.lines[row]}: column {show(name)}, which ranges has as "
+                f"numbers, must hold one, got {show(cell)}"
+            )
+    return scaled
+
+
+def _features(
+    table: _Table, names: list[str], known: Mapping[str, Any]
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
     parts: list[np.ndarray] = []
     empty: list[str] = []
     broad: list[str] = []
     text = missing = False
     for name in names:
+        if name in known:
+            parts.append(_declared(table, name, known[name]))
+            continue
         cells = table.column(name)
         absent = np.array([cell in _MISSING for cell in cells])
         present = [cell for cell in cells if cell not in _MISSING]
@@ -211,7 +294,10 @@ def _features(table: _Table, names: list[str]) -> tuple[np.ndarray, tuple[str, .
         )
     if not parts:
         raise InputError(f"{table.path} must have a feature column with values, found none")
+    if len(known) == len(names):
+        return np.hstack(parts), ("features are scaled and coded by declared ranges",)
     what = "the least and largest value of each column"
+    what += " that is not declared" if known else ""
     what += ", the categories" if text else ""
     what += " and which columns have missing values" if missing else ""
     notes = [f"features are scaled and coded from the data: {what} are taken as public"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastfed._kernels import losses as native
 from fastfed._validate import InputError, array, number
-from fastfed.environments.losses import Adversary, LossFacts, check_experts
+from fastfed.environments.losses import Adversary, LossFacts, check_experts, check_multiplicity
 from fastfed.environments.python import fingerprint, user_function
 
 
@@ -37,7 +37,8 @@ class GradientLosses:
     ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
     Coordinates of gradients lie in [alpha - spread, alpha], ``lipschitz`` = alpha and ``spread`` (2
     alpha unless said); clients clip them to it, and differences of gradients to what ``smoothness``
-    = beta allows, so that the noise that is scaled by these is enough. ``optimum`` (d,): the point
+    = beta allows, so that the noise that is scaled by these is enough. ``multiplicity``: how many
+    losses, of any clients in any rounds, one record can be behind (1). ``optimum`` (d,): the point
     of the simplex that regret is measured against.
     """
 
@@ -48,12 +49,14 @@ class GradientLosses:
     smoothness: float = 1.0
     spread: float | None = None
     state: Any = None
+    multiplicity: int = 1
     kind = "gradient-losses"
 
     def __post_init__(self) -> None:
         d = check_experts(self.experts)
         number("lipschitz", self.lipschitz, above=0.0)
         number("smoothness", self.smoothness, at_least=0.0)
+        check_multiplicity(self.multiplicity)
         if self.spread is not None:
             number("spread", self.spread, above=0.0, at_most=2.0 * self.lipschitz)
         self.optimum = array("optimum", self.optimum, shape=(d,))
@@ -80,6 +83,7 @@ class GradientLosses:
             loss_range=2.0 * self.lipschitz,
             linear=False,
             iid=True,
+            multiplicity=self.multiplicity,
             notes=(
                 "losses are their user's own: that they are convex and of one law is taken on "
                 "trust",
@@ -110,4 +114,5 @@ class GradientLosses:
             "lipschitz": self.lipschitz,
             "smoothness": self.smoothness,
             "spread": self.spread,
+            **({} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}),
         }

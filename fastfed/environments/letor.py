@@ -43,6 +43,10 @@ class Letor(PoolEnvironment):
             raise InputError('silos is required for the environment "letor"')
         return letor_pool(self.path, silos, self.features, self.scaling)
 
+    def declared_rewards(self) -> tuple[float, float] | None:
+        """With columns scaled, mean rewards are moved to [0, 1]; raw rows have no bound."""
+        return (0.0, 1.0) if self.scaling == "column" else None
+
     def record_multiplicity(self) -> int:
         """The most runs of rows that share one query identifier: they may be one query."""
         from fastfed.environments.letor_files import read_letor
@@ -60,5 +64,7 @@ class Letor(PoolEnvironment):
             "features": self.features,
             "scaling": self.scaling,
             "sampling": self.sampling,
+            # Before, the range of the rewards of rows was read from them, and the radius with it.
+            **({"reward_range": None} if self.scaling == "row" else {}),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }

@@ -24,6 +24,7 @@ import numpy as np
 
 from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
+from fastfed.environments.base import INDEPENDENT, SCALED
 from fastfed.environments.growing import Stored
 from fastfed.environments.letor_cache import (
     FORMAT,
@@ -133,6 +134,11 @@ def letor_pool(
         notes=derived.notes,
         theta=derived.theta,
         linear=derived.linear,
+        conditions=(
+            (SCALED, scaling == "row"),
+            # theta*, which makes the rewards, is a fit to the relevance of all records.
+            (INDEPENDENT, False),
+        ),
     )
     pool.check()
     return pool

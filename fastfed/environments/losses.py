@@ -14,7 +14,7 @@ from fastfed._validate import InputError, integer, number
 #: Where all clients meet one and the same loss.
 COMMON = (
     "all clients meet the same loss in a round: who stands behind it is a user at every client, "
-    "and the guarantee is for one of these"
+    "and the account is of all of these together"
 )
 
 #: Beyond this a number of experts is a typing error, and would fill the memory.
@@ -43,6 +43,11 @@ class LossFacts:
     iid: bool = False
     #: The most that the best expert loses at any client, if that is guaranteed.
     optimal_loss: float | None = None
+    #: How many losses, of any clients in any rounds, one record can be behind: 1 where every loss
+    #: is another's. Declared, or by how losses are made; never found by comparing them.
+    multiplicity: int = 1
+    #: Whether losses are those of real records, whose owners what a run prints is about.
+    real_records: bool = False
     #: Whether losses are computed each round.
     contexts_made: bool = True
     #: What a reader of the certificate should know about the losses.
@@ -53,6 +58,7 @@ class LossFacts:
         alpha = number("lipschitz", self.lipschitz, above=0.0)
         number("spread", self.spread, above=0.0, at_most=2.0 * alpha)
         number("smoothness", self.smoothness, at_least=0.0)
+        integer("multiplicity", self.multiplicity, at_least=1)
         number("loss_range", self.loss_range, above=0.0, at_most=2.0 * alpha)
         if self.linear and (alpha, self.spread, self.smoothness) != (1.0, 1.0, 0.0):
             raise InputError(
@@ -82,6 +88,11 @@ class Adversary:
     @property
     def replicate(self) -> int:
         return self.losses.replicate
+
+
+def check_multiplicity(multiplicity: object) -> None:
+    """InputError unless it says how often one record can be used."""
+    integer("multiplicity", multiplicity, at_least=1, at_most=2**53)
 
 
 def check_experts(experts: object) -> int:

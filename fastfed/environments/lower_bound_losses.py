@@ -57,6 +57,7 @@ class LowerBoundLosses:
         return LossFacts(
             dimension=self.experts,
             optimal_loss=0.0 if self.theorem == "2.7" else None,
+            multiplicity=silos,
             notes=(COMMON,) if silos > 1 else (),
         )
 

@@ -17,6 +17,7 @@ from fastfed.environments.losses import (
     LossFacts,
     check_countable,
     check_experts,
+    check_multiplicity,
 )
 from fastfed.environments.python import fingerprint, user_function
 
@@ -46,8 +47,9 @@ class ObliviousLosses:
     "module:name". Losses are in [0, 1] and taken as whole multiples of 2^-24, so that their sums
     are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
     the best expert is known to lose at most so much at every client; of an array a curve must say
-    it, for privacy allows no look.
-    Regret is against the best expert in hindsight.
+    it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can
+    be behind (1); where all clients meet the same losses each of them counts. Regret is against
+    the best expert in hindsight.
     """
 
     losses: Any = None
@@ -56,6 +58,7 @@ class ObliviousLosses:
     state: Any = None
     common: bool = False
     optimal_loss: int | None = None
+    multiplicity: int = 1
     kind = "oblivious-losses"
     _table: np.ndarray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
 
@@ -63,6 +66,7 @@ class ObliviousLosses:
         if (self.losses is None) == (self.function is None):
             raise InputError("give either losses, an array or a .npy file, or function")
         boolean("common", self.common)
+        check_multiplicity(self.multiplicity)
         if self.losses is not None:
             for key in ("experts", "state", "optimal_loss"):
                 if getattr(self, key) is not None:
@@ -95,6 +99,7 @@ class ObliviousLosses:
             return LossFacts(
                 dimension=self.experts,
                 optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
+                multiplicity=self.multiplicity * (silos if self.common else 1),
                 notes=(
                     "losses are made by a user's function: taken on trust",
                     *((COMMON,) if self.common and silos > 1 else ()),
@@ -108,6 +113,8 @@ class ObliviousLosses:
         return LossFacts(
             dimension=self._table.shape[2],
             contexts_made=False,
+            real_records=True,
+            multiplicity=self.multiplicity * (silos if len(self._table) < silos else 1),
             notes=(COMMON,) if len(self._table) < silos else (),
         )
 
@@ -130,14 +137,21 @@ class ObliviousLosses:
     def describe(self) -> dict[str, Any]:
         if self.losses is not None:
             digest = hashlib.sha256(self._table.data).hexdigest()
-            return {"kind": self.kind, "shape": list(self._table.shape), "losses": digest}
+            shape = list(self._table.shape)
+            return {"kind": self.kind, "shape": shape, "losses": digest, **self._declared}
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
             "experts": self.experts,
             "common": self.common,
             "optimal_loss": self.optimal_loss,
+            **self._declared,
         }
+
+    @property
+    def _declared(self) -> dict[str, int]:
+        # The usual one is left out: stored results of earlier versions keep their identity.
+        return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 
 
 def quantised(losses: Any) -> np.ndarray:

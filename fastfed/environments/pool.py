@@ -33,6 +33,8 @@ class Pool:
         notes: caveats for the certificate, one sentence each.
         theta: float64 (d,), the linear model behind the means, or None when there is none.
         linear: whether means equals rows @ theta up to rounding.
+        conditions: what a guarantee rests on, by how the pool was made: sentences, and whether
+            each holds.
     """
 
     values: np.ndarray
@@ -43,6 +45,7 @@ class Pool:
     notes: tuple[str, ...]
     theta: np.ndarray | None
     linear: bool
+    conditions: tuple[tuple[str, bool], ...] = ()
 
     @classmethod
     def from_rows(
@@ -55,6 +58,7 @@ class Pool:
         notes: tuple[str, ...] = (),
         theta: np.ndarray | None = None,
         linear: bool = False,
+        conditions: tuple[tuple[str, bool], ...] = (),
     ) -> Pool:
         """Checked pool from row-major features.
 
@@ -73,6 +77,7 @@ class Pool:
             notes=tuple(notes),
             theta=None if theta is None else array("theta", theta, shape=(dimension,)),
             linear=linear,
+            conditions=tuple(conditions),
         )
         pool.check()
         return pool

@@ -21,8 +21,15 @@ SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 #: What no accounting of the messages covers, wherever records are real.
 ABOUT_RECORDS = (
     "that every record is another person's is taken on trust",
+    "that the numbers of records, silos and actions are known to all is taken on trust",
     "regret, figures and clip counts of a run are computed from the raw records: they are not "
     "covered",
+)
+
+#: What arrays cannot say of themselves.
+MADE_BEFORE = (
+    "features were made before they came here: that scales and categories in them are known "
+    "without the data is taken on trust"
 )
 
 
@@ -68,6 +75,10 @@ class PoolEnvironment(ABC):
         """The number of silos the data themselves say, or None when any number will do."""
         return None
 
+    def declared_rewards(self) -> tuple[float, float] | None:
+        """The interval of the expected rewards, known without the data; None if there is none."""
+        return None
+
     def record_multiplicity(self) -> int:
         """How many queries of the pool may be one record."""
         return 1
@@ -81,7 +92,8 @@ class PoolEnvironment(ABC):
                 f'(sampling = "{self.sampling}"), got {horizon}'
             )
         low, high = float(pool.means.min()), float(pool.means.max())
-        bounds = {"none": (low, high), "bernoulli": (0.0, 1.0), "gaussian": None}
+        # The least and largest reward of these data are no bound: another record may exceed them.
+        bounds = {"none": self.declared_rewards(), "bernoulli": (0.0, 1.0), "gaussian": None}
         if self.reward.kind == "bernoulli" and not (low >= 0.0 and high <= 1.0):
             raise InputError(
                 'reward.kind = "bernoulli" needs expected rewards in [0, 1], '
@@ -98,6 +110,8 @@ class PoolEnvironment(ABC):
             * (horizon if self.sampling == "with-replacement" else 1),
             contexts_made=False,
             notes=(*pool.notes, *ABOUT_RECORDS),
+            conditions=pool.conditions,
+            real_records=True,
         )
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:

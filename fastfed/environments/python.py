@@ -13,7 +13,13 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._validate import InputError, array, boolean, integer, show
-from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
+from fastfed.environments.base import (
+    INDEPENDENT,
+    MAX_ACTIONS,
+    MAX_DIMENSION,
+    Facts,
+    RewardLaw,
+)
 
 
 def environment_signature() -> Any:
@@ -41,8 +47,12 @@ class Python:
     ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a spec
     the text "module:name" of either. ``actions`` is the most actions of any round. What the
     certificate may assume is the user's word: ``linear`` (a linear model, ||theta*|| <= 1),
-    ``bounded`` (||x|| <= 1 always; clipping makes sure of it anyway) and ``multiplicity`` (how
-    often one record can be served).
+    ``bounded`` (||x|| <= 1 always; clipping makes sure of it anyway), ``multiplicity`` (how
+    often one record can be served) and ``independent`` (no user's contexts and rewards follow from
+    other users' raw data). An environment is the world and not the mechanism: it may keep what it
+    likes, but then a user who is replaced changes other users too, which no guarantee covers. Where
+    it has something to keep it in (``state``, a closure, an object's attributes) independence must
+    be said; where not it is taken on trust, as the function promises to depend on its arguments.
     """
 
     function: Any
@@ -53,6 +63,7 @@ class Python:
     linear: bool = False
     bounded: bool = False
     multiplicity: int = 1
+    independent: bool | None = None
     kind = "python"
 
     def __post_init__(self) -> None:
@@ -61,6 +72,8 @@ class Python:
         integer("multiplicity", self.multiplicity, at_least=1)
         boolean("linear", self.linear)
         boolean("bounded", self.bounded)
+        if self.independent is not None:
+            boolean("independent", self.independent)
         self.function, self.state = user_function(
             self.function, self.state, environment_signature, "environment_signature"
         )
@@ -69,6 +82,11 @@ class Python:
     def compiled(self) -> bool:
         """Whether the function runs without Python."""
         return hasattr(self.function, "address")
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the function has something of its own to keep things in."""
+        return self.state is not None or keeps(self.function)
 
     def natural_silos(self) -> int | None:
         return None
@@ -83,6 +101,12 @@ class Python:
             features_bounded=self.bounded,
             multiplicity=self.multiplicity,
             notes=("the environment is its user's own: its properties are taken on trust",),
+            conditions=(
+                (
+                    f"{INDEPENDENT} (taken on trust)",
+                    not self.stateful if self.independent is None else self.independent,
+                ),
+            ),
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
@@ -124,6 +148,7 @@ class Python:
             "linear": self.linear,
             "bounded": self.bounded,
             "multiplicity": self.multiplicity,
+            **({} if self.independent is None else {"independent": self.independent}),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }
 
@@ -150,6 +175,12 @@ def user_function(
     if not compiled:
         raise InputError("state goes with a numba.cfunc; close over it instead")
     return function, array("state", state)
+
+
+def keeps(function: Any) -> bool:
+    """Whether a user's function has a closure, or is no plain function, and so may keep state."""
+    plain = getattr(function, "__wrapped__", function)
+    return not inspect.isfunction(plain) or bool(plain.__closure__)
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:

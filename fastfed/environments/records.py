@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, array, number, show
-from fastfed.environments.base import MAX_DIMENSION
+from fastfed.environments.base import MAX_DIMENSION, SCALED
 from fastfed.environments.pool import Pool, equal_blocks
 
 #: How the features of an action are made from a record's.
@@ -77,8 +77,11 @@ def records_pool(
     seed: int,
     coding: str,
     notes: tuple[str, ...] = (),
+    declared: bool = True,
 ) -> Pool:
     """Pool with one query per record and one action per class.
+
+    ``declared``: whether the features came here without a look at other records.
 
     With z the p + 1 numbers of a record and a constant 1, divided by the largest norm of any
     record (or shrunk to ``norm`` and divided by it), an action's features phi(c, a) are
@@ -128,6 +131,7 @@ def records_pool(
             "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
             "features: no radius is proven",
         ),
+        conditions=((SCALED, declared and records.norm is not None),),
     )
 
 

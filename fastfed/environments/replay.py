@@ -10,24 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError, array
+from fastfed._validate import InputError, array, number, show
 from fastfed.environments.base import RewardLaw
 from fastfed.environments.pool import Pool
-from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.environments.pool_environment import MADE_BEFORE, PoolEnvironment
 
 
 @dataclass(kw_only=True)
 class Replay(PoolEnvironment):
     """Recorded rounds: ``contexts`` (M, T, K, d) and ``rewards`` (M, T, K), every action's.
 
-    Norms of features must be at most 1. Regret is against the given rewards. By default the
-    rounds of a silo are met in a fresh random order per replicate ("without-replacement");
+    Norms of features must be at most 1. Regret is against the given rewards. ``reward_range``:
+    [low, high], limits that are known without the data and that all rewards must lie in; where
+    they are not declared rewards have no bound, and without clipping nothing is proven. By default
+    the rounds of a silo are met in a fresh random order per replicate ("without-replacement");
     "in-order" keeps the recorded one. In a spec, ``path`` names an .npz file with both arrays.
     """
 
     contexts: Any = None
     rewards: Any = None
     path: str | None = None
+    reward_range: Any = None
     sampling: str = "without-replacement"
     kind = "replay"
     records = "recorded rounds"
@@ -47,14 +50,35 @@ class Replay(PoolEnvironment):
         norm = float(np.sqrt((contexts.astype(np.float64) ** 2).sum(axis=-1)).max())
         if norm > 1.0 + 1e-6:
             raise InputError(f"contexts must have norms <= 1, got {norm:g}; scale them first")
+        if self.reward_range is not None:
+            low, high = self.reward_range = declared_range(self.reward_range)
+            least, most = float(rewards.min()), float(rewards.max())
+            if least < low or most > high:
+                raise InputError(
+                    f"rewards must lie in reward_range, {low:g} to {high:g}, "
+                    f"got {least:g} to {most:g}"
+                )
         self.contexts, self.rewards = contexts, rewards
 
     @classmethod
     def from_arrays(
-        cls, contexts: Any, rewards: Any, sampling: str = "without-replacement"
+        cls,
+        contexts: Any,
+        rewards: Any,
+        sampling: str = "without-replacement",
+        reward_range: Any = None,
     ) -> Replay:
         """The environment of two arrays; rewards are what is observed, without noise."""
-        return cls(contexts=contexts, rewards=rewards, sampling=sampling, reward=RewardLaw("none"))
+        return cls(
+            contexts=contexts,
+            rewards=rewards,
+            sampling=sampling,
+            reward=RewardLaw("none"),
+            reward_range=reward_range,
+        )
+
+    def declared_rewards(self) -> tuple[float, float] | None:
+        return None if self.reward_range is None else tuple(self.reward_range)
 
     def load(self, silos: int | None) -> Pool:
         m, t, k, d = self.contexts.shape
@@ -65,6 +89,7 @@ class Replay(PoolEnvironment):
             self.rewards.reshape(-1),
             np.arange(m * t + 1) * k,
             np.arange(m + 1) * t,
+            notes=(MADE_BEFORE,),
         )
 
     def natural_silos(self) -> int | None:
@@ -77,8 +102,18 @@ class Replay(PoolEnvironment):
             "kind": self.kind,
             "sha256": digest.hexdigest(),
             "sampling": self.sampling,
+            # Always, None too: before, the range was read from the data, and the radius with it.
+            "reward_range": None if self.reward_range is None else list(self.reward_range),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }
+
+
+def declared_range(given: Any) -> tuple[float, float]:
+    """Limits [low, high], low < high."""
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise InputError(f"reward_range must be two numbers, [low, high], got {show(given)}")
+    low = number("reward_range", given[0])
+    return low, number("reward_range", given[1], above=low)
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:

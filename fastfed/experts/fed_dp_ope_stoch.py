@@ -35,8 +35,8 @@ from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
 from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
-from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES, SENT
-from fastfed.privacy.account import Claim, epsilon_at, released, sealed
+from fastfed.experts.words import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, not_met, used
+from fastfed.privacy.account import Claim, LossesOfOne, epsilon_at, released, sealed
 from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     CHANCES,
@@ -165,7 +165,7 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
 
 
 def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
-    """What the plan claims for one loss of one client in one round."""
+    """What the plan claims for one record, which may be behind several losses."""
     about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
         return Claim(source=plan.protocol.source, caveats=about)
@@ -174,13 +174,14 @@ def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
         source=SOURCES[keys.calibration] if plan.phases else plan.protocol.source,
         calibration=keys.calibration,
         protect=keys.protect,
+        max_participations=setting.multiplicity,
         caveats=about,
     )
 
 
 @account.register
 def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
-    """What holds for one loss of one client in one round."""
+    """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)
@@ -192,12 +193,15 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
     # Of messages that depend on nobody's data two accounts are one.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
-    conditions = (
+    uses = claim.max_participations
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
+    status = "none" if not known else "proven" if once.holds else "conditional"
+    about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
         Condition("clients clip losses, gradients and their differences, in code", True),
-        *top.conditions(),
     )
+    conditions = (*about_losses, once, *top.conditions())
     # What the noise of one score is divided by before it is added.
     share = 1.0 if local else float(plan.silos)
     stds = {f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / share for p in plan.phases}
@@ -210,7 +214,7 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
                 exact=Guarantee(epsilon_at(found[-1]), budget.delta) if known else None,
-                status="proven" if known else "none",
+                status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
                 caveats=(PLAYED if claims_messages else SENT,),
@@ -219,20 +223,36 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
+    if setting.multiplicity > 1 and known:
+        one = top.one if isinstance(top, LossesOfOne) else top
+        model = MESSAGES if claims_messages else plan.protocol.model
+        also += (
+            SideCertificate(
+                unit="item",
+                relation="replace",
+                model=f"{model}; {ONE_LOSS}",
+                claimed=claimed,
+                exact=Guarantee(epsilon_at(one), budget.delta),
+                status="proven",
+                noise_std=stds,
+                conditions=(*about_losses, *one.conditions()),
+                source=claim.source,
+            ),
+        )
     return Certificate(
         unit="user",
         relation="replace",
         model=MESSAGES if claims_messages else plan.protocol.model,
-        claimed=Guarantee(budget.epsilon, budget.delta),
+        claimed=claimed,
         exact=exact,
-        status="proven" if known else "none",
+        status=status,
         noise_std=stds,
         conditions=conditions,
         caveats=(
             *claim.caveats,
             SENT if claims_messages else PLAYED,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
-            *((NOT_MET,) if epsilon > budget.epsilon else ()),
+            *((not_met(uses),) if epsilon > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
             *setting.notes,

@@ -33,10 +33,17 @@ from fastfed.experts.setting import Setting
 from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.experts.sums import check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.experts.words import NOT_MET, PLAYED, RAW_MESSAGES
-from fastfed.privacy.account import Claim, epsilon_at, sealed
+from fastfed.experts.words import ONE_LOSS, PLAYED, RAW_MESSAGES, not_met, used
+from fastfed.privacy.account import Claim, epsilon_at, released, sealed
 from fastfed.privacy.budget import Budget
-from fastfed.privacy.certificate import CHANCES, SIMULATION, Certificate, Condition, Guarantee
+from fastfed.privacy.certificate import (
+    CHANCES,
+    SIMULATION,
+    Certificate,
+    Condition,
+    Guarantee,
+    SideCertificate,
+)
 from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
 
 PROVEN, PRINTED = "proven", "printed"
@@ -180,45 +187,64 @@ def lines(
 
 
 def declared(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Claim:
-    """What the plan claims for one loss of one client in one round."""
+    """What the plan claims for one record, which may be behind several losses."""
     return Claim(
         budget=plan.noise.budget,
         source=plan.noise.source,
+        max_participations=setting.multiplicity,
         caveats=tuple(_about_regret(keys, setting, plan, best)),
     )
 
 
 @account.register
 def _certificate(plan: SparseVectorPlan, setting: Setting) -> Certificate:
-    """What holds for one loss of one client in one round."""
+    """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
-    budget = claim.asked
-    exact = epsilon_at(noise)
+    found = released(plan)
+    assert found is not None
+    budget, uses, exact = claim.asked, claim.max_participations, epsilon_at(found[0])
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
+    about_losses = (
+        Condition("when messages are exchanged does not depend on losses", True),
+        Condition(
+            "losses are fixed in advance: they do not look at what is played (on trust)", True
+        ),
+    )
+    also: tuple[SideCertificate, ...] = ()
+    if setting.multiplicity > 1:
+        also = (
+            SideCertificate(
+                unit="item",
+                relation="replace",
+                model=f"{plan.protocol.model}; {ONE_LOSS}",
+                claimed=claimed,
+                exact=Guarantee(epsilon_at(noise), budget.delta),
+                status="proven",
+                noise_std=noise.noise_stds,
+                conditions=(*about_losses, *noise.conditions()),
+                source=claim.source,
+            ),
+        )
     return Certificate(
         unit="user",
         relation="replace",
         model=plan.protocol.model,
-        claimed=Guarantee(budget.epsilon, budget.delta),
+        claimed=claimed,
         exact=Guarantee(exact, budget.delta),
-        status="proven",
+        status="proven" if once.holds else "conditional",
         noise_std=noise.noise_stds,
-        conditions=(
-            Condition("when messages are exchanged does not depend on losses", True),
-            Condition(
-                "losses are fixed in advance: they do not look at what is played (on trust)", True
-            ),
-            *noise.conditions(),
-        ),
+        conditions=(*about_losses, once, *found[0].conditions()),
         caveats=(
             PLAYED,
             RAW_MESSAGES,
             *claim.caveats,
-            *((NOT_MET,) if exact > budget.epsilon else ()),
+            *((not_met(uses),) if exact > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
             *setting.notes,
         ),
         source=claim.source,
+        also=also,
     )
 
 

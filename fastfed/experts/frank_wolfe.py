@@ -17,7 +17,15 @@ from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Collector, Decider, ExpertPlan, Gradient
 from fastfed.experts.vertices import Bounds, Gradients, Phase, Walk
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, Described, Nothing, RawData, VertexScores, released
+from fastfed.privacy.account import (
+    Claim,
+    Described,
+    Nothing,
+    RawData,
+    VertexScores,
+    of_record,
+    released,
+)
 from fastfed.privacy.vertex_sets import VertexNoise, vertex_sets
 
 
@@ -144,9 +152,9 @@ def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
         )
         for batch, scales in sorted(shapes)
     )
-    found: list[Described] = [VertexScores(noises=noises)]
+    found: list[Described] = [of_record(VertexScores(noises=noises), claim)]
     if local:
-        found.append(VertexScores(noises=noises, protect="messages"))
+        found.append(of_record(VertexScores(noises=noises, protect="messages"), claim))
     if claim.protect == "messages":
         found.reverse()
     return tuple(found)

@@ -26,5 +26,7 @@ class Setting:
     iid: bool = False
     #: L*: the best expert loses at most so much at any client, if that is guaranteed.
     optimal_loss: float | None = None
+    #: How many losses, of any clients in any rounds, one record can be behind.
+    multiplicity: int = 1
     #: What a reader of the certificate should know about the losses.
     notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from fastfed.experts.messages import ExpertChoice
 from fastfed.experts.plan import Decider, start_expert
 from fastfed.experts.sums import SumsPlan
 from fastfed.privacy import exact
-from fastfed.privacy.account import Described, released
+from fastfed.privacy.account import Claim, Described, of_record, released
 from fastfed.privacy.laplace import standard_laplace
 from fastfed.privacy.sparse_switching import SparseSwitching
 
@@ -31,7 +31,7 @@ class SparseVectorPlan(SumsPlan):
 
 @released.register
 def _(plan: SparseVectorPlan) -> tuple[Described, ...]:
-    return (plan.noise,)
+    return (of_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
 class SparseVector:

@@ -25,10 +25,12 @@ import msgspec
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.budget import RELATIONS, Budget
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.composition import of_group
 from fastfed.privacy.gaussian import epsilon_of
 from fastfed.privacy.losses import composed_epsilon
 from fastfed.privacy.returning import returning_conditions
 from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.privacy.sparse_switching import SparseSwitching
 from fastfed.privacy.tree import depth
 from fastfed.privacy.two_streams import RELEASES, leaf_squared
 from fastfed.privacy.vertex_sets import VertexNoise
@@ -48,7 +50,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     budget: what was asked for; None where nothing is claimed. source: the certificate's.
     calibration, remark: the rule that chose the noise, and what it does not say itself; they choose
-    words, never numbers. max_participations: M0, the most batches of one user, once in each.
+    words, never numbers. max_participations: M0, the most batches of one user, once in each; of
+    experts the most losses of one record.
     honest_fraction: the share of users whose noise bits are counted on. vector_scale: of the
     published code. protect: of noisy scores, "experts" or "messages". by_silo: the epsilon that
     each silo asked for, if it had a say. conditions: what a mechanism of another package takes for
@@ -265,20 +268,57 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
     noises: tuple[VertexNoise, ...]
     protect: str = "experts"
 
-    def _cost(self, noise: VertexNoise) -> float:
-        return noise.exact() if self.protect == "experts" else noise.exact_messages()
+    def _cost(self, noise: VertexNoise, delta: float | None = None) -> float:
+        messages = self.protect == "messages"
+        return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
         return {}
 
-    def exact(self) -> float:
+    def exact(self, delta: float | None = None) -> float:
         """Phases look at different losses, so the worst of them is what one loss pays."""
-        return max((self._cost(noise) for noise in self.noises), default=0.0)
+        return max((self._cost(noise, delta) for noise in self.noises), default=0.0)
 
     def conditions(self) -> list[Condition]:
         """Those of the phase that costs most."""
         return max(self.noises, key=self._cost).conditions() if self.noises else []
+
+
+class LossesOfOne(msgspec.Struct, frozen=True, kw_only=True):
+    """A mechanism of experts, towards a record that is behind several losses.
+
+    one: the account of one loss. members: how many losses, of any clients in any rounds, are
+    replaced together. budget: what was asked for, whose delta is the account's.
+    """
+
+    one: SparseSwitching | VertexScores
+    members: int
+    budget: Budget
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        return self.one.noise_stds
+
+    def exact(self) -> float:
+        """By group privacy, one loss after the other (`composition.of_group`)."""
+        return of_group(self.one.exact, self.members, self.budget.delta)
+
+    def conditions(self) -> list[Condition]:
+        found, budget = epsilon_at(self), self.budget
+        claim = ClaimCondition(
+            f"the proven epsilon of {self.members} losses replaced together, {rounded_up(found)} "
+            f"at delta {budget.delta:g}, is at most {budget.epsilon:g} (computed)",
+            found <= budget.epsilon,
+        )
+        return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
+
+
+def of_record(one: SparseSwitching | VertexScores, claim: Claim) -> Described:
+    """What all losses of one record pay that one of them pays ``one`` for."""
+    if claim.max_participations == 1:
+        return one
+    return LossesOfOne(one=one, members=claim.max_participations, budget=claim.asked)
 
 
 # ---- accounts ------------------------------------------------------------------------------------

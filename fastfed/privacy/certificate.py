@@ -267,10 +267,20 @@ def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
     Takes a certificate or its plain data, as stores and JSON keep it.
     """
     data = certificate if isinstance(certificate, dict) else certificate.to_builtins()
-    lines = ["Privacy certificate", *_body(data, "  ")]
+    lines = ["Privacy certificate", *_body(data, "  "), *_made(data, "  ")]
     for entry in data.get("also", ()):
         lines += ["", "Also", *_body(entry, "  ")]
     return "\n".join(lines) + "\n"
+
+
+def _made(data: dict[str, Any], indent: str) -> list[str]:
+    """By what, for which spec and when, where that was noted."""
+    if "date" not in data:
+        return []
+    return [
+        f"{indent}{'made':<12}by fastfed {data['version']} on {data['date']} (UTC)",
+        f"{indent}{'spec':<12}SHA-256 {data['spec_digest']}",
+    ]
 
 
 def _pair(guarantee: Guarantee | None) -> str:

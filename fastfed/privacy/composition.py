@@ -7,7 +7,7 @@ Mechanisms on disjoint data need none of this: replacing one record then costs t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
@@ -145,3 +145,39 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     high = epsilon_of_rho_classic(rho, delta)
     root = float(brentq(lambda e: _log_delta(e, rho) - target, 0.0, high, xtol=1e-300, rtol=1e-14))
     return min(high, root * (1.0 + _MARGIN))
+
+
+#: How many shares of delta for one record a group's account tries, the largest delta / members.
+_SHARES = 40
+
+
+def of_group(exact: Callable[[float], float], members: int, delta: float) -> float:
+    """Least epsilon found for a group of so many records that are replaced together.
+
+    ``exact(delta)``: the epsilon proven for one record at delta >= 0, which falls as delta grows.
+    One record after the other: if one is (e, d)-private, k are (k e, d (1 + exp(e) + ... +
+    exp((k - 1) e)))-private; at delta = 0 that is k e. The d of one record is searched on a
+    logarithmic grid below delta / k, so the answer holds, and is the best of the grid. math.inf
+    where none of it gives delta. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
+
+    Raises InputError for members < 1 and delta outside [0, 1).
+    """
+    k = integer("members", members, at_least=1)
+    delta = number("delta", delta, at_least=0, below=1)
+    if k == 1:
+        return exact(delta)
+    found = k * exact(0.0)
+    if delta == 0.0:
+        return found
+    for step in range(_SHARES):
+        log_each = math.log(delta) - math.log(k) * (1.0 + 0.5 * step)
+        if log_each < -700.0:
+            break
+        epsilon = exact(math.exp(log_each))
+        # ln of the geometric sum, bounded from above by k times its last and largest term.
+        most = math.log(k) + (k - 1) * epsilon
+        if epsilon > 0.0 and (k - 1) * epsilon < 700.0:
+            most = min(most, math.log(math.expm1(k * epsilon)) - math.log(math.expm1(epsilon)))
+        if log_each + most + _MARGIN <= math.log(delta):
+            found = min(found, k * epsilon)
+    return found * (1.0 + _MARGIN)

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, array, show
+from fastfed.privacy.certificate import Condition
 
 #: The score of LinUCB, which the kernels have.
 UCB = "ucb"
 WANTED = "a numba.cfunc of fastfed.score_signature()"
+
+#: What of compiled code cannot carry anything from one call to the next: arithmetic, memory of the
+#: call's own, and how a compiled function raises.
+_HARMLESS = re.compile(
+    r"llvm\.|NRT_|Py_(Inc|Dec)Ref$|PyErr_|Py(Unicode|Bytes)_FromString(AndSize)?$|numba_gil_|"
+    r"numba_(unpickle|do_raise|runtime_build_excinfo_struct)$|mem(cpy|set|move|cmp)$|(f|l)?(sqrt|cbrt|exp|exp2|expm1|log|log2|log10|log1p|"
+    r"sin|cos|tan|asin|acos|atan|atan2|sinh|cosh|tanh|asinh|acosh|atanh|pow|fmod|hypot|floor|ceil|"
+    r"trunc|round|rint|fabs|erf|erfc|gamma|lgamma|tgamma|copysign|ldexp|frexp)f?$"
+)
+_DECLARED = re.compile(r'^declare [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
+#: Addresses made of numbers, and globals that may be written to.
+_FOREIGN = re.compile(
+    r"\binttoptr\b|^@(?!\S*NumbaEnv)\S+ = (?!.*\bconstant\b)(?!external).*$", re.MULTILINE
+)
 
 
 def score_signature() -> Any:
@@ -24,7 +41,8 @@ def score_signature() -> Any:
     index. x (float64, K x d) are the features, theta (d) is the estimate, w (d x d, lower
     triangular) the factor with V^{-1} = w'w, so that w'z with z standard normal has covariance
     V^{-1}. LinUCB's own score is <x, theta> + beta ||x||_{V^-1} + gamma ||V^-1 x||. All are copies.
-    ``round`` counts from 1, ``state`` points at the float64 array given to ``Score``. All
+    ``round`` counts from 1, ``state`` points at a copy of the float64 array given to ``Score``, a
+    fresh one for every call, and ``scores`` holds zeros: nothing written lasts. All
     randomness must come from ``key`` (uint64), which is another one for every silo and round: see
     `fastfed.keyed`.
     """
@@ -42,8 +60,10 @@ def score_signature() -> Any:
 class Score:
     """A score function: a ``numba.cfunc`` of ``score_signature()`` and its state, if it has one.
 
-    What it may see is what a silo chooses from: with lazy play that is released statistics alone,
-    so no score changes what is private.
+    It sees this round's features, which are the present user's own, and what a silo chooses from:
+    with lazy play that is released statistics alone. ``state`` is copied here and again for every
+    call, so it carries nothing from one user to the next. Then a score changes nothing of what is
+    private, see ``condition``.
     """
 
     function: Any
@@ -53,12 +73,37 @@ class Score:
         if not compiled(self.function):
             raise InputError(f"function must be {WANTED}, got {show(self.function)}")
         if self.state is not None:
-            object.__setattr__(self, "state", array("state", self.state))
+            # A copy: what the caller does with the array later is no part of the score.
+            kept = array("state", self.state).copy()
+            kept.flags.writeable = False
+            object.__setattr__(self, "state", kept)
 
     @property
     def summary(self) -> str:
         """The first line of what its function says of itself."""
         return first_line(getattr(self.function, "__wrapped__", None))
+
+    @cached_property
+    def keeps_no_state(self) -> bool:
+        """Whether nothing that the function writes can be seen by a later call.
+
+        Read from the compiled code: it must name no memory but its arguments', by no address made
+        of a number and no global, and call nothing but arithmetic. False where there is no code to
+        read, as of a function that is compiled elsewhere.
+        """
+        try:
+            code, name = self.function.inspect_llvm(), re.escape(self.function.native_name)
+            if not re.search(rf'^define [^@]*@"?{name}"?\(', code, re.MULTILINE):
+                return False
+        except Exception:  # not one of numba's own, or a numba that has no code to show
+            return False
+        called = _DECLARED.findall(code)
+        return not _FOREIGN.search(code) and all(_HARMLESS.match(name) for name in called)
+
+    @property
+    def condition(self) -> Condition:
+        """What a certificate says of a score, for guarantees rest on it."""
+        return Condition("the score keeps no state between calls", self.keeps_no_state)
 
 
 def compiled(function: Any) -> bool:

@@ -57,6 +57,7 @@ def title_block(source: Source, tag: Html) -> Html:
         tag,
         element("p", f"{source.setting}, {source.replicates}", class_="quiet"),
         [element("p", note, class_="quiet") for note in source.notes],
+        [element("p", note, class_="uncovered", role="note") for note in source.about_records],
     )
 
 

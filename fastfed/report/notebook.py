@@ -98,8 +98,9 @@ def _results(results: Results) -> Html:
 def _table(results: Results) -> Html:
     source = in_memory(results)
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
+    notes = [element("p", note, role="note") for note in source.about_records]
     # Before each label stands its line in the plot.
-    return join(setting, results_table(source, curve_names(source)))
+    return join(setting, notes, results_table(source, curve_names(source)))
 
 
 def _words(words: Words) -> Html:

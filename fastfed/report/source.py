@@ -12,6 +12,14 @@ from fastfed._validate import InputError
 from fastfed.results.results import Results
 from fastfed.results.store import FILE, Effort, Store
 
+#: Environments of real records, whose older stores have no notes on them.
+REAL_KINDS = ("letor", "classification", "replay")
+OLDER = (
+    "Made of real records: regret, curves, tables and counts here are computed from the raw "
+    "records, without noise. No certificate covers them: do not publish them as protected. These "
+    "results are of an earlier version: what its certificates took from the records is not listed."
+)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -56,6 +64,14 @@ class Source:
     def size(self) -> str:
         """How large the run is that a verdict rests on."""
         return f"{self.replicates}, {spaced(self.results.horizon)} rounds"
+
+    @property
+    def about_records(self) -> tuple[str, ...]:
+        """What no certificate covers, where some curve is played on real records."""
+        noted = dict.fromkeys(note for c in self.results.curves for note in c.about_records)
+        if not noted and self.identity.get("environment", {}).get("kind") in REAL_KINDS:
+            return (OLDER,)
+        return tuple(noted)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 FIRST = {
@@ -51,10 +52,15 @@ def _table(kind: str, keys: dict[str, Any], heading: str = "") -> str:
 def as_toml(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, dict):
-        inner = ", ".join(f"{k} = {as_toml(v)}" for k, v in value.items() if v is not None)
+        inner = ", ".join(f"{_key(k)} = {as_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {inner} }}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(as_toml(v) for v in value)}]"
     if value is None:
         return '""'
     return json.dumps(value, ensure_ascii=False)
+
+
+def _key(key: str) -> str:
+    """A key of a table inside a line: the name of a column may need quotes."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)

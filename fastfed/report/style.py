@@ -34,6 +34,7 @@ h3 { font-size: 1.15rem; margin: 2.4rem 0 0.7rem; }
 h4 { font-size: 1rem; margin: 1.4rem 0 0.4rem; }
 p { margin: 0.5rem 0; max-width: 44rem; }
 a { color: var(--accent); text-underline-offset: 0.15em; }
+.uncovered { border-left: 0.25rem solid currentColor; padding-left: 0.75rem; }
 .quiet { color: var(--quiet); font-size: 0.9em; font-weight: 400; }
 .keep { white-space: nowrap; }
 .above { color: var(--quiet); font-size: 0.85rem; margin: 0 0 0.35rem; }

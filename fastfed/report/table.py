@@ -91,13 +91,16 @@ def as_text(source: Source) -> str:
     rows = [HEADINGS, *table_rows(source)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     lines = [source.title, f"{source.setting}, {source.replicates}", ""]
+    if source.about_records:
+        lines += [*source.about_records, ""]
+    above = len(lines)
     for row in rows:
         cells = [
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines.insert(4, "  ".join("-" * width for width in widths))
+    lines.insert(above + 1, "  ".join("-" * width for width in widths))
     return "\n".join([*lines, "", *remarks(source), *statement_lines(source)]) + "\n"
 
 

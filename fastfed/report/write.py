@@ -35,7 +35,9 @@ def write_report(
     files = {
         "table.txt": table.as_text(source).encode(),
         "table.csv": table.as_csv(source).encode(),
-        "certificates.txt": certificates_text((c.label, c.certificate) for c in curves).encode(),
+        "certificates.txt": certificates_text(
+            ((c.label, c.dated_certificate) for c in curves), source.about_records
+        ).encode(),
         **alone,
         PAGE: page(as_drawn("report", source, pictures)).encode(),
     }

@@ -56,8 +56,13 @@ class CurveResult(Shown):
     #: Packages, with their versions, that algorithm, environment or score are from, by part: those
     #: that are not fastfed's own.
     packages: dict[str, str] = field(default_factory=dict)
+    #: How the certificate was made: "version" of fastfed, "spec_digest" and "date"; of a store.
+    made: dict[str, str] = field(default_factory=dict)
+    #: What no certificate covers, where rounds are played on real records; nothing elsewhere.
+    about_records: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "about_records", tuple(self.about_records))
         object.__setattr__(self, "certificate", StoredCertificate(self.certificate))
 
     def __repr__(self) -> str:
@@ -160,6 +165,12 @@ class CurveResult(Shown):
         """``to_records`` as a pandas DataFrame, see `Results.to_frame`."""
         return columns.frame(columns.columns([self], level))
 
+    @property
+    def dated_certificate(self) -> dict[str, Any]:
+        """The certificate with the version, spec and date that it was made by, if they are known:
+        as it is handed out."""
+        return StoredCertificate({**self.certificate, **self.made})
+
     def _alone(self) -> Results:
         return Results(self.label, self.horizon, self.silos, (self,), {})
 
@@ -187,9 +198,10 @@ class CurveResult(Shown):
             "bytes_curve": self.bytes_curve,
             "bounds": self.bounds,
             "packages": self.packages,
+            "about_records": list(self.about_records),
             "events": self.events,
             "agent_rounds_per_second": self.agent_rounds_per_second,
-            "certificate": self.certificate,
+            "certificate": self.dated_certificate,
         }
 
 

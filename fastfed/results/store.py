@@ -1,11 +1,13 @@
 """The store: one SQLite file in an output folder, one committed row per curve and replicate.
 
 What a run decided stands in ``meta``, ``curves`` and ``cells`` and is the same however the run
-was divided; how long it took, and with which versions, stands apart, in ``timings`` and ``runs``.
+was divided; how long it took, and with which versions, stands apart, in ``timings`` and ``runs``,
+and when and by what a certificate was made in ``certified``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sqlite3
@@ -13,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,13 @@ CREATE TABLE timings (
 CREATE TABLE runs (
     run INTEGER PRIMARY KEY, seconds REAL NOT NULL, threads INTEGER NOT NULL,
     fastfed TEXT NOT NULL, python TEXT NOT NULL, numpy TEXT NOT NULL, platform TEXT NOT NULL);
+"""
+
+#: Of the certificates in ``curves``: which version made them, and when. Older stores have none.
+CERTIFIED = """
+CREATE TABLE IF NOT EXISTS certified (
+    position INTEGER PRIMARY KEY, version TEXT NOT NULL, spec_digest TEXT NOT NULL,
+    date TEXT NOT NULL)
 """
 
 
@@ -98,6 +108,18 @@ class Effort:
     thread_seconds: float
     agent_rounds: int
     runs: tuple[Run, ...]
+
+
+def made_now(identity: dict[str, Any]) -> dict[str, str]:
+    """Which version makes certificates now, for which spec, and on which day (UTC).
+
+    The digest is the SHA-256 of the identity, all keys of a spec that decide its results.
+    """
+    return {
+        "version": fastfed.__version__,
+        "spec_digest": hashlib.sha256(_json(identity).encode()).hexdigest(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
 
 
 def _json(value: Any) -> str:
@@ -254,11 +276,27 @@ class Store:
         with _whole(self.path):
             return self._results(replicates)
 
+    def _certified(self) -> dict[int, dict[str, str]]:
+        """How the certificates were made, by position; nothing of older stores."""
+        there = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'certified'"
+        if not self._db.execute(there).fetchone()[0]:
+            return {}
+        rows = self._db.execute("SELECT position, version, spec_digest, date FROM certified")
+        return {
+            stored.whole(position): {
+                "version": stored.text(version),
+                "spec_digest": stored.text(digest),
+                "date": stored.text(date),
+            }
+            for position, version, digest, date in rows
+        }
+
     def _results(self, replicates: int | None) -> Results:
         meta = self.meta()
         identity = meta["identity"]
         rounds = np.array(meta["rounds"], np.int64)
         limit = replicates if replicates is not None else 2**62
+        made = self._certified()
         curves = []
         for position, label, algorithm, protocol, facts, certificate in self._db.execute(
             "SELECT * FROM curves ORDER BY position"
@@ -292,6 +330,7 @@ class Store:
                     bits_down_counts=stored.counted([r[4] for r in rows], "<f8", len(rounds)),
                     **stored.facts(facts, len(rounds)),
                     certificate=stored.certificate(certificate),
+                    made=made.get(position, {}),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
                     agent_rounds_per_second=played / stored.finite(seconds) if seconds else None,
                 )
@@ -320,11 +359,23 @@ def _opened(
         # How it is drawn and what is known of its privacy are no part of what was played:
         # the newest wins.
         with connection:
+            connection.execute(CERTIFIED)
+            made = tuple(made_now(meta["identity"]).values())
             for position, curve in enumerate(curves):
+                certificate = _json(curve.certificate)
+                # One that stays the same keeps its day.
+                connection.execute(
+                    "DELETE FROM certified WHERE position = ?1 AND (version != ?2 OR EXISTS ("
+                    "SELECT 1 FROM curves WHERE position = ?1 AND certificate != ?3))",
+                    (position, made[0], certificate),
+                )
+                connection.execute(
+                    "INSERT OR IGNORE INTO certified VALUES (?, ?, ?, ?)", (position, *made)
+                )
                 connection.execute(
                     "UPDATE curves SET facts = ?1, certificate = ?2 WHERE position = ?3 "
                     "AND (facts != ?1 OR certificate != ?2)",
-                    (_json(curve.facts), _json(curve.certificate), position),
+                    (_json(curve.facts), certificate, position),
                 )
             connection.execute(
                 "UPDATE meta SET value = ?1 WHERE key = 'figure' AND value != ?1",

@@ -57,6 +57,8 @@ def facts(value: str, checkpoints: int) -> dict[str, Any]:
     for name in ("silos", "dimension"):
         if whole(found[name]) < 1:
             raise ValueError(f"{name} {show(found[name])}")
+    for note in found.get("about_records", ()):
+        text(note)
     for name, values in found.get("bounds", {}).items():
         values[:] = [math.inf if v is None else float(v) for v in values]
         if len(values) != checkpoints:

@@ -11,11 +11,28 @@ from fastfed._validate import InputError, array
 from fastfed.results.results import Results
 from fastfed.results.store import Cell, CurveRow, Store
 from fastfed.simulation.engines import open_engine
-from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes
 from fastfed.simulation.resources import Resources
+
+#: Of a run on real records, however private what it plays is.
+UNCOVERED = (
+    "Made of real records: regret, curves, tables and counts here are computed from the raw "
+    "records, without noise. No certificate covers them: do not publish them as protected.",
+    "To choose a system, a budget or a key by what is shown here, or by `fastfed plan` on these "
+    "records, reads them once more, and no certificate counts it.",
+)
+
+
+def about_records(world: World) -> list[str]:
+    """What to know first where records are real; nothing where they are drawn."""
+    facts = world.facts
+    if not facts.real_records:
+        return []
+    failed = [text for text, holds in getattr(facts, "conditions", ()) if not holds]
+    return [*UNCOVERED, *(f"Condition that fails for all curves: {text}." for text in failed)]
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
@@ -27,6 +44,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
             "silos": curve.world.silos,
             "dimension": curve.world.facts.dimension,
         }
+        if about := about_records(curve.world):
+            facts["about_records"] = about
         if curve.packages:
             facts["packages"] = curve.packages
         if curve.system.bounds_at is not None:

@@ -16,6 +16,7 @@ from fastfed.environments import (
     LossFacts,
 )
 from fastfed.privacy import MECHANISMS
+from fastfed.privacy.certificate import Condition
 from fastfed.protocols.score import SCORES
 
 
@@ -70,6 +71,7 @@ def setting_of(
             linear=facts.linear,
             iid=facts.iid,
             optimal_loss=facts.optimal_loss,
+            multiplicity=facts.multiplicity,
             notes=facts.notes,
         )
     low, high = facts.reward_range or (0.0, 1.0)
@@ -85,6 +87,7 @@ def setting_of(
         features_bounded=facts.features_bounded,
         multiplicity=facts.multiplicity,
         notes=facts.notes,
+        conditions=tuple(Condition(text, holds) for text, holds in facts.conditions),
     )
 
 

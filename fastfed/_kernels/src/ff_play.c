@@ -215,9 +215,10 @@ static int64_t choose_scored(const ff_pass *pass, const ff_curve *c, int64_t sil
     const double *w = c->w + slot(c, silo) * d * d, *theta = c->theta + slot(c, silo) * d;
     const ff_stream stream = stream_of(pass, FF_SCORE_KEY, silo, round);
     double *end = (double *)p->x + pass->scratch_size;
-    double *own = end - ff_scored_scratch(d, pass->environment->actions);
-    return ff_scored(c->score, c->score_state, ff_key(&stream), round, actions, w, theta,
-                     radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
+    const int64_t most = pass->environment->actions;
+    double *own = end - ff_scored_scratch(d, most, c->score_state_size);
+    return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
+                     w, theta, radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
 }
 
 /* A data point enters the silo's own V. */

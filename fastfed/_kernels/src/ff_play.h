@@ -44,7 +44,8 @@ typedef struct {
     int64_t lazy;       /* 1: actions from what was released only (Alg. 8) */
     int64_t random;     /* 1: a uniformly random action each round */
     ff_score score;     /* a user's own, or NULL: by upper confidence */
-    void *score_state;
+    const double *score_state; /* (score_state_size) copied for every call, or NULL */
+    int64_t score_state_size;
     int64_t randomizer, analyzer, release;
     const double *coefficients; /* f of the Toeplitz factor */
     ff_noise_std noise_std;

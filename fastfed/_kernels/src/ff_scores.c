@@ -181,20 +181,29 @@ void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restri
     }
 }
 
-int64_t ff_scored_scratch(int64_t d, int64_t actions) { return actions * (d + 1) + d * d + d; }
+int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
+{
+    return actions * (d + 1) + d * d + d + state_size;
+}
 
-int64_t ff_scored(ff_score score, void *state, uint64_t key, int64_t round,
+int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key, int64_t round,
                   const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
 {
     const int64_t n = actions->actions;
     double *rows = scratch, *scores = rows + n * d, *factor = scores + n, *center = factor + d * d;
+    double *own = state ? center + d : NULL;
     for (int64_t a = 0; a < n; a++)
         ff_features(actions, a, d, rows + a * d);
     memcpy(factor, w, (size_t)(d * d) * sizeof(double));
     memcpy(center, theta, (size_t)d * sizeof(double));
-    if (score(state, key, round, n, d, rows, factor, center, beta, gamma, scores) != n)
+    /* One user's data must not reach the next one's scores: neither through the state nor through
+     * what the last call left where this one writes. */
+    if (state)
+        memcpy(own, state, (size_t)state_size * sizeof(double));
+    memset(scores, 0, (size_t)n * sizeof(double));
+    if (score(own, key, round, n, d, rows, factor, center, beta, gamma, scores) != n)
         return -1;
     int64_t chosen = 0;
     for (int64_t a = 0; a < n; a++) {

@@ -45,17 +45,17 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
                    double gamma, int64_t d, double *restrict scratch, double *restrict score);
 
 /* A user's own scores (numba.cfunc): writes one for each of K actions x (K, d), and returns K. It
- * gets copies, so it may write to all of them. */
+ * gets copies, of its state too, so it may write to all of them and nothing lasts. */
 typedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
                             int64_t dimension, double *x, double *w, double *theta, double beta,
                             double gamma, double *scores);
 
-/* Doubles of scratch that ff_scored needs for at most K actions. */
-int64_t ff_scored_scratch(int64_t d, int64_t actions);
+/* Doubles of scratch that ff_scored needs for at most K actions and a state of so many doubles. */
+int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size);
 
 /* As ff_select, by a user's scores; -1 where it returned another number or scores that are not
- * finite. */
-int64_t ff_scored(ff_score score, void *state, uint64_t key, int64_t round,
+ * finite. state: state_size doubles, copied for the call; or NULL. */
+int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key, int64_t round,
                   const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x);
