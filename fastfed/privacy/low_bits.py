@@ -33,6 +33,8 @@ _DRAWS = 8
 _AT_ONCE = 8
 #: A step is told from rounding if it has so many times the spacing of the doubles there.
 _STEPS = 16.0
+#: Candidates at most whose own releases are looked at one by one.
+_FEW = 8
 
 #: image(released (e,), contributions (n, e), scales (e,)): whether some noise gives each, (n, e).
 Image = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -257,6 +259,33 @@ def residue_test(channel: Channel, step: np.ndarray) -> Test:
     return test
 
 
+def lowest_bit(values: np.ndarray) -> np.ndarray:
+    """The exponent of the last 1 of every double; of 0 one above all."""
+    mantissa, exponent = np.frexp(values)
+    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
+    last = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    result: np.ndarray = np.where(values == 0.0, 2048, exponent - 53 + last)
+    return result
+
+
+def grid_test(channel: Channel, trials: int) -> Test:
+    """Excludes candidates whose releases were never seen on so fine a grid, in so many of each.
+
+    For releases rounded to a grid that the record itself decides.
+    """
+    finest = np.array(
+        [
+            np.min([lowest_bit(channel.send(i)) for _ in range(trials)], axis=0)
+            for i in range(channel.candidates)
+        ]
+    )
+
+    def test(released: np.ndarray) -> np.ndarray:
+        return np.asarray(np.all(lowest_bit(released) >= finest, axis=1))
+
+    return test
+
+
 class LowBits(msgspec.Struct, frozen=True):
     """What the attack found.
 
@@ -291,6 +320,8 @@ def sound_tests(
     step = learn_step(channel, learnt)
     if step is not None:
         found["residue"] = residue_test(channel, step)
+    if channel.candidates <= _FEW:
+        found["grid"] = grid_test(channel, trials)
     sound = {
         name: test for name, test in found.items() if all(test(values)[i] for i, values in seen)
     }
