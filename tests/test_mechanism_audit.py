@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,3 +125,12 @@ def test_bad_input_is_one_clear_sentence(change: dict, message: str) -> None:
     given = {"mechanism": lambda data: 0.0, "epsilon": 1.0, "delta": 0.0, "trials": 10, **change}
     with pytest.raises(InputError, match=message):
         fastfed.audit(given.pop("mechanism"), 0.0, 1.0, **given)
+
+
+def test_the_block_of_the_privacy_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "privacy.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(blocks[-1], "privacy.md", "exec"), {"__name__": "page"})
+    verdict, bound = capsys.readouterr().out.split()
+    # Replacing one of three moves the mean by 0.8 / 3, which is 0.8 at this scale.
+    assert verdict == "caught" and 0.5 < float(bound) < 0.8
