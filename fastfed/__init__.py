@@ -34,6 +34,7 @@ _PUBLIC = {
     "Model": "fastfed.protocols.phases",
     "Broadcast": "fastfed.protocols.messages",
     "TreeRelease": "fastfed.privacy.release",
+    "audit": "fastfed.privacy.mechanism_audit",
     "SeededNoise": "fastfed._random",
     "SystemNoise": "fastfed._random",
     "InputError": "fastfed._validate",

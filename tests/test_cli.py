@@ -177,6 +177,46 @@ def test_calibrate_relation_and_text() -> None:
     assert f"noise std   {std['replace']:.6g}" in fastfed(*args).stdout
 
 
+def test_calibrate_list_says_what_every_mechanism_is() -> None:
+    found = json.loads(fastfed("calibrate", "list", "--json").stdout)
+    assert [each["name"] for each in found] == list(MECHANISMS)
+    assert all(each["unit"] and each["noise_std"] and each["summary"] for each in found)
+    scaled = {each["name"] for each in found if each["sensitivity"]}
+    assert scaled == {"gaussian", "noisy-argmin", "laplace", "exponential"}
+    text = fastfed("calibrate", "list").stdout
+    assert text.startswith("mechanism ") and "--users --dimension" in text
+
+
+def test_calibrate_scales_noise_with_the_sensitivity() -> None:
+    for mechanism, own in {
+        "gaussian": 2,
+        "noisy-argmin": 1,
+        "laplace": 1,
+        "exponential": 1,
+    }.items():
+        args = ("calibrate", mechanism, "--epsilon", 1, "--delta", 1e-5, "--json")
+        plain, same, three = (
+            json.loads(fastfed(*args, *more).stdout)
+            for more in ((), ("--sensitivity", own), ("--sensitivity", 3 * own))
+        )
+        assert same["noise_std"] == plain["noise_std"]
+        assert three["noise_std"] == pytest.approx(3 * plain["noise_std"], rel=1e-12)
+        assert three["mu"] == pytest.approx(plain["mu"], rel=1e-12)
+        assert f"sensitivity {3 * own}" in three["source"]
+
+
+def test_audit_list_names_every_audit() -> None:
+    from fastfed.simulation.audits import AUDITS
+
+    found = json.loads(fastfed("audit", "list", "--json").stdout)
+    assert [each["name"] for each in found] == list(AUDITS)
+    assert all(each["attacks"] and each["unit"] and each["relation"] for each in found)
+    assert {each["name"] for each in found if each["planted"]} == {
+        name for name in AUDITS if name.startswith("fault-")
+    }
+    assert fastfed("audit", "list").stdout.startswith("audit ")
+
+
 def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     before = sorted(spec.parent.iterdir())
     curves = json.loads(fastfed("privacy", spec, "--json").stdout)["curves"]
@@ -616,6 +656,15 @@ def test_write_protected_output(
         (["results", ".", "--json", "--csv"], ["--json", "--csv"]),
         (["calibrate", "gausian", "--epsilon", "1", "--delta", "0.1"], ['mean "gaussian"']),
         (["calibrate", "gaussian", "--epsilon", "nan", "--delta", "0.1"], ["epsilon", "nan"]),
+        (["calibrate", "gaussian", "--delta", "0.1"], ["missing option", "--epsilon"]),
+        (
+            ["calibrate", "honaker", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "2"],
+            ["sensitivity goes with gaussian", "honaker", "got 2"],
+        ),
+        (
+            ["calibrate", "laplace", "--epsilon", "1", "--delta", "0.1", "--sensitivity", "0"],
+            ["sensitivity", "got 0"],
+        ),
         (["calibrate", "gaussian", "--epsilon", "-1", "--delta", "0.1"], ["epsilon", "-1"]),
         (["calibrate", "gaussian", "--epsilon", "1", "--delta", "0"], ["delta", "got 0"]),
         (["calibrate", "gaussian", "--epsilon", "1", "--delta", "1"], ["delta", "got 1"]),

@@ -68,6 +68,7 @@ def options(rng, known: dict[str, tuple[str, ...]], most: int) -> list[str]:
 def calibrate(rng) -> list[str]:
     sizes = (*NUMBERS, "1", "10", "100", "5000")
     small = {"--releases": sizes, "--users": sizes, "--dimension": sizes}
+    small |= {"--sensitivity": (*NUMBERS, "1", "0.5")}
     odd = {**small, "--relation": (*TEXTS, "replace", "zero-out"), "--json": TEXTS}
     epsilon = rng.choice((*NUMBERS, *("0.1", "1.0", "3") * 10))
     delta = rng.choice((*NUMBERS, *("1e-5", "0.1") * 12))
@@ -96,7 +97,7 @@ def other(rng) -> list[str]:
         rng.choice(TEXTS): [],
     }  # fmt: skip
     chosen = rng.choice(list(kinds))
-    odd = name if name != "all" else "none"
+    odd = name if name not in ("all", "list") else "none"
     return [chosen, *kinds[chosen], "--", odd]
 
 

@@ -11,7 +11,10 @@ import pytest
 from scipy import integrate, stats
 
 from fastfed._validate import InputError
+from fastfed.privacy import Budget, calibrate
+from fastfed.privacy.exponential import Exponential
 from fastfed.privacy.laplace import Laplace, laplace_quantile, log_cdf
+from fastfed.privacy.losses import composed_epsilon
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 
@@ -100,3 +103,32 @@ def test_scales_of_published_mechanisms(sensitivity: float, epsilon: float, scal
 def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+# ---- calibrations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "releases"), [(1.0, 0.0, 1), (0.5, 0.0, 7), (2.0, 1e-6, 20)]
+)
+def test_calibrated_noise_gives_the_budget(epsilon: float, delta: float, releases: int) -> None:
+    """The scale that is stated, composed so often, is within the budget and uses it up."""
+    budget = Budget(epsilon, delta)
+    found = calibrate("laplace", budget, releases, sensitivity=3.0)
+    each = 3.0 * math.sqrt(2.0) / found.noise_std
+    assert composed_epsilon([("laplace", each, releases)], delta) <= epsilon * (1 + 1e-12)
+    assert composed_epsilon([("laplace", each * 1.0001, releases)], delta) > epsilon
+    if delta == 0.0:
+        assert each == pytest.approx(epsilon / releases, rel=1e-12)
+
+
+def test_calibrated_choices_are_those_of_gumbel_noise() -> None:
+    """noise_std is that of the noise whose argmin is the exponential mechanism's choice."""
+    found = calibrate("exponential", Budget(1.5, 0.0), sensitivity=2.0)
+    scale = found.noise_std * math.sqrt(6.0) / math.pi
+    costs, draw = np.array([0.0, 3.0, 7.0]), np.random.default_rng(8)
+    chosen = (costs - scale * draw.gumbel(size=(100_000, 3))).argmin(axis=1)
+    expected = np.exp(Exponential(1.5).log_probabilities(costs / 2.0))
+    counted = np.bincount(chosen, minlength=3) / 100_000
+    assert np.abs(counted - expected).max() < 5.0 * np.sqrt(0.25 / 100_000)
+    assert calibrate("exponential", Budget(1.5, 0.0), 0).noise_std == 0.0

@@ -20,12 +20,16 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     """Attack a mechanism or a system, and see how much privacy is provably lost.
 
     NAME is a mechanism (gaussian-tree, vector-sum, ...), a system (private-fedlinucb), a planted
-    fault (fault-...), or "all". The implementation itself is run on two neighbouring datasets; the
-    result is a lower bound on the true epsilon with 95 % confidence. "caught" means that it is
-    above the claim; "pass" that these runs did not refute it, which proves no privacy.
+    fault (fault-...), or "all"; "list" names all audits and what each attacks. The implementation
+    itself is run on two neighbouring datasets; the result is a lower bound on the true epsilon with
+    95 % confidence. "caught" means that it is above the claim; "pass" that these runs did not
+    refute it, which proves no privacy.
     """
     from fastfed.simulation import audits
 
+    if name == "list":
+        _list(as_json)
+        return
     names = list(audits.AUDITS) if name == "all" else [name]
     found = []
     for each in names:
@@ -50,6 +54,23 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
             )
         )
     print_table(headings, rows, right=(2, 3))
+
+
+def _list(as_json: bool) -> None:
+    """All audits, one line each."""
+    import msgspec
+
+    from fastfed.simulation.audit_list import listed
+
+    found = listed()
+    if as_json:
+        print_json([msgspec.to_builtins(each) for each in found])
+        return
+    rows = [
+        (each.name, each.attacks, each.unit, each.relation, "planted fault" if each.planted else "")
+        for each in found
+    ]
+    print_table(("audit", "attacks", "unit", "relation", ""), rows)
 
 
 COMMANDS = {"audit": audit}

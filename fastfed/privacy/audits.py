@@ -24,6 +24,7 @@ from fastfed.privacy.calibration import GaussianTree, calibrate_tree
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.exponential import Exponential
 from fastfed.privacy.laplace import Laplace, laplace_quantile, log_cdf
+from fastfed.privacy.low_bits import reachable
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.privacy.sparse_vector import AboveThreshold, minimal_scales
 from fastfed.privacy.tree import prefix_nodes, touches
@@ -476,6 +477,39 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
     )
 
 
+def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
+    """A statistic plus Gaussian noise by one addition of doubles, of the claimed variance.
+
+    The two records are of no special kind: what tells them apart are the doubles that are never
+    released. The statistic is whether the second record can have given the release, less whether
+    the first can.
+    """
+    trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
+    draw, d = np.random.default_rng(check_seed(seed)), 6
+    records = np.zeros((2, d + d * (d + 1) // 2))
+    for record in records:
+        x = draw.normal(size=d)
+        native.accumulate(record, x / np.linalg.norm(x), 1.0)
+    tree = calibrate_tree(BUDGET, 1)
+    bias, off, on = tree.stds
+    rows, columns = np.tril_indices(d)
+    stds = np.concatenate([np.full(d, bias), np.where(rows == columns, on, off)])
+
+    def play(world: int, n: int) -> np.ndarray:
+        released = records[world] + stds * draw.normal(size=(n, len(stds)))
+        possible = [reachable(released, record, stds).all(axis=1) for record in records]
+        result: np.ndarray = possible[1].astype(float) - possible[0]
+        return result
+
+    return audit(
+        name,
+        _by_chunks(trials, lambda runs: play(0, len(runs))),
+        _by_chunks(trials, lambda runs: play(1, len(runs))),
+        claimed_epsilon=BUDGET.epsilon,
+        delta=BUDGET.delta,
+    )
+
+
 _LIST: list[tuple[str, Audit]] = [
     _tree("gaussian-tree", _exact, node_statistics),
     _tree(
@@ -512,6 +546,7 @@ _LIST: list[tuple[str, Audit]] = [
         "fault-winsorized-half-noise",
         partial(_winsorized, "fault-winsorized-half-noise", 1, 0.5),
     ),
+    ("fault-float-noise", partial(_float_noise, "fault-float-noise")),
     *audits_experts.AUDITS.items(),
 ]
 
@@ -529,6 +564,7 @@ FAULTY = frozenset(
         "fault-noise-redrawn",
         "fault-bare-threshold",
         "fault-winsorized-half-noise",
+        "fault-float-noise",
         *audits_experts.FAULTY,
     }
 )
@@ -541,5 +577,6 @@ TRIALS: dict[str, int] = {
     **dict.fromkeys(("gaussian-tree-prefix", "fault-noise-redrawn", "honaker", "toeplitz"), 10_000),
     **dict.fromkeys(("winsorized-mean", "fault-winsorized-half-noise"), 8000),
     "fault-natural-log": 200_000,
+    "fault-float-noise": 4000,
     **audits_experts.TRIALS,
 }

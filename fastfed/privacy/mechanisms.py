@@ -17,6 +17,7 @@ from fastfed.privacy.calibration import calibrate_tree
 from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.continual import calibrate_release
 from fastfed.privacy.gaussian import mu_of
+from fastfed.privacy.laplace import Laplace
 from fastfed.privacy.noisy_argmin import NoisyArgmin
 from fastfed.privacy.noisy_points import calibrate_points
 from fastfed.privacy.sensitivity import sum_sensitivity
@@ -41,11 +42,13 @@ class Calibrated(Shown, msgspec.Struct, frozen=True):
 class Size(msgspec.Struct, frozen=True):
     """What some mechanisms need to know beside budget and releases.
 
-    users: of one leaf, silos times batch size. dimension: d.
+    users: of one leaf, silos times batch size. dimension: d. sensitivity: the most that neighbours
+    change one release, in its units; None: the mechanism's own.
     """
 
     users: int | None = None
     dimension: int | None = None
+    sensitivity: float | None = None
 
 
 #: The source of no noise.
@@ -64,9 +67,13 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Sums of vectors of norm at most 1, a record entering each of the releases."""
     releases = integer("releases", releases, at_least=0)
     delta = number("delta", budget.delta, above=0, below=1)
-    moved = math.sqrt(releases) * sum_sensitivity(budget.relation)
+    each = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
+    moved = math.sqrt(releases) * each
     s = moved / mu_of(budget.epsilon, delta)
-    source = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of sums of unit-norm vectors"
+    of = "sums of unit-norm vectors"
+    if size.sensitivity is not None:
+        of = f"statistics of L2 sensitivity {each:g}"
+    source = f"exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of {of}"
     return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
 
 
@@ -140,10 +147,44 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
     if integer("releases", releases, at_least=0) == 0:
         return _answer("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
     each = largest_share(budget.epsilon, budget.delta, "randomized-response", releases)
-    made = NoisyArgmin(2.0 / each)
+    made = NoisyArgmin(2.0 * _sensitivity(size) / each)
     source = "argmins of scores plus Laplace noise, each (2 / scale, 0)-private, proven composition"
     std, mu = math.sqrt(2.0) * made.scale, math.sqrt(releases) * each
-    return _answer("noisy-argmin", budget, releases, std, mu, source)
+    return _answer("noisy-argmin", budget, releases, std, mu, source + _of(size))
+
+
+def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Laplace noise on every entry of statistics of L1 sensitivity 1; mu as for noisy-argmin."""
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("laplace", budget, 0, 0.0, 0.0, NOTHING)
+    each = largest_share(budget.epsilon, budget.delta, "laplace", releases)
+    made = Laplace(_sensitivity(size), each)
+    source = "Laplace noise of scale sensitivity / epsilon', proven composition of privacy losses"
+    mu = math.sqrt(releases) * each
+    return _answer("laplace", budget, releases, made.noise_std, mu, source + _of(size))
+
+
+def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Choices with probability proportional to exp(-eta cost / 2); noise_std is that of the Gumbel
+    noise on each cost whose least is such a choice; mu as for noisy-argmin."""
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("exponential", budget, 0, 0.0, 0.0, NOTHING)
+    eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
+    source = (
+        f"exponential mechanism of eta = {eta:.6g} a choice, bounded range eta, proven composition"
+    )
+    std = 2.0 * _sensitivity(size) / eta * math.pi / math.sqrt(6.0)
+    mu = math.sqrt(releases) * eta
+    return _answer("exponential", budget, releases, std, mu, source + _of(size))
+
+
+def _sensitivity(size: Size) -> float:
+    """That of a number or a score: 1 by default."""
+    return 1.0 if size.sensitivity is None else size.sensitivity
+
+
+def _of(size: Size) -> str:
+    return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 
 Mechanism = Callable[[Budget, int, Size], Calibrated]
@@ -160,7 +201,12 @@ BUILTIN: dict[str, Mechanism] = {
     "shuffled-points": _points("shuffled-points", True),
     "vector-batches": _vector_batches,
     "noisy-argmin": _noisy_argmin,
+    "laplace": _laplace,
+    "exponential": _exponential,
 }
+
+#: Whose noise is for a statistic of any sensitivity: the others' follows from features and rewards.
+SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
 
 
 #: What each is, in a line.
@@ -176,7 +222,67 @@ SUMMARIES = {
     "shuffled-points": "the same through a shuffler (needs users)",
     "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
     "noisy-argmin": "Laplace noise on scores of which only the least is told",
+    "laplace": "Laplace noise on every entry of a statistic",
+    "exponential": "choices by the exponential mechanism, as Gumbel noise on costs",
 }
+
+_NODE = "of each bias entry of one node, in the units of the sums"
+_ROUND = "user: one context with its reward"
+#: What neighbours differ in, and what noise_std is, for each of our own.
+MEANINGS = {
+    **dict.fromkeys(
+        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"), (_ROUND, _NODE)
+    ),
+    "gaussian": ("record: one vector of the sum", "of each entry, in the units of the sum"),
+    "honaker": (_ROUND, _NODE),
+    "toeplitz": (_ROUND, "of each bias entry of one noise vector, in the units of the sums"),
+    "vector-sum": (_ROUND, _NODE),
+    "noisy-points": (_ROUND, "of each bias entry of one user's message"),
+    "shuffled-points": (_ROUND, "of each bias entry of one user's message"),
+    "vector-batches": (_ROUND, "of each bias entry of one batch, in the units of its sum"),
+    "noisy-argmin": ("record: moves every score by the sensitivity", "of one score"),
+    "laplace": ("record: moves the statistic by the sensitivity, in L1", "of each entry"),
+    "exponential": ("record: moves every cost by the sensitivity", "of the Gumbel noise on a cost"),
+}
+
+
+class ListedMechanism(msgspec.Struct, frozen=True):
+    """One mechanism. unit: what neighbours differ in. noise_std: what that number is of. needs:
+    what has to be said beside budget and releases. sensitivity: whether another one can be said;
+    default_sensitivity: the own, where one number says it. summary: what it is, in a line."""
+
+    name: str
+    summary: str
+    unit: str
+    noise_std: str
+    needs: tuple[str, ...]
+    sensitivity: bool
+    default_sensitivity: str | None
+
+
+#: What must be said beside budget and releases.
+NEEDS = {
+    "vector-sum": ("users", "dimension"),
+    "vector-batches": ("users", "dimension"),
+    "shuffled-points": ("users",),
+}
+
+
+def listed() -> list[ListedMechanism]:
+    """Every mechanism that can be calibrated, those of installed packages too."""
+    found = []
+    refused = MECHANISMS.problems()
+    for name in MECHANISMS:
+        if name in refused and name not in BUILTIN:
+            continue
+        unit, of = MEANINGS.get(name, ("as its package says", "as its package says"))
+        own = None
+        if name in SCALED:
+            own = "2 under replace, 1 under zero-out" if name == "gaussian" else "1"
+        found.append(
+            ListedMechanism(name, summary(name), unit, of, NEEDS.get(name, ()), name in SCALED, own)
+        )
+    return found
 
 
 def summary(name: str) -> str:
@@ -204,6 +310,7 @@ def calibrate(
     *,
     users: int | None = None,
     dimension: int | None = None,
+    sensitivity: float | None = None,
 ) -> Calibrated:
     """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases.
 
@@ -211,15 +318,27 @@ def calibrate(
     users also for "shuffled-points". noise_std is that of each bias entry of one node, noise
     vector, user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums.
     For these last three, ``releases`` are the batches that one user may take part in. For
-    "noisy-argmin" noise_std is that of one score of sensitivity 1, and ``releases`` are the choices
-    that one record enters. (The exponential mechanism has no noise to state: it takes
-    eta = epsilon, see `fastfed.privacy.shares.largest_share` for several choices.)
+    "noisy-argmin", "laplace" and "exponential" noise_std is that of one score, entry or cost, and
+    ``releases`` are the choices or statistics that one record enters.
+
+    sensitivity: > 0, the most that neighbours change one release, for the mechanisms in SCALED:
+    in L2 for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most
+    1), in L1 for "laplace", of each score or cost for the others (default 1). Noise is proportional
+    to it. Raises InputError for other mechanisms, whose sensitivity follows from features of norm
+    at most 1 and rewards in [0, 1].
     """
     # A name of our own needs no look at what is installed.
     known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
     made = MECHANISMS[choice("mechanism", mechanism, known)]
+    if sensitivity is not None:
+        sensitivity = number("sensitivity", sensitivity, above=0.0, at_least=1e-50, at_most=1e50)
+        if mechanism not in SCALED:
+            raise InputError(
+                f"sensitivity goes with {', '.join(SCALED)}: the noise of {mechanism} is for what "
+                f"it releases, got {sensitivity:g}"
+            )
     with MECHANISMS.guard(mechanism):
-        found = made(budget, releases, Size(users, dimension))
+        found = made(budget, releases, Size(users, dimension, sensitivity))
     if not isinstance(found, Calibrated):
         raise InputError(f'mechanism "{mechanism}" must return a Calibrated, got {show(found)}')
     return found

@@ -31,6 +31,8 @@ from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation import audits_experts as of_experts
+from fastfed.simulation import audits_lifecycle as of_lifecycle
+from fastfed.simulation.low_bits import audit_low_bits
 from fastfed.simulation.schedule_audit import SCHEDULE_AUDITS, audit_schedule
 from fastfed.simulation.step import Users
 from fastfed.simulation.systems import make_system
@@ -209,11 +211,14 @@ AUDITS: dict[str, Audit] = {
     **{name: partial(run, case, name) for name, case in _CASES.items()},
     **{name: partial(audit_schedule, name) for name in SCHEDULE_AUDITS},
     **of_experts.AUDITS,
+    **of_lifecycle.AUDITS,
+    "low-bits": partial(audit_low_bits, "low-bits"),
 }
 #: What an audit is to catch: planted faults, and the schedule that raw data make.
 FAULTY = (
     mechanisms.FAULTY
     | of_experts.FAULTY
+    | of_lifecycle.FAULTY
     | {
         "fault-quarter-of-the-bits",
         "fault-users-quarter-of-the-bits",
@@ -225,6 +230,8 @@ TRIALS: dict[str, int] = {
     **dict.fromkeys(_CASES, 6000),
     **dict.fromkeys(("feducb-decentralized", *SCHEDULE_AUDITS), 4000),
     **of_experts.TRIALS,
+    **of_lifecycle.TRIALS,
+    "low-bits": 300,
 }
 
 
