@@ -29,7 +29,7 @@ from fastfed.protocols.averager import Averager
 from fastfed.protocols.messages import Report
 from fastfed.protocols.phases import LocalEstimate
 from fastfed.protocols.plan import NoiseStd, Plan
-from fastfed.protocols.randomizer import noisy
+from fastfed.protocols.release import noisy
 from fastfed.protocols.score import Score, score_signature
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
