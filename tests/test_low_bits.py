@@ -15,6 +15,7 @@ from fastfed.privacy.low_bits import (
     attack,
     reachable,
 )
+from fastfed.protocols import randomizer, server, user
 from fastfed.simulation import low_bits as system
 from fastfed.simulation.audits import run_audit
 
@@ -172,6 +173,32 @@ def test_the_true_record_is_never_excluded(kind: str) -> None:
     assert found.wrongly_excluded == 0
     # Today's float64 sums, and what is left once a release is exact: no test, or one that tells.
     assert bool(found.tests) == (found.excluded > 0.0)
+
+
+@pytest.mark.parametrize(
+    "kind", ["linucb-ldp", "linucb-sdp-amp", "silo-ldp-toeplitz", "central-honaker", "feducb"]
+)
+def test_objects_that_round_to_one_grid_tell_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same objects and the same attack, with another addition of noise."""
+
+    def rounded(values, normals, dimension, std):
+        plain = randomizer.noisy(values, normals, dimension, std)
+        return np.rint(plain / GRID) * GRID if normals.any() else plain
+
+    for module in (user, server):
+        monkeypatch.setattr(module, "noisy", rounded)
+    before = randomizer.SumRandomizer._message
+
+    def message(self, release):
+        return np.rint(before(self, release) / GRID) * GRID
+
+    if kind not in ("linucb-ldp", "linucb-sdp-amp", "central-honaker"):
+        monkeypatch.setattr(randomizer.SumRandomizer, "_message", message)
+    found = attack(system.channel(kind, 50), 50)
+    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
+    assert "float-noise" not in found.tests
 
 
 def test_contributions_are_those_of_the_true_records() -> None:

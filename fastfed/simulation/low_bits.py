@@ -70,7 +70,8 @@ class Records:
     """Candidate records, and what is known of all others: unit features and rewards."""
 
     def __init__(self, count: int, dimension: int, seed: int) -> None:
-        draw = np.random.default_rng(check_seed(seed))
+        self.seed = check_seed(seed)
+        draw = np.random.default_rng(seed)
         found = draw.normal(size=(count + BATCH, dimension))
         found /= np.linalg.norm(found, axis=1, keepdims=True)
         rewards = draw.uniform(size=count + BATCH)
@@ -197,7 +198,7 @@ def _shuffled_message(name: str, records: Records) -> Channel:
 
 def _tree_release(name: str, records: Records) -> Channel:
     """The first of a tree's running sums."""
-    vectors = Records(len(records), SUM_DIMENSION, len(records)).features
+    vectors = Records(len(records), SUM_DIMENSION, records.seed).features
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
         silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
@@ -281,7 +282,7 @@ def _averager(name: str, records: Records) -> Channel:
 def _expert_client(name: str, records: Records) -> Channel:
     """The first scores of a client with local noise: other losses are 0, and whether the loss that
     is attacked is among those looked at is the client's secret."""
-    draw = np.random.default_rng(len(records))
+    draw = np.random.default_rng(records.seed)
     losses = draw.uniform(size=(len(records), EXPERTS))
     plan = make_system(
         "fed-dp-ope-stoch",
