@@ -247,6 +247,8 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
     for step in range(1, k + 1):
         total = total + fixed(np.full(size, 0.37 * step), adder.unit)
         terms = adder._prefixes.terms()
+        count, sizes = adder._prefixes.size()
+        assert count >= len(terms) and 0 <= sizes - float(sum(terms.values())) < 1e-9
         released = adder.prefix(total)
         adder.done()
         if release == "toeplitz":

@@ -52,6 +52,10 @@ class PrefixNoise(Protocol):
         """What the noise of the next prefix is a sum of: coefficients by node, as real numbers."""
         ...
 
+    def size(self) -> tuple[int, float]:
+        """How many terms these are, and the sum of their coefficients, or a little more."""
+        ...
+
 
 class HonakerNoise:
     """Honaker's estimates, fed with noise alone (fastfed.privacy.honaker)."""
@@ -66,12 +70,19 @@ class HonakerNoise:
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
             native.honaker(estimate, node, self._estimates[j - 1], j)
-        estimates = self._estimates.copy()
-        estimates[level] = estimate
-        return Prefix(native.prefix(estimates, k), (k, estimates))
+        # Made of lower rows alone: a prefix that is not adopted writes it again.
+        self._estimates[level] = estimate
+        return Prefix(native.prefix(self._estimates, k), k)
 
     def adopt(self, state: Any) -> None:
-        self._k, self._estimates = state
+        self._k = state
+
+    def size(self) -> tuple[int, float]:
+        k, total = self._k + 1, 0.0
+        for top in range(k.bit_length()):
+            if k >> top & 1:
+                total += (top + 1) * 2.0**top / (2.0 ** (top + 1) - 1.0)
+        return 2 * k, total * (1.0 + 2.0**-40)
 
     def terms(self) -> dict[int, Fraction]:
         # v_h 2^(g - h) of a node of level g under a block of level h, v_h = 2^h / (2^(h+1) - 1).
@@ -91,7 +102,7 @@ class ToeplitzNoise:
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
         self._k = 0
-        self._coefficients = coefficients
+        self._coefficients, self._sum = coefficients, 1.0
         self._history = np.zeros((max(1, len(coefficients)), size))
 
     def next(self, draw: Draw) -> Prefix:
@@ -102,6 +113,10 @@ class ToeplitzNoise:
 
     def adopt(self, state: Any) -> None:
         self._k = state
+        self._sum += float(self._coefficients[state]) if state < len(self._coefficients) else 0.0
+
+    def size(self) -> tuple[int, float]:
+        return self._k + 1, self._sum * (1.0 + (self._k + 2) * 2.0**-40)
 
     def terms(self) -> dict[int, Fraction]:
         k = self._k + 1
@@ -129,6 +144,9 @@ class NestedNoise:
 
     def adopt(self, state: Any) -> None:
         self._k, self._drawn, self._sum = state
+
+    def size(self) -> tuple[int, float]:
+        return self._wanted, float(self._wanted)
 
     def terms(self) -> dict[int, Fraction]:
         return dict.fromkeys(range(1, self._wanted + 1), Fraction(1))
@@ -246,7 +264,7 @@ class ExactAdder:
 
     def _values(self, number: int) -> np.ndarray:
         values = self._draw(number).values
-        self._largest = max(self._largest, float(np.abs(values).max()))
+        self._largest = max(self._largest, float(values.max()), -float(values.min()))
         return values
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
@@ -266,16 +284,16 @@ class ExactAdder:
         return exact.add_normals(values, self._std, self._draw(number))
 
     def prefix(self, values: np.ndarray) -> np.ndarray:
-        assert self._prefixes is not None
-        made = self._prefixes.next(self._values)
-        terms = self._prefixes.terms()
-        sizes = float(sum(terms.values()))
+        prefixes = self._prefixes
+        assert prefixes is not None
+        made = prefixes.next(self._values)
+        count, sizes = prefixes.size()
         # Of the draws, and of adding them up: n products and sums, each coefficient with n
         # roundings of its own at most.
-        error = sizes * (ERROR + 4.0 * (len(terms) + 4) * 2.0**-53 * self._largest)
+        error = sizes * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
 
         def refine(entry: int, bits: int) -> exact.Interval:
-            parts = [(self._draw(number).interval, c) for number, c in terms.items()]
+            parts = [(self._draw(number).interval, c) for number, c in prefixes.terms().items()]
             return exact.combined(parts)(entry, bits)
 
         released = exact.noisy(values, self._std, made.noise, error, refine)
