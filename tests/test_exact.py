@@ -246,11 +246,10 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
     total = np.zeros(size)
     for step in range(1, k + 1):
         total = total + fixed(np.full(size, 0.37 * step), adder.unit)
-        terms = adder._prefixes.terms()
-        count, sizes = adder._prefixes.size()
+        terms = adder._prefixes.terms(step)
+        count, sizes = adder._prefixes.size(step)
         assert count >= len(terms) and 0 <= sizes - float(sum(terms.values())) < 1e-9
-        released = adder.prefix(total)
-        adder.done()
+        released = adder.prefix(total, step)
         if release == "toeplitz":
             f = toeplitz.coefficients(k)
             wanted = {j: f[step - j] for j in range(1, step + 1)}

@@ -33,6 +33,7 @@ class BitRandomizer:
         self.plan, self.silo, self.noise = plan, silo, noise
         self.encoding = encoding_of(plan)
         self.release = self.round = 0
+        self._drawn = 0, np.zeros(0)
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
 
     def observe(self, x: np.ndarray, y: float) -> None:
@@ -59,11 +60,16 @@ class BitRandomizer:
         release = self.release + 1
         level = self.plan.level(release)
         trials = self.plan.points(level) * self.encoding.noise_bits[level]
-        message = self.noise.binomials(self.silo, release, self.plan.statistic_size, trials)
+        # Kept until the report is made: one that is made again has the same noise.
+        if self._drawn[0] != release:
+            size = self.plan.statistic_size
+            self._drawn = release, self.noise.binomials(self.silo, release, size, trials)
+        message = self._drawn[1].copy()
         native.add(message, self._sums[level])
+        report = Counts(release, self.plan.dimension, message, self.silo)
         self._sums[level] = 0.0
         self.release = release
-        return Counts(release, self.plan.dimension, message, self.silo)
+        return report
 
 
 class MessageRandomizer(BitRandomizer):
@@ -86,9 +92,10 @@ class MessageRandomizer(BitRandomizer):
         release = self.release + 1
         level = self.plan.level(release)
         bits = np.concatenate(self._bits[level], axis=1)
+        report = Bits(release, self.plan.dimension, bits, self.silo)
         self._bits[level] = []
         self.release = release
-        return Bits(release, self.plan.dimension, bits, self.silo)
+        return report
 
 
 def round_statistic(

@@ -65,7 +65,6 @@ class SumRandomizer:
         report = Report(release, self.plan.dimension, message, self.silo)
         batch = np.zeros(self.plan.statistic_size)
         # Everything is computed: from here on nothing can fail.
-        self._adder.done()
         self.release, self._batch, self._total = release, batch, total
         return report
 
@@ -84,7 +83,7 @@ class SumRandomizer:
         if self._by_prefix:
             total = total.copy()
             native.add(total, self._batch)
-            return self._adder.prefix(total), total
+            return self._adder.prefix(total, release), total
         level = native.node_level(release)
         native.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,34 +26,26 @@ from fastfed.protocols.plan import NoiseStd, Plan
 #: The releases by name, in the order of src/ff_play.h: those accounted for, and a published code's.
 RELEASES = (*ACCOUNTED, "nested")
 
-#: Draws the standard normals (s,) of a numbered node; a number asked for again gives the same.
+#: Draws the standard normals (s,) of a numbered node; asked for again it gives the same.
 Draw = Callable[[int], np.ndarray]
 
 
-class Prefix(NamedTuple):
-    """The noise of one prefix in units of one node's, and the state once it is released."""
-
-    noise: np.ndarray
-    state: Any
-
-
 class PrefixNoise(Protocol):
-    """Noise of one prefix after another. ``next`` changes nothing: hand its state to ``adopt``."""
+    """Noise of prefix 1, 2, ..., one after the other.
 
-    def next(self, draw: Draw) -> Prefix:
-        """Of the next prefix, (s,)."""
+    Asking for a prefix again gives the same: whatever is written is made of earlier prefixes' rows.
+    """
+
+    def at(self, k: int, draw: Draw) -> np.ndarray:
+        """The noise of prefix k, (s,), in units of one node's; those before it were asked for."""
         ...
 
-    def adopt(self, state: Any) -> None:
-        """The prefix was released."""
+    def terms(self, k: int) -> dict[int, Fraction]:
+        """What it is a sum of: coefficients by node, as real numbers."""
         ...
 
-    def terms(self) -> dict[int, Fraction]:
-        """What the noise of the next prefix is a sum of: coefficients by node, as real numbers."""
-        ...
-
-    def size(self) -> tuple[int, float]:
-        """How many terms these are, and the sum of their coefficients, or a little more."""
+    def size(self, k: int) -> tuple[int, float]:
+        """How many terms these are at most, and the sum of their coefficients, or a little more."""
         ...
 
 
@@ -61,33 +53,20 @@ class HonakerNoise:
     """Honaker's estimates, fed with noise alone (fastfed.privacy.honaker)."""
 
     def __init__(self, levels: int, size: int) -> None:
-        self._k = 0
         self._estimates = np.zeros((max(1, levels), size))
 
-    def next(self, draw: Draw) -> Prefix:
-        k = self._k + 1
+    def at(self, k: int, draw: Draw) -> np.ndarray:
         level, number = native.node_level(k), native.honaker_number(k)
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
             native.honaker(estimate, node, self._estimates[j - 1], j)
-        # Made of lower rows alone: a prefix that is not adopted writes it again.
         self._estimates[level] = estimate
-        return Prefix(native.prefix(self._estimates, k), k)
+        return native.prefix(self._estimates, k)
 
-    def adopt(self, state: Any) -> None:
-        self._k = state
-
-    def size(self) -> tuple[int, float]:
-        k, total = self._k + 1, 0.0
-        for top in range(k.bit_length()):
-            if k >> top & 1:
-                total += (top + 1) * 2.0**top / (2.0 ** (top + 1) - 1.0)
-        return 2 * k, total * (1.0 + 2.0**-40)
-
-    def terms(self) -> dict[int, Fraction]:
+    def terms(self, k: int) -> dict[int, Fraction]:
         # v_h 2^(g - h) of a node of level g under a block of level h, v_h = 2^h / (2^(h+1) - 1).
         found = {}
-        for end in honaker.prefix_nodes(self._k + 1):
+        for end in honaker.prefix_nodes(k):
             top = native.node_level(end)
             for g in range(top + 1):
                 c = Fraction(1 << g, (2 << top) - 1)
@@ -96,31 +75,30 @@ class HonakerNoise:
                     found[honaker.node_number(last, g)] = c
         return found
 
+    def size(self, k: int) -> tuple[int, float]:
+        total = 0.0
+        for top in range(k.bit_length()):
+            if k >> top & 1:
+                total += (top + 1) * 2.0**top / (2.0 ** (top + 1) - 1.0)
+        return 2 * k, total * (1.0 + 2.0**-40)
+
 
 class ToeplitzNoise:
     """Rows of C z, every z drawn once and kept (fastfed.privacy.toeplitz)."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
-        self._k = 0
-        self._coefficients, self._sum = coefficients, 1.0
+        self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
         self._history = np.zeros((max(1, len(coefficients)), size))
 
-    def next(self, draw: Draw) -> Prefix:
-        # A row that is not adopted is written again.
-        self._history[self._k] = draw(self._k + 1)
-        k = self._k + 1
-        return Prefix(native.toeplitz(self._history, self._coefficients, k), k)
+    def at(self, k: int, draw: Draw) -> np.ndarray:
+        self._history[k - 1] = draw(k)
+        return native.toeplitz(self._history, self._coefficients, k)
 
-    def adopt(self, state: Any) -> None:
-        self._k = state
-        self._sum += float(self._coefficients[state]) if state < len(self._coefficients) else 0.0
-
-    def size(self) -> tuple[int, float]:
-        return self._k + 1, self._sum * (1.0 + (self._k + 2) * 2.0**-40)
-
-    def terms(self) -> dict[int, Fraction]:
-        k = self._k + 1
+    def terms(self, k: int) -> dict[int, Fraction]:
         return {k - j: Fraction(math.comb(2 * j, j), 1 << (2 * j)) for j in range(k)}
+
+    def size(self, k: int) -> tuple[int, float]:
+        return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
 
 class NestedNoise:
@@ -128,28 +106,25 @@ class NestedNoise:
     chowdhury-zhou-2022; prefixes between two draws have one noise, which hides nothing there."""
 
     def __init__(self, size: int) -> None:
-        self._k = self._drawn = 0
-        self._sum = np.zeros(size)
+        self._draws: list[np.ndarray] = []
+        self._size = size
 
-    def next(self, draw: Draw) -> Prefix:
-        k, wanted = self._k + 1, self._wanted
-        noise = self._sum.copy()
-        for number in range(self._drawn + 1, wanted + 1):
-            native.add(noise, np.array(draw(number)))
-        return Prefix(noise, (k, wanted, noise))
+    def at(self, k: int, draw: Draw) -> np.ndarray:
+        drawn, noise = self._draws, np.zeros(self._size)
+        self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._wanted(k))]
+        for each in self._draws:
+            native.add(noise, each)
+        return noise
 
-    @property
-    def _wanted(self) -> int:
-        return 1 + int(native.log(self._k + 2))
+    @staticmethod
+    def _wanted(k: int) -> int:
+        return 1 + int(native.log(k + 1))
 
-    def adopt(self, state: Any) -> None:
-        self._k, self._drawn, self._sum = state
+    def terms(self, k: int) -> dict[int, Fraction]:
+        return dict.fromkeys(range(1, self._wanted(k) + 1), Fraction(1))
 
-    def size(self) -> tuple[int, float]:
-        return self._wanted, float(self._wanted)
-
-    def terms(self) -> dict[int, Fraction]:
-        return dict.fromkeys(range(1, self._wanted + 1), Fraction(1))
+    def size(self, k: int) -> tuple[int, float]:
+        return self._wanted(k), float(self._wanted(k))
 
 
 def prefix_noise(plan: Plan) -> PrefixNoise | None:
@@ -167,7 +142,11 @@ def prefix_noise(plan: Plan) -> PrefixNoise | None:
 
 
 class Adder(Protocol):
-    """Adds one party's noise to what it releases; nothing counts as released before ``done``."""
+    """Adds one party's noise to what it releases, one release after the other.
+
+    A release that is asked for again, because something failed before it was sent, gets the same
+    noise.
+    """
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
         """The statistic of a data point, (s,)."""
@@ -177,12 +156,8 @@ class Adder(Protocol):
         """values (s,) with the noise of a numbered node."""
         ...
 
-    def prefix(self, values: np.ndarray) -> np.ndarray:
-        """values (s,) with the noise of the next prefix."""
-        ...
-
-    def done(self) -> None:
-        """What was asked for since the last call is released."""
+    def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
+        """values (s,) with the noise of prefix k."""
         ...
 
 
@@ -211,15 +186,19 @@ class FloatAdder:
         self.plan, self.noise, self.drawer, self.std = plan, noise, drawer, std
         self._prefixes = prefix_noise(plan)
         self._kept: dict[int, np.ndarray] = {}
-        self._next: Any = None
+        self._at = 0
 
     def _draw(self, number: int) -> np.ndarray:
-        # Kept until it is released: who asks again after a failure gets the same noise.
         if number not in self._kept:
             drawn = self.noise.node(self.drawer, number, self.plan.dimension)
             size = self.plan.statistic_size
             self._kept[number] = array("noise", drawn, shape=(size,))
         return self._kept[number]
+
+    def _begin(self, release: int) -> None:
+        """Draws of the release before are not asked for again."""
+        if release != self._at:
+            self._kept, self._at = {}, release
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
         made = np.zeros(self.plan.statistic_size)
@@ -227,19 +206,14 @@ class FloatAdder:
         return made
 
     def node(self, values: np.ndarray, number: int) -> np.ndarray:
+        self._begin(number)
         return noisy(values, self._draw(number), self.plan.dimension, self.std)
 
-    def prefix(self, values: np.ndarray) -> np.ndarray:
+    def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
         assert self._prefixes is not None
-        made = self._prefixes.next(self._draw)
-        released = noisy(values, made.noise, self.plan.dimension, self.std)
-        self._next = made
-        return released
-
-    def done(self) -> None:
-        if self._next is not None and self._prefixes is not None:
-            self._prefixes.adopt(self._next.state)
-        self._kept, self._next = {}, None
+        self._begin(k)
+        noise = self._prefixes.at(k, self._draw)
+        return noisy(values, noise, self.plan.dimension, self.std)
 
 
 class ExactAdder:
@@ -255,7 +229,6 @@ class ExactAdder:
         self._prefixes = prefix_noise(plan)
         self._kept: dict[int, Normals] = {}
         self._largest = 0.0
-        self._next: Any = None
 
     def _draw(self, number: int) -> Normals:
         if number not in self._kept:
@@ -281,31 +254,24 @@ class ExactAdder:
             )
 
     def node(self, values: np.ndarray, number: int) -> np.ndarray:
+        if number not in self._kept:
+            self._kept = {}
         return exact.add_normals(values, self._std, self._draw(number))
 
-    def prefix(self, values: np.ndarray) -> np.ndarray:
+    def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
         prefixes = self._prefixes
         assert prefixes is not None
-        made = prefixes.next(self._values)
-        count, sizes = prefixes.size()
+        noise = prefixes.at(k, self._values)
+        count, sizes = prefixes.size(k)
         # Of the draws, and of adding them up: n products and sums, each coefficient with n
         # roundings of its own at most.
         error = sizes * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
 
         def refine(entry: int, bits: int) -> exact.Interval:
-            parts = [(self._draw(number).interval, c) for number, c in prefixes.terms().items()]
+            parts = [(self._draw(n).interval, c) for n, c in prefixes.terms(k).items()]
             return exact.combined(parts)(entry, bits)
 
-        released = exact.noisy(values, self._std, made.noise, error, refine)
-        self._next = made
-        return released
-
-    def done(self) -> None:
-        if self._next is None:
-            self._kept = {}
-        elif self._prefixes is not None:
-            self._prefixes.adopt(self._next.state)
-        self._next = None
+        return exact.noisy(values, self._std, noise, error, refine)
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:

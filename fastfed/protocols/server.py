@@ -59,7 +59,6 @@ class Server(Once):
             )
         broadcast = Broadcast(release, self.plan.dimension, combined)
         # Everything is computed: from here on nothing can fail.
-        self._adder.done()
         self.release, self._total, self._raw = release, combined, raw
         return broadcast
 
@@ -149,6 +148,6 @@ class Server(Once):
         if makes == NOISY_ADD:
             raw = raw.copy()
             native.add(raw, total)
-            return adder.prefix(raw), raw
+            return adder.prefix(raw, release), raw
         self._nodes[level] = adder.node(total, release) if makes == NOISY_TREE else total
         return native.prefix(self._nodes, release), raw
