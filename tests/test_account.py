@@ -32,9 +32,11 @@ from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.privacy.two_streams import RELEASES as RELEASE_KINDS
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.simulation import compiled, experts, peers, phases, step
 from fastfed.simulation.drive import play_steps
 from fastfed.simulation.systems import ALGORITHMS
@@ -442,6 +444,25 @@ def test_a_plan_as_it_was_made_is_taken(name: str) -> None:
     sent = pickle.loads(pickle.dumps(plan))
     verify(sent)
     assert account(sent, CASES[name].setting) == system.certificate
+
+
+def test_every_private_protocol_has_its_faults() -> None:
+    """A new protocol, release, schedule or system needs a case of its own."""
+    systems = [case.make() for case in CASES.values()]
+    linear = [s.plan for s in systems if isinstance(s.plan, Plan)]
+    private = {p.id for p in (*PROTOCOLS.values(), *AGENT_PROTOCOLS.values())} - {"none", "agent"}
+    assert {p.protocol.id for p in linear} == private
+    assert {p.release for p in linear} == set(RELEASE_KINDS)
+    for noise_by in ("silos", "server"):
+        assert {p.release for p in linear if p.protocol.noise_by == noise_by} == set(RELEASE_KINDS)
+    claiming = {
+        name
+        for name, entry in ALGORITHMS.builtin.items()
+        if "epsilon" in entry.keys.__struct_fields__
+    }
+    assert {s.algorithm for s in systems} == claiming
+    planted = {name for _, name in PLANTED}
+    assert planted == set(CASES)
 
 
 @pytest.mark.parametrize(("fault", "name"), PLANTED)

@@ -63,14 +63,16 @@ def _of_plan(plan: Plan) -> tuple[Described, ...]:
     if protocol.senders == "users":
         return (_points(plan, claim),)
     budget = claim.asked
+    # Of silos that differ, the one with the least noise.
+    worst = _sums(plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0)))
     if not claim.by_silo:
-        return (_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale))),)
+        return (worst,)
     if len(claim.by_silo) != plan.silos:
         raise InputError(
             f"privacy.by_silo must hold one epsilon for each of {plan.silos} silos, "
             f"got {len(claim.by_silo)}"
         )
-    found = [_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale)))]
+    found = [worst]
     for epsilon, silos in alike(claim).items():
         own = Budget(epsilon, budget.delta, budget.relation)
         scale = min(plan.noise_scale[i] for i in silos)
@@ -80,10 +82,10 @@ def _of_plan(plan: Plan) -> tuple[Described, ...]:
 
 def alike(claim: Claim) -> dict[float, tuple[int, ...]]:
     """Silos that asked for one epsilon, by epsilon."""
-    return {
-        epsilon: tuple(i for i, e in enumerate(claim.by_silo) if e == epsilon)
-        for epsilon in dict.fromkeys(claim.by_silo)
-    }
+    found: dict[float, list[int]] = {}
+    for silo, epsilon in enumerate(claim.by_silo):
+        found.setdefault(epsilon, []).append(silo)
+    return {epsilon: tuple(silos) for epsilon, silos in found.items()}
 
 
 def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
