@@ -12,7 +12,6 @@ from fastfed._validate import InputError
 from fastfed.results.results import Results
 from fastfed.results.store import FILE, Effort, Store
 
-
 #: Environments of real records, whose older stores have no notes on them.
 REAL_KINDS = ("letor", "classification", "replay")
 OLDER = (

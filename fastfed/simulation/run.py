@@ -17,7 +17,6 @@ from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes
 from fastfed.simulation.resources import Resources
 
-
 #: Of a run on real records, however private what it plays is.
 UNCOVERED = (
     "Made of real records: regret, curves, tables and counts here are computed from the raw "
