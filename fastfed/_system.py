@@ -69,7 +69,8 @@ def agreed(plan: Any, certificate: Certificate) -> Certificate:
 
     That of an unknown kind of plan, or of one without a claim, becomes "conditional".
     """
-    claim, found = getattr(plan, "privacy", None), accounted(plan)
+    claim = getattr(plan, "privacy", None)
+    found = None if claim is None else accounted(plan)
     if claim is None or found is None:
         if certificate.exact is None or ON_WORD in certificate.conditions:
             return certificate

@@ -385,10 +385,12 @@ def test_shuffled_noise_is_worth_something_without_the_shuffler(keys):
     certificate, found = system.certificate, sides(system)
     returning = keys.get("returning", 1)
     mechanism = points(system, given, returning=returning)
-    assert certificate.exact.epsilon == mechanism.exact() <= mechanism.ldp()
+    # The account is of the plan's noise, whose unit is a batch: equal but for a root's rounding.
+    exact, local = (pytest.approx(e, rel=1e-14) for e in (mechanism.exact(), mechanism.ldp()))
+    assert certificate.exact.epsilon == exact and mechanism.exact() <= mechanism.ldp()
     assert set(found) == {"local", "joint"}
-    assert found["local"].exact.epsilon == mechanism.ldp()
-    assert found["joint"].exact.epsilon == mechanism.exact()
+    assert found["local"].exact.epsilon == local
+    assert found["joint"].exact.epsilon == exact
     if keys.get("calibration", "exact") != "published-code":
         layout = "iid" if "calibration" in keys else "goe2"
         mu = oracle.joint_sensitivity(layout) / certificate.noise_std["bias"]
@@ -483,8 +485,9 @@ def test_what_a_run_breaks_is_said_beside_every_number(algorithm):
     assert (certificate.status, certificate.exact) == ("unproven", None)
     assert certificate.also
     for side in certificate.also:
-        assert any("feature norms <= 1" in caveat for caveat in side.caveats)
-        assert "assumptions" in side.model
+        assert side.status == "conditional" and side.exact is not None
+        failed = [c.text for c in side.conditions if not c.holds]
+        assert any(text.startswith("feature norms <= 1") for text in failed)
     assert make(algorithm, loose).certificate.status == "proven"
     twice = dataclasses.replace(SETTING, multiplicity=2)
     assert make(algorithm, twice).certificate.status == "unproven"

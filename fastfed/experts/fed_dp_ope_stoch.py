@@ -187,16 +187,14 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
     found = released(plan)
     assert found is not None
     top, budget = found[0], claim.budget
-    epsilon = epsilon_at(top)
-    if not math.isfinite(epsilon):
-        raise InputError("every phase must have noise on its scores, got a scale of 0")
-    exact = Guarantee(epsilon, budget.delta)
+    epsilon, known = epsilon_at(top), math.isfinite(epsilon_at(top))
+    exact = Guarantee(epsilon, budget.delta) if known else None
     # Of messages that depend on nobody's data two accounts are one.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
     uses = claim.max_participations
     claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
-    status = "proven" if once.holds else "conditional"
+    status = "none" if not known else "proven" if once.holds else "conditional"
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition("losses do not look at what is played (taken on trust)", True),
@@ -214,7 +212,7 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=Guarantee(epsilon_at(found[-1]), budget.delta),
+                exact=Guarantee(epsilon_at(found[-1]), budget.delta) if known else None,
                 status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
@@ -224,7 +222,7 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
-    if setting.multiplicity > 1:
+    if setting.multiplicity > 1 and known:
         one = top.one if isinstance(top, LossesOfOne) else top
         model = MESSAGES if claims_messages else plan.protocol.model
         also += (
@@ -253,7 +251,7 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
             *claim.caveats,
             SENT if claims_messages else PLAYED,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
-            *((not_met(uses),) if exact.epsilon > budget.epsilon else ()),
+            *((not_met(uses),) if epsilon > budget.epsilon else ()),
             SIMULATION,
             DRAWS,
             *setting.notes,

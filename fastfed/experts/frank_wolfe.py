@@ -110,9 +110,10 @@ def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
     """What is played, and with local noise what a client sends; first what the claim is about."""
     if not plan.phases:
         return (Nothing(),)
-    if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
-        return (RawData(),)
     claim = plan.privacy or Claim(source="none")
+    local = plan.protocol.noise_by == "silos"
+    if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
+        return (RawData(claim.budget),) * (2 if local else 1)
     shapes = {(p.batch, p.scales) for p in plan.phases}
     noises = tuple(
         VertexNoise(
@@ -130,7 +131,7 @@ def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
         for batch, scales in sorted(shapes)
     )
     found: list[Described] = [of_record(VertexScores(noises=noises), claim)]
-    if plan.protocol.noise_by == "silos":
+    if local:
         found.append(of_record(VertexScores(noises=noises, protect="messages"), claim))
     if claim.protect == "messages":
         found.reverse()

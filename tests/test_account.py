@@ -1,0 +1,848 @@
+"""The certificate is a function of the plan: planted faults are refused, and accounted as they are.
+
+Every private system is put together, then its plan is changed behind the back of its claim. All
+parties, drivers and the system itself must refuse that plan; accounted anew it must say the larger
+epsilon that its noise truly gives.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import fastfed
+from fastfed import _system
+from fastfed._system import ON_WORD, System, account
+from fastfed._validate import InputError
+from fastfed.bandits.setting import Setting
+from fastfed.environments import Sphere, StochasticLosses
+from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.experts.plan import ExpertPlan
+from fastfed.experts.setting import Setting as LossSetting
+from fastfed.experts.sparse_vector import SparseVectorPlan
+from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
+from fastfed.privacy.certificate import ClaimCondition
+from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.phases import PhasePlan
+from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.simulation import compiled, experts, peers, phases, step
+from fastfed.simulation.drive import play_steps
+from fastfed.simulation.systems import ALGORITHMS
+
+EPSILON, DELTA = 1.0, 1e-3
+#: Seven releases make three levels of a tree; one more makes four.
+RELEASES, BATCH = 7, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One private system, small; ``releases`` and ``batch`` are those of its plan."""
+
+    algorithm: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    silos: int = 3
+    horizon: int = RELEASES * BATCH
+
+    @property
+    def setting(self) -> Any:
+        if self.algorithm.startswith("fed-"):
+            return LossSetting(silos=self.silos, horizon=self.horizon, experts=5)
+        return Setting(silos=self.silos, horizon=self.horizon, dimension=3)
+
+    def make(self, **changes: Any) -> Any:
+        keys = {"epsilon": EPSILON, "delta": DELTA, **self.keys, **changes}
+        if "silo_epsilon" in keys:
+            del keys["epsilon"]
+        return ALGORITHMS.choose(self.algorithm).make(keys, self.setting)
+
+
+def _private(protocol: str, **keys: Any) -> Case:
+    return Case("private-fedlinucb", {"protocol": protocol, "batch_size": BATCH, **keys})
+
+
+def _agent(algorithm: str, batch_size: int = BATCH, **keys: Any) -> Case:
+    horizon = RELEASES * batch_size
+    return Case(algorithm, {"batch_size": batch_size, **keys}, silos=1, horizon=horizon)
+
+
+def _feducb(algorithm: str, schedule: str, **keys: Any) -> Case:
+    batch = {"batch_size": BATCH} if schedule == "fixed" else {}
+    horizon = RELEASES * BATCH if schedule == "fixed" else RELEASES
+    return Case(algorithm, {"schedule": schedule, **batch, **keys}, horizon=horizon)
+
+
+CASES = {
+    "silo-ldp": _private("silo-ldp"),
+    "silo-ldp eager": _private("silo-ldp", lazy=False),
+    "silo-ldp iid": _private("silo-ldp", layout="iid"),
+    "silo-ldp zero-out": _private("silo-ldp", relation="zero-out"),
+    "silo-ldp published": _private("silo-ldp", calibration="published-code", clip=True),
+    "silo-ldp prefix": _private("silo-ldp-prefix"),
+    "silo-ldp toeplitz": _private("silo-ldp", release="toeplitz"),
+    "silo-ldp honaker": _private("silo-ldp", release="honaker"),
+    "silo-ldp by silo": Case(
+        "private-fedlinucb", {"silo_epsilon": (0.5, 1.0, 0.5), "batch_size": BATCH}
+    ),
+    "central": _private("central"),
+    "central toeplitz": _private("central", release="toeplitz"),
+    "central honaker": _private("central", release="honaker"),
+    "shuffle-amplified": _private("shuffle-amplified"),
+    # So many silos that the lemma needs less noise than local privacy.
+    "shuffle-amplified by the lemma": Case(
+        "private-fedlinucb",
+        {"protocol": "shuffle-amplified", "batch_size": 1, "epsilon": 0.3},
+        silos=10**6,
+        horizon=1,
+    ),
+    "shuffle-vector": _private("shuffle-vector", epsilon=5.0),
+    "linucb-jdp": _agent("linucb-jdp"),
+    "linucb-jdp toeplitz": _agent("linucb-jdp", release="toeplitz"),
+    "linucb-jdp honaker": _agent("linucb-jdp", release="honaker"),
+    "linucb-ldp": _agent("linucb-ldp"),
+    "linucb-ldp vector": _agent("linucb-ldp", mechanism="vector-sum"),
+    "linucb-ldp by users": _agent("linucb-ldp", messages="individual"),
+    "linucb-sdp-amp": _agent("linucb-sdp-amp", 2000, epsilon=0.5),
+    "linucb-sdp-vec": _agent("linucb-sdp-vec"),
+    "linucb-sdp-vec by users": _agent(
+        "linucb-sdp-vec", epsilon=8.0, messages="individual", honest_fraction=0.8
+    ),
+    "feducb fixed": _feducb("feducb", "fixed"),
+    "feducb private-determinant": _feducb("feducb", "private-determinant"),
+    "feducb-decentralized fixed": Case(
+        "feducb-decentralized",
+        {"schedule": "fixed", "batch_size": BATCH, "graph": "line"},
+        horizon=2 * RELEASES * BATCH,
+    ),
+    "feducb-decentralized private": Case(
+        "feducb-decentralized",
+        {"schedule": "private-determinant", "graph": "line"},
+        horizon=2 * RELEASES,
+    ),
+    "robin": Case("robin", {"diversity": 0.2, "initial_phases": 2}, silos=30, horizon=62),
+    "fed-svt": Case("fed-svt", {"optimal_loss": 2.0}, horizon=100),
+    "fed-svt pure": Case("fed-svt", {"optimal_loss": 2.0, "delta": 0.0}, horizon=100),
+    "fed-dp-ope-stoch local": Case(
+        "fed-dp-ope-stoch", {"batch": "largest", "epsilon": 2.0}, horizon=300
+    ),
+    "fed-dp-ope-stoch messages": Case(
+        "fed-dp-ope-stoch",
+        {"batch": "largest", "epsilon": 2.0, "protect": "messages"},
+        horizon=300,
+    ),
+    "fed-dp-ope-stoch central": Case(
+        "fed-dp-ope-stoch", {"batch": "largest", "epsilon": 2.0, "noise": "central"}, horizon=300
+    ),
+}
+FLAT = tuple(name for name in CASES if name.startswith(("linucb-ldp", "linucb-sdp")))
+BITS = ("shuffle-vector", "linucb-ldp vector", "linucb-sdp-vec", "linucb-sdp-vec by users")
+EXPERTS = tuple(name for name in CASES if name.startswith("fed-"))
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+def everywhere(plan: Any, change: Callable[[Plan], Plan]) -> Any:
+    """A change of a linear plan, in every part of one that has parts."""
+    if isinstance(plan, PeerPlan):
+        parts = tuple(replace(part, plan=change(part.plan)) for part in plan.parts)
+        return replace(plan, parts=parts)
+    return change(plan)
+
+
+def weaker(plan: Plan, factor: float) -> Plan:
+    """The noise of a plan times a factor below 1."""
+    if plan.encoding is not None:
+        fewer = tuple(max(1, math.floor(b * factor**2)) for b in plan.encoding.noise_bits)
+        return replace(plan, encoding=replace(plan.encoding, noise_bits=fewer))
+    return replace(plan, noise_std=plan.noise_std.times(factor))
+
+
+def half_the_noise(case: Case, plan: Any) -> Any:
+    if isinstance(plan, PhasePlan):
+        louder = tuple(
+            msgspec.structs.replace(m, epsilon_coordinate=2.0 * m.epsilon_coordinate)
+            for m in plan.means
+        )
+        return replace(plan, means=louder)
+    if isinstance(plan, SparseVectorPlan):
+        noise, half = plan.noise, 0.5
+        less = msgspec.structs.replace(
+            noise,
+            threshold_scale=half * noise.threshold_scale,
+            query_scale=half * noise.query_scale,
+            eta=noise.eta / half,
+        )
+        return replace(plan, noise=less)
+    if isinstance(plan, FrankWolfePlan):
+        less_phases = (replace(p, scales=tuple(0.5 * s for s in p.scales)) for p in plan.phases)
+        return replace(plan, phases=tuple(less_phases))
+    return everywhere(plan, lambda p: weaker(p, 0.5))
+
+
+def one_release_short(case: Case, plan: Any) -> Any:
+    """A plan of one release, or level, more than the account counted."""
+    if isinstance(plan, PhasePlan):
+        longer = replace(plan.local, horizon=2 * plan.horizon + 2)
+        return replace(plan, local=longer, means=(*plan.means, plan.means[-1]))
+    if isinstance(plan, SparseVectorPlan):
+        noise = msgspec.structs.replace(plan.noise, switches=plan.noise.switches + 1)
+        return replace(plan, noise=noise)
+    if isinstance(plan, FrankWolfePlan):
+        # A last tree more, with the noise of the one before.
+        *others, last = plan.phases
+        return replace(
+            plan, phases=(*others, replace(last, scales=(*last.scales, last.scales[-1])))
+        )
+
+    def longer_by_one(p: Plan) -> Plan:
+        made = replace(p, horizon=p.horizon + p.batch_size)
+        if p.encoding is None:
+            return made
+        e = p.encoding
+        deeper = replace(
+            e,
+            precision=(*e.precision, e.precision[-1]),
+            noise_bits=(*e.noise_bits, e.noise_bits[-1]),
+        )
+        return replace(made, encoding=deeper)
+
+    return everywhere(plan, longer_by_one)
+
+
+def bias_alone(case: Case, plan: Any) -> Any:
+    """Noise that would do, were the covariance stream not released too."""
+
+    def change(p: Plan) -> Plan:
+        relation = p.privacy.budget.relation
+        if p.encoding is not None:
+            bias, covariance = p.encoding.steps(0)
+            both = user_sensitivity(relation, "iid", bias_std=1 / bias, cov_std=1 / covariance)
+            alone = user_sensitivity(relation, "iid", bias_std=1 / bias, cov_std=math.inf)
+        else:
+            bias, off, on = p.noise_std.parts
+            layout = "iid" if off == on else "goe2"
+            both = user_sensitivity(relation, layout, bias_std=bias, cov_std=off)
+            alone = user_sensitivity(relation, layout, bias_std=bias, cov_std=math.inf)
+        return weaker(p, alone / both)
+
+    return everywhere(plan, change)
+
+
+def without_noise(stream: str) -> Callable[[Case, Any], Any]:
+    """One stream sent as it is."""
+
+    def fault(case: Case, plan: Any) -> Any:
+        def change(p: Plan) -> Plan:
+            bias, off, on = p.noise_std.parts
+            parts = (0.0, off, on) if stream == "bias" else (bias, 0.0, 0.0)
+            return replace(p, noise_std=NoiseStd(*parts))
+
+        return everywhere(plan, change)
+
+    return fault
+
+
+def schedule_forgotten(case: Case, plan: Any) -> Any:
+    """The sums have the whole budget, as if the schedule read nothing."""
+    return everywhere(plan, lambda p: weaker(p, math.sqrt(0.5)))
+
+
+def quiet_schedule(case: Case, plan: Any) -> Any:
+    """The schedule reads sums with next to no noise."""
+
+    def change(p: Plan) -> Plan:
+        less = tuple(0.1 * std for std in p.trigger.std)
+        return replace(p, trigger=replace(p.trigger, std=less))
+
+    return everywhere(plan, change)
+
+
+def raw_schedule(case: Case, plan: Any) -> Any:
+    """The schedule's private sums have no noise at all."""
+    return everywhere(plan, lambda p: replace(p, trigger=replace(p.trigger, std=(0.0, 0.0))))
+
+
+def query_forgotten(case: Case, plan: Any) -> Any:
+    noise = msgspec.structs.replace(plan.noise, query_scale=1e-3 * plan.noise.query_scale)
+    return replace(plan, noise=noise)
+
+
+def threshold_forgotten(case: Case, plan: Any) -> Any:
+    noise = msgspec.structs.replace(plan.noise, threshold_scale=1e-3 * plan.noise.threshold_scale)
+    return replace(plan, noise=noise)
+
+
+def tree_forgotten(case: Case, plan: Any) -> Any:
+    """One tree's scores without noise."""
+    *others, last = plan.phases
+    return replace(plan, phases=(*others, replace(last, scales=(*last.scales[:-1], 0.0))))
+
+
+def doubled_sensitivity(case: Case, plan: Any) -> Any:
+    """Records may be twice as large as the account takes them for."""
+    if isinstance(plan, FrankWolfePlan):
+        low, high, smoothness = plan.bounds
+        wide = plan.bounds._replace(low=low - (high - low))
+        assert wide.spread == pytest.approx(2.0 * plan.bounds.spread) and smoothness >= 0.0
+        return replace(plan, bounds=wide)
+    return everywhere(plan, lambda p: replace(p, clip=Clip(feature=2.0)))
+
+
+def doubled_rewards(case: Case, plan: Any) -> Any:
+    return everywhere(plan, lambda p: replace(p, clip=Clip(low=-2.0, high=2.0)))
+
+
+def participation_counted_once(case: Case, plan: Any) -> Any:
+    """The claim is about users of four batches, noise and epsilon are those of one."""
+
+    def change(p: Plan) -> Plan:
+        return replace(p, privacy=msgspec.structs.replace(p.privacy, max_participations=4))
+
+    return everywhere(plan, change)
+
+
+def one_silo_less(case: Case, plan: Any) -> Any:
+    """One silo adds a third of its noise; the weakest budget alone does not show it."""
+    first, *others = plan.silo_noise
+    return replace(plan, silo_noise=(first / 1.5, *others))
+
+
+def not_the_users_own(case: Case, plan: Any) -> Any:
+    """More users are counted on than the noise was made for."""
+    claim = msgspec.structs.replace(plan.privacy, honest_fraction=0.4)
+    return replace(plan, privacy=claim)
+
+
+def another_relation(case: Case, plan: Any) -> Any:
+    """Noise for zero-out neighbours, claimed for replacement."""
+
+    def change(p: Plan) -> Plan:
+        budget = msgspec.structs.replace(p.privacy.budget, relation="replace")
+        return replace(p, privacy=msgspec.structs.replace(p.privacy, budget=budget))
+
+    return everywhere(plan, change)
+
+
+Fault = Callable[[Case, Any], Any]
+_LINEAR = tuple(n for n in CASES if n not in (*EXPERTS, "robin"))
+_GAUSSIAN = tuple(n for n in _LINEAR if n not in BITS)
+_SCHEDULED = ("feducb private-determinant", "feducb-decentralized private")
+#: Which faults make sense where. A user of one batch does not see how many others there are, so
+#: for flat releases one more is none; the lemma's case has a single release of its own.
+FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
+    "half the noise": (half_the_noise, tuple(CASES)),
+    "one release short": (one_release_short, tuple(n for n in CASES if n not in FLAT)),
+    "bias accounted alone": (
+        bias_alone,
+        # Where the bias stream alone costs as much as both, nothing is forgotten.
+        tuple(n for n in _LINEAR if n not in ("shuffle-amplified", "feducb fixed", *_SCHEDULED,
+              "shuffle-amplified by the lemma", "feducb-decentralized fixed")),
+    ),
+    "bias without noise": (without_noise("bias"), _GAUSSIAN),
+    "covariance without noise": (without_noise("covariance"), _GAUSSIAN),
+    "schedule forgotten": (schedule_forgotten, _SCHEDULED),
+    "schedule with less noise": (quiet_schedule, _SCHEDULED),
+    "schedule without noise": (raw_schedule, _SCHEDULED),
+    "query's noise forgotten": (query_forgotten, ("fed-svt", "fed-svt pure")),
+    "threshold's noise forgotten": (threshold_forgotten, ("fed-svt", "fed-svt pure")),
+    "a tree without noise": (
+        tree_forgotten, tuple(n for n in CASES if n.startswith("fed-dp-ope")),
+    ),
+    "sensitivity doubled": (
+        doubled_sensitivity, (*_LINEAR, *(n for n in CASES if n.startswith("fed-dp-ope"))),
+    ),
+    "rewards doubled": (doubled_rewards, _LINEAR),
+    "participation counted once": (participation_counted_once, _LINEAR),
+    "a silo with less noise": (one_silo_less, ("silo-ldp by silo",)),
+    "users counted on": (not_the_users_own, ("shuffle-vector", "linucb-sdp-vec")),
+    "another relation": (another_relation, ("silo-ldp zero-out",)),
+}  # fmt: skip
+PLANTED = [(fault, name) for fault, (_, names) in FAULTS.items() for name in names]
+
+
+# ---- who refuses ---------------------------------------------------------------------------------
+
+
+def parties(plan: Any) -> dict[str, Callable[[], Any]]:
+    """Everybody who is handed the plan, by name."""
+    if isinstance(plan, PeerPlan):
+        return {"Peer": lambda: fastfed.Peer(plan, 0)}
+    if isinstance(plan, PhasePlan):
+        return {
+            "Client": lambda: fastfed.Client(plan, 0),
+            "Averager": lambda: fastfed.Averager(plan),
+        }
+    if isinstance(plan, ExpertPlan):
+        return {
+            "ExpertClient": lambda: fastfed.ExpertClient(plan, 0),
+            "ExpertServer": lambda: fastfed.ExpertServer(plan),
+        }
+    found: dict[str, Callable[[], Any]] = {
+        "Silo": lambda: fastfed.Silo(plan, 0),
+        "Server": lambda: fastfed.Server(plan),
+        "Shuffler": lambda: fastfed.Shuffler(plan),
+    }
+    if plan.by_users:
+        found["User"] = lambda: fastfed.User(plan, 1)
+    return found
+
+
+def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
+    """Both drivers, put to a small world of the plan's sizes."""
+    marks = np.array([plan.horizon])
+    if isinstance(plan, ExpertPlan):
+        losses = StochasticLosses(experts=plan.experts).open(0, 0, plan.silos)
+        return {
+            "sums": lambda: experts.play(losses, plan, marks),
+            "steps": lambda: play_steps(losses, plan, marks),
+        }
+    world = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
+    if isinstance(plan, PeerPlan):
+        return {
+            "compiled": lambda: compiled.play_peers(world, plan, marks),
+            "steps": lambda: peers.play_steps(world, plan, marks),
+        }
+    if isinstance(plan, PhasePlan):
+        return {
+            "compiled": lambda: compiled.play_phases(world, plan, marks),
+            "steps": lambda: phases.play_steps(world, plan, marks),
+        }
+    return {
+        "compiled": lambda: compiled.play(world, [plan], marks),
+        "steps": lambda: step.play_one(world, plan, marks),
+    }
+
+
+REFUSED = r"its certificate says|must have one value for each of the"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_as_it_was_made_is_taken(name: str) -> None:
+    system = CASES[name].make()
+    plan = system.plan
+    for make in parties(plan).values():
+        make()
+    if name not in ("shuffle-amplified by the lemma", "linucb-sdp-amp"):  # long, or of many silos
+        for play in drivers(plan).values():
+            play()
+    assert account(plan, CASES[name].setting) == system.certificate
+    assert system.certificate.conditions[-1].holds or "published" in name
+    # What travels is enough: nothing is kept beside the plan.
+    epsilon_at.cache_clear()
+    sent = pickle.loads(pickle.dumps(plan))
+    verify(sent)
+    assert account(sent, CASES[name].setting) == system.certificate
+
+
+@pytest.mark.parametrize(("fault", "name"), PLANTED)
+def test_a_planted_fault_is_refused(fault: str, name: str) -> None:
+    system = CASES[name].make()
+    plan = FAULTS[fault][0](CASES[name], system.plan)
+    for make in parties(plan).values():
+        with pytest.raises(InputError, match=REFUSED):
+            make()
+    for play in drivers(plan).values():
+        with pytest.raises(InputError, match=REFUSED):
+            play()
+    with pytest.raises(InputError, match=REFUSED):
+        replace(system, plan=plan)
+
+
+@pytest.mark.parametrize(("fault", "name"), PLANTED)
+def test_a_planted_fault_is_accounted_as_it_is(fault: str, name: str) -> None:
+    """Made anew, the certificate of a faulty plan says the larger epsilon that it has."""
+    case = CASES[name]
+    system = case.make()
+    plan = FAULTS[fault][0](case, system.plan)
+    before = system.plan.privacy.exact
+    if isinstance(plan, PeerPlan):
+        parts = tuple(replace(part, plan=sealed(part.plan)) for part in plan.parts)
+        plan = replace(plan, parts=parts)
+    else:
+        plan = sealed(plan)
+    after = plan.privacy.exact
+    assert len(before) == len(after)
+    assert all(new >= old * (1.0 - 1e-9) for old, new in zip(before, after, strict=True))
+    assert any(new > old * 1.001 for old, new in zip(before, after, strict=True))
+    if not math.isfinite(after[0]):
+        found = account(plan, case.setting)
+        assert found.exact is None and found.status in ("unproven", "none")
+        assert all(side.exact is None for side in found.also)
+        return
+    found = account(plan, case.setting)
+    stated = found.exact or found.also[0].exact
+    assert stated.epsilon == after[0]
+    if "published" not in name and after[0] > before[0] * 1.001:
+        missed = [c for c in found.conditions if not c.holds and type(c) is ClaimCondition]
+        assert len(missed) == 1 and f"at most {found.claimed.epsilon:g}" in missed[0].text
+
+
+# ---- claims and systems --------------------------------------------------------------------------
+
+
+def test_a_certificate_that_says_another_epsilon_is_refused() -> None:
+    system = CASES["silo-ldp"].make()
+    better = msgspec.structs.replace(
+        system.certificate, exact=msgspec.structs.replace(system.certificate.exact, epsilon=0.5)
+    )
+    with pytest.raises(InputError, match=r"epsilon 1, its certificate says 0\.5"):
+        replace(system, certificate=better)
+    other = msgspec.structs.replace(
+        system.certificate, claimed=msgspec.structs.replace(system.certificate.claimed, epsilon=2.0)
+    )
+    with pytest.raises(InputError, match="the plan claims"):
+        replace(system, certificate=other)
+    weaker_relation = msgspec.structs.replace(system.certificate, relation="zero-out")
+    with pytest.raises(InputError, match='the plan claims relation "replace"'):
+        replace(system, certificate=weaker_relation)
+
+
+def test_the_claim_of_one_part_is_not_that_of_another() -> None:
+    """The parts of a decentralised plan are verified one by one: a fault may be in one alone."""
+    system = CASES["feducb-decentralized fixed"].make()
+    for at, part in enumerate(system.plan.parts):
+        faulty = replace(part, plan=weaker(part.plan, 0.9))
+        parts = (*system.plan.parts[:at], faulty, *system.plan.parts[at + 1 :])
+        with pytest.raises(InputError, match=REFUSED):
+            replace(system, plan=replace(system.plan, parts=parts))
+        with pytest.raises(InputError, match=REFUSED):
+            compiled.play_peers(
+                Sphere(dimension=3, actions=2).open(0, 0, 3),
+                replace(system.plan, parts=parts),
+                np.array([system.plan.horizon]),
+            )
+
+
+def test_noise_within_a_claim_is_no_longer_the_plan_that_was_certified() -> None:
+    """More noise is more private, and yet another plan: its certificate has other numbers."""
+    plan = CASES["central"].make().plan
+    with pytest.raises(InputError, match=r"gives epsilon 0\.4"):
+        fastfed.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
+
+
+@pytest.mark.parametrize("algorithm", ["local-linucb", "random"])
+def test_what_sends_nothing_cannot_be_made_to_send(algorithm: str) -> None:
+    system = ALGORITHMS.choose(algorithm).make({}, Setting(silos=3, horizon=40, dimension=3))
+    assert (system.certificate.status, system.certificate.exact.epsilon) == ("proven", 0.0)
+    assert accounted(system.plan) == (0.0,)
+    sends = replace(system.plan, batch_size=5, policy="ucb")
+    with pytest.raises(InputError, match="gives epsilon infinity, its certificate says 0"):
+        fastfed.Silo(sends)
+    with pytest.raises(InputError, match="gives epsilon infinity"):
+        replace(system, plan=sends)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
+    """A horizon that ends no batch: epsilon 0, proven, also where play is eager."""
+    setting = Setting(silos=3, horizon=35, dimension=3)
+    system = _private("silo-ldp", lazy=lazy).make()
+    plan = sealed(replace(system.plan, horizon=4))
+    assert plan.releases == 0 and plan.privacy.exact == (0.0,)
+    found = account(plan, replace(setting, horizon=4))
+    assert (found.status, found.exact.epsilon, found.claimed.epsilon) == ("proven", 0.0, 1.0)
+    assert found.noise_std == {}
+    fastfed.Silo(plan)
+
+
+def test_users_of_several_batches_are_in_claim_and_account() -> None:
+    """What `returning` says reaches the claim, whatever the system."""
+    for name in _LINEAR:
+        if "returning" not in ALGORITHMS.choose(CASES[name].algorithm).keys.__struct_fields__:
+            continue
+        if "published" in name or "by silo" in name or CASES[name].horizon == 1:
+            continue
+        system = CASES[name].make(returning=3)
+        assert system.plan.privacy.max_participations == 3
+        texts = [c.text for c in system.certificate.conditions]
+        assert any(text.startswith("a user takes part in at most 3 batches") for text in texts)
+        once = replace(
+            system.plan, privacy=msgspec.structs.replace(system.plan.privacy, max_participations=1)
+        )
+        assert accounted(once)[0] < accounted(system.plan)[0]
+
+
+# ---- plans of other packages ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign(ExpertPlan):
+    """A kind of plan that fastfed knows nothing of."""
+
+    @property
+    def exchanges(self) -> int:
+        return 0
+
+    def exchanges_before(self, round: int) -> int:
+        return 0
+
+    def asking_rounds(self, last: int) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+    def collector(self, index: int, noise: Any) -> Any:
+        return None
+
+    def decider(self, noise: Any) -> Any:
+        return None
+
+
+def test_what_fastfed_cannot_account_for_is_its_packages_word() -> None:
+    known = CASES["fed-svt"].make()
+    plan = Foreign(silos=3, horizon=9, experts=5, protocol=known.plan.protocol)
+    system = System("foreign", plan, known.certificate)
+    found = system.certificate
+    assert found.status == "conditional" and found.exact == known.certificate.exact
+    assert [c for c in found.conditions if not c.holds] == [ON_WORD]
+    fastfed.ExpertClient(plan)
+    with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
+        account(plan, CASES["fed-svt"].setting)
+    with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
+        sealed(replace(plan, privacy=Claim(source="mine")))
+
+
+def test_a_plan_without_a_claim_proves_nothing() -> None:
+    system = CASES["silo-ldp"].make()
+    unsaid = replace(system, plan=replace(system.plan, privacy=None))
+    assert unsaid.certificate.status == "conditional"
+    assert ON_WORD in unsaid.certificate.conditions
+    fastfed.Silo(unsaid.plan)
+
+
+def test_an_account_can_be_registered() -> None:
+    """A package says what its plans release, and its certificate is proven."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Registered(Foreign):
+        scale: float
+
+    known = CASES["fed-svt"].make()
+    fastfed.privacy.account.released.register(Registered, lambda plan: (known.plan.noise,))
+    plan = sealed(
+        Registered(
+            silos=3, horizon=9, experts=5, protocol=known.plan.protocol, scale=1.0,
+            privacy=known.plan.privacy,
+        )
+    )  # fmt: skip
+    assert System("registered", plan, known.certificate).certificate.status == "proven"
+    false = msgspec.structs.replace(plan.privacy, exact=(0.5,))
+    with pytest.raises(InputError, match=r"its certificate says 0\.5"):
+        fastfed.ExpertServer(replace(plan, privacy=false))
+
+
+# ---- random plans --------------------------------------------------------------------------------
+
+QUICK, MANY = 60, 500
+
+
+def drawn(seed: int) -> tuple[str, dict[str, Any], Any]:
+    """A random system: algorithm, keys and problem."""
+    r = random.Random(seed)
+    horizon, batch = r.randint(20, 60), r.randint(3, 9)
+    keys: dict[str, Any] = {
+        "epsilon": math.exp(r.uniform(math.log(0.05), math.log(20.0))),
+        "delta": 10.0 ** r.uniform(-9.0, -1.5),
+        "relation": r.choice(["replace", "zero-out"]),
+    }
+    algorithm = r.choice(
+        ["private-fedlinucb"] * 5
+        + ["linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"]
+        + ["feducb", "feducb-decentralized", "robin", "fed-svt", "fed-dp-ope-stoch"]
+    )
+    release = r.choice(["tree", "toeplitz", "honaker"])
+    silos = r.choice([1, 3, 8])
+    if algorithm == "private-fedlinucb":
+        keys |= {"batch_size": batch, "returning": r.choice([1, 1, 2, 4]), "lazy": r.random() < 0.8}
+        protocol = r.choice(
+            ["silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified", "shuffle-vector"]
+        )
+        keys["protocol"] = protocol
+        if protocol in ("silo-ldp", "central"):
+            keys["release"] = release
+        if protocol == "silo-ldp" and r.random() < 0.3:
+            del keys["epsilon"]
+            keys["returning"] = 1
+            keys["silo_epsilon"] = tuple(r.choice([0.5, 2.0, 7.0]) for _ in range(silos))
+        if protocol not in ("shuffle-amplified", "shuffle-vector") and r.random() < 0.5:
+            keys |= {"layout": r.choice(["iid", "goe1", "goe2"]),
+                     "covariance_ratio": r.choice([0.3, 0.7, 1.0, 2.0])}  # fmt: skip
+        return algorithm, keys, Setting(silos=silos, horizon=horizon, dimension=r.choice([2, 5]))
+    if algorithm.startswith("linucb"):
+        keys |= {"batch_size": batch, "returning": r.choice([1, 1, 3])}
+        if algorithm == "linucb-jdp":
+            keys["release"] = release
+        if algorithm in ("linucb-jdp", "linucb-ldp"):
+            keys["layout"] = r.choice(["iid", "goe1", "goe2"])
+        return algorithm, keys, Setting(silos=1, horizon=horizon, dimension=r.choice([2, 4]))
+    if algorithm.startswith("feducb"):
+        keys["schedule"] = r.choice(["fixed", "private-determinant"])
+        if keys["schedule"] == "fixed":
+            keys["batch_size"] = batch
+        if algorithm == "feducb-decentralized":
+            keys["graph"] = r.choice(["line", "star", "complete"])
+        return algorithm, keys, Setting(silos=silos, horizon=horizon, dimension=3)
+    del keys["relation"]
+    if algorithm == "robin":
+        keys |= {"diversity": 0.2, "initial_phases": r.randint(1, 4)}
+        return algorithm, keys, Setting(silos=20, horizon=horizon, dimension=r.choice([2, 5]))
+    if r.random() < 0.4:
+        keys["delta"] = 0.0
+    if algorithm == "fed-svt":
+        keys |= {"optimal_loss": 2.0, "switches": r.choice(["proven", 3])}
+    else:
+        keys |= {"batch": "largest", "noise": r.choice(["local", "central"])}
+        keys["epsilon"] *= 20.0
+    return algorithm, keys, LossSetting(silos=silos, horizon=10 * horizon, experts=5)
+
+
+def brute_squares(plan: Plan, participations: int) -> float:
+    """Squared sensitivity of all releases to the worst set of batches of one user, from scratch."""
+    k = plan.releases
+    batches = range(1, k + 1)
+    if plan.release == "toeplitz":
+        f = [1.0]
+        for i in range(1, k):
+            f.append(f[-1] * (2 * i - 1) / (2 * i))
+        rows = [[f[i - j] if i >= j else 0.0 for j in range(k)] for i in range(k)]
+    else:
+        # Each row says which batches a released node adds up.
+        rows = []
+        for end in batches:
+            low = end & -end
+            sizes = [low] if plan.release == "tree" else [2**j for j in range(low.bit_length())]
+            rows += [[1.0 if end - s < b <= end else 0.0 for b in batches] for s in sizes]
+    matrix = np.array(rows)
+    count = min(participations, k)
+    return max(
+        float((matrix[:, list(chosen)].sum(axis=1) ** 2).sum())
+        for chosen in combinations(range(k), count)
+    )
+
+
+def brute_joint(std: tuple[float, float, float], relation: str) -> float:
+    """Ratio of one record in one release: the worst of a fine grid of unit vectors."""
+    bias, off, on = std
+
+    def point(angle: np.ndarray) -> np.ndarray:
+        x, y = np.cos(angle), np.sin(angle)
+        return np.stack([x / bias, y / bias, x * x / on, x * y / off, y * y / on])
+
+    angles = np.linspace(0.0, 2.0 * np.pi, 361)
+    ours = point(angles)
+    if relation == "zero-out":
+        return float(np.sqrt((ours**2).sum(axis=0)).max())
+    turned = [point(angles + t) for t in np.linspace(0.0, np.pi, 181)]
+    start = max(float(((ours - other) ** 2).sum(axis=0).max()) for other in turned)
+    # Refined about the best pair.
+    at = max(range(181), key=lambda i: float(((ours - turned[i]) ** 2).sum(axis=0).max()))
+    first = int(((ours - turned[at]) ** 2).sum(axis=0).argmax())
+    a, t, width = angles[first], np.linspace(0.0, np.pi, 181)[at], 0.05
+    for _ in range(8):
+        grid = np.linspace(-width, width, 13)
+        found = [
+            (
+                float(((point(np.array([a + u])) - point(np.array([a + u + t + v]))) ** 2).sum()),
+                u,
+                v,
+            )
+            for u in grid
+            for v in grid
+        ]
+        best, u, v = max(found)
+        a, t, width, start = a + u, t + v, width / 3.0, max(start, best)
+    return math.sqrt(start)
+
+
+def independent_epsilon(plan: Plan, std: NoiseStd) -> float:
+    """By brute force and dp_accounting, for Gaussian noise of one kind."""
+    from dp_accounting.pld import privacy_loss_mechanism
+
+    claim = plan.privacy
+    joint = brute_joint(std.parts, claim.budget.relation)
+    if plan.protocol.senders == "users":
+        squares = float(claim.max_participations)
+    else:
+        squares = brute_squares(plan, claim.max_participations)
+    mu = math.sqrt(squares) * joint
+    if plan.trigger is not None:
+        nodes = plan.horizon.bit_length()
+        off, on = plan.trigger.std
+        change = brute_joint((math.inf, off, on), claim.budget.relation)
+        mu = math.hypot(mu, math.sqrt(nodes) * change)
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(1.0, sensitivity=mu)
+    low, high = 0.0, 1.0
+    while loss.get_delta_for_epsilon(high) > claim.budget.delta:
+        low, high = high, 2.0 * high
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        if loss.get_delta_for_epsilon(middle) > claim.budget.delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def gaussian_std(plan: Any) -> NoiseStd | None:
+    """Of the noise that one account is about; None where it is not Gaussian alone."""
+    if not isinstance(plan, Plan) or plan.protocol.bits or plan.protocol.shuffled:
+        return None
+    if plan.protocol.senders == "users":
+        return plan.user_std
+    return plan.noise_std.times(min(plan.noise_scale))
+
+
+def check_random(seed: int) -> bool:
+    """Whether the drawn system exists; then its certificate is the account of its plan."""
+    algorithm, keys, setting = drawn(seed)
+    try:
+        system = ALGORITHMS.choose(algorithm).make(keys, setting)
+    except InputError:
+        return False
+    plan, stated = system.plan, system.certificate
+    epsilon_at.cache_clear()
+    assert account(plan, setting) == stated, (seed, algorithm, keys)
+    verify(plan)
+    exact = stated.exact or stated.also[0].exact
+    assert exact.epsilon == accounted(plan)[0]
+    one = (
+        max(plan.parts, key=lambda p: p.plan.releases).plan
+        if algorithm == "feducb-decentralized"
+        else plan
+    )
+    std = gaussian_std(one)
+    if std is not None:
+        found = independent_epsilon(one, std)
+        assert exact.epsilon == pytest.approx(found, rel=1e-6, abs=1e-9), (seed, algorithm, keys)
+    return True
+
+
+@pytest.mark.parametrize("tens", range(QUICK // 10))
+def test_random_plans_are_what_their_certificates_say(tens: int) -> None:
+    made = sum(check_random(seed) for seed in range(10 * tens, 10 * tens + 10))
+    assert made >= 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tens", range(QUICK // 10, QUICK // 10 + MANY // 10))
+def test_many_random_plans_are_what_their_certificates_say(tens: int) -> None:
+    made = sum(check_random(seed) for seed in range(10 * tens, 10 * tens + 10))
+    assert made >= 6
+
+
+def test_parties_verify_one_plan_once() -> None:
+    """Thousands of silos share one plan: its account is computed once."""
+    plan = CASES["shuffle-amplified by the lemma"].make().plan
+    epsilon_at.cache_clear()
+    for index in range(20):
+        fastfed.Silo(plan, index)
+    assert epsilon_at.cache_info().misses == 1 and epsilon_at.cache_info().hits >= 19
+    assert _system.account is account
