@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fastfed import experiments
+from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.options import quick_horizon
 from fastfed.cli.progress import EVERY, Lines, duration
@@ -223,6 +223,8 @@ def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
     assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 0.5", "LDP, epsilon = 1.5"]
     assert [c["certificate"]["status"] for c in curves] == ["none", "proven", "proven"]
     assert curves[1]["certificate"]["claimed"] == {"epsilon": 0.5, "delta": 1e-5}
+    made = [{c["certificate"][k] for k in ("version", "spec_digest", "date")} for c in curves]
+    assert made[0] == made[1] == made[2] and __version__ in made[0]
     text = fastfed("privacy", spec).stdout
     assert "LDP, epsilon = 1.5\n==================\nPrivacy certificate\n" in text
     assert sorted(spec.parent.iterdir()) == before

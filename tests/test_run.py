@@ -1,6 +1,11 @@
 """Runs that are stored: what is committed, what is repeated, what is refused."""
 
+import contextlib
+import hashlib
+import html
+import json
 import math
+import re
 import sqlite3
 from dataclasses import replace
 
@@ -9,11 +14,14 @@ import numpy as np
 import pytest
 
 import fastfed
+from fastfed.report.source import read_source
 from fastfed.report.spec_text import spec_text
-from fastfed.results.store import FILE, Store
+from fastfed.report.write import write_report
+from fastfed.results import store as store_module
+from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
-from fastfed.simulation.experiment import experiment_from_spec, load_experiment
+from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes, predict_seconds
 from fastfed.simulation.simulate import collect
@@ -443,3 +451,95 @@ def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
     changed = table([(i, (i + 1) % 2) for i in range(8)])
     with pytest.raises(fastfed.InputError, match="another experiment"):
         fastfed.run(changed, tmp_path / "out")
+
+
+def real_records(tmp_path, **keys):
+    rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(60))
+    (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
+    environment = fastfed.Classification(
+        data=str(tmp_path / "people.csv"), label="ill", dimension=3, **keys
+    )
+    curve = {
+        "label": "private", "algorithm": "private-fedlinucb", "batch_size": 5, "epsilon": 1.0,
+        "delta": 1e-6,
+    }  # fmt: skip
+    return make_experiment(
+        name="people", environment=environment, curves=[curve], horizon=20, silos=3
+    )
+
+
+def test_what_no_certificate_covers_stands_first_where_records_are_real(tmp_path):
+    """On the page, in the table and beside certificates; also where they come from a store."""
+    for keys, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
+        out = tmp_path / str(failed)
+        run_module.run(real_records(tmp_path, **keys), out, threads=1)
+        source = read_source(out)
+        assert source.about_records[0].startswith("Made of real records: regret, curves, tables")
+        assert "`fastfed plan`" in source.about_records[1]
+        scaled = "features are scaled by declared ranges, not by ranges of these data"
+        assert any(scaled in note for note in source.about_records) == failed
+        pages = {path.name: path.read_text() for path in write_report(source, out, {})}
+        page = pages["report.html"]
+        above = page[: page.index("</header>")]
+        for note in source.about_records:
+            assert note in html.unescape(re.sub("<[^>]*>", "", above))
+            assert note in pages["table.txt"]
+            flat = " ".join(pages["certificates.txt"].split())
+            assert flat.index(" ".join(note.split())) < flat.index("Privacy certificate")
+        assert "<details" not in above
+        stored = source.results.to_builtins()["curves"][0]["about_records"]
+        assert tuple(stored) == source.about_records
+
+
+def test_where_nobodys_records_are_played_nothing_is_said(tmp_path):
+    run_module.run(experiment_from_spec(spec()), tmp_path, threads=1)
+    source = read_source(tmp_path)
+    assert source.about_records == ()
+    text = write_report(source, tmp_path, {})[-1].read_text()
+    assert "real records" not in text
+
+
+def test_an_older_store_of_real_records_says_so_too(tmp_path):
+    run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
+        facts = json.loads(db.execute("SELECT facts FROM curves").fetchone()[0])
+        del facts["about_records"]
+        db.execute("UPDATE curves SET facts = ?", (json.dumps(facts),))
+        db.execute("DROP TABLE certified")
+    source = read_source(tmp_path / "out")
+    (note,) = source.about_records
+    assert note.startswith("Made of real records") and "earlier version" in note
+    (curve,) = source.results.curves
+    assert curve.made == {} and curve.dated_certificate == curve.certificate
+    # Whoever continues it learns what is known today.
+    run_module.run(real_records(tmp_path), tmp_path / "out", threads=1)
+    source = read_source(tmp_path / "out")
+    assert len(source.about_records) == 3 and source.results.curves[0].made["version"]
+
+
+def test_certificates_say_by_what_and_when_they_were_made(tmp_path, monkeypatch):
+    e = real_records(tmp_path)
+    days = iter(["2031-01-01", "2031-01-02", "2031-01-03"])
+
+    def on(identity):
+        return {**made_now(identity), "date": next(days)}
+
+    monkeypatch.setattr(store_module, "made_now", on)
+    first = run_module.run(e, tmp_path / "out", threads=1).curves[0]
+    digest = hashlib.sha256(msgspec.json.encode(e.identity(), order="sorted")).hexdigest()
+    assert first.made == {
+        "version": fastfed.__version__, "spec_digest": digest, "date": "2031-01-01"
+    }  # fmt: skip
+    assert digest.startswith(e.digest())
+    # A certificate that stays as it is keeps its day; another one has its own.
+    again = run_module.run(e, tmp_path / "out", threads=1).curves[0]
+    assert again.made == first.made and again.certificate == first.certificate
+    with contextlib.closing(sqlite3.connect(tmp_path / "out" / "results.sqlite")) as db, db:
+        db.execute("UPDATE curves SET certificate = replace(certificate, 'conditional', 'none')")
+    assert run_module.run(e, tmp_path / "out", threads=1).curves[0].made["date"] == "2031-01-03"
+    shown = first.to_builtins()["certificate"]
+    assert shown == {**first.certificate, **first.made}
+    text = write_report(read_source(tmp_path / "out"), tmp_path / "out", {})[2].read_text()
+    assert f"by fastfed {fastfed.__version__} on 2031-01-03 (UTC)" in text and digest in text
+    # What is compared of two runs has no date.
+    assert "date" not in first.certificate

@@ -23,6 +23,7 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     from fastfed._validate import choice
     from fastfed.report.certificates import certificates_text
     from fastfed.results.store import made_now
+    from fastfed.simulation.run import about_records
 
     experiment = load_spec(spec, {})
     if curve is not None:
@@ -33,10 +34,12 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
         for c in experiment.curves
         if curve in (None, c.label)
     ]
+    about = list(dict.fromkeys(n for c in experiment.curves for n in about_records(c.world)))
     if as_json:
-        print_json({"curves": [{"label": k, "certificate": v} for k, v in curves]})
+        found = [{"label": k, "certificate": v} for k, v in curves]
+        print_json({"about_records": about, "curves": found})
     else:
-        click.echo(certificates_text(curves), nl=False)
+        click.echo(certificates_text(curves, about), nl=False)
 
 
 COMMANDS = {"privacy": privacy}
