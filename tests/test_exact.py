@@ -123,6 +123,48 @@ def test_normals_have_the_law():
     assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(pairs.shape[1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "law", "even"),
+    [(Normals, stats.norm, (1, 3, 15, 105)), (Laplaces, stats.laplace, (2, 24, 720, 40320))],
+)
+def test_a_hundred_million_draws_have_the_law(kind, law, even):
+    """From the operating system: chi-square of 1 000 equally likely cells, the largest distance of
+    the distribution functions at their edges, four moments (``even``: of orders 2, 4, 6, 8), and
+    the tails that come up."""
+    cells, blocks, size = 1000, 100, 10**6
+    edges = law.ppf(np.arange(1, cells) / cells)
+    far = np.array([4.0, 4.5, 5.0, 5.5, 6.0])
+    counts, powers, beyond = np.zeros(cells), np.zeros(5), np.zeros((2, len(far)))
+    for _ in range(blocks):
+        z = kind(size).values
+        order = np.sort(z)
+        counts += np.diff(np.searchsorted(order, edges), prepend=0, append=size)
+        power = np.ones(size)
+        for k in range(1, 5):
+            power *= z
+            powers[k] += power.sum()
+        beyond += [size - np.searchsorted(order, far, "right"), np.searchsorted(order, -far)]
+    n = blocks * size
+    chi = stats.chisquare(counts)
+    distance = np.abs(np.cumsum(counts)[:-1] / n - np.arange(1, cells) / cells).max()
+    scores = []
+    for k in range(1, 5):
+        mean, square = (0 if k % 2 else even[k // 2 - 1]), even[k - 1]
+        scores.append((powers[k] / n - mean) / math.sqrt((square - mean**2) / n))
+    tails = [stats.binomtest(int(c), n, law.sf(t)).pvalue for row in beyond
+             for c, t in zip(row, far, strict=True)]  # fmt: skip
+    print(
+        f"{kind.__name__}: {n:.0e} draws, chi-square {chi.statistic:.1f} of {cells - 1} (p "
+        f"{chi.pvalue:.3f}), distance {distance * math.sqrt(n):.3f} / sqrt n, moments "
+        f"{' '.join(f'{s:+.2f}' for s in scores)} standard errors, tails p >= {min(tails):.3f}"
+    )
+    assert chi.pvalue > ALARM and min(tails) > ALARM
+    # Kolmogorov: beyond 2.7 / sqrt n once in 10^6.
+    assert distance < 2.7 / math.sqrt(n)
+    assert np.abs(scores).max() < 5.0
+
+
 def test_laplace_draws_have_the_law():
     draws = Laplaces(500_000, Stream(6)).values
     assert stats.kstest(draws, stats.laplace.cdf).pvalue > ALARM
