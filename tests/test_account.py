@@ -32,9 +32,12 @@ from fastfed.experts.sparse_vector import SparseVectorPlan
 from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.privacy.two_streams import RELEASES as RELEASE_KINDS
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
+from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, step
 from fastfed.simulation.drive import play_steps
 from fastfed.simulation.systems import ALGORITHMS
@@ -444,6 +447,25 @@ def test_a_plan_as_it_was_made_is_taken(name: str) -> None:
     assert account(sent, CASES[name].setting) == system.certificate
 
 
+def test_every_private_protocol_has_its_faults() -> None:
+    """A new protocol, release, schedule or system needs a case of its own."""
+    systems = [case.make() for case in CASES.values()]
+    linear = [s.plan for s in systems if isinstance(s.plan, Plan)]
+    private = {p.id for p in (*PROTOCOLS.values(), *AGENT_PROTOCOLS.values())} - {"none", "agent"}
+    assert {p.protocol.id for p in linear} == private
+    assert {p.release for p in linear} == set(RELEASE_KINDS)
+    for noise_by in ("silos", "server"):
+        assert {p.release for p in linear if p.protocol.noise_by == noise_by} == set(RELEASE_KINDS)
+    claiming = {
+        name
+        for name, entry in ALGORITHMS.builtin.items()
+        if "epsilon" in entry.keys.__struct_fields__
+    }
+    assert {s.algorithm for s in systems} == claiming
+    planted = {name for _, name in PLANTED}
+    assert planted == set(CASES)
+
+
 @pytest.mark.parametrize(("fault", "name"), PLANTED)
 def test_a_planted_fault_is_refused(fault: str, name: str) -> None:
     system = CASES[name].make()
@@ -485,6 +507,58 @@ def test_a_planted_fault_is_accounted_as_it_is(fault: str, name: str) -> None:
     if "published" not in name and after[0] > before[0] * 1.001:
         missed = [c for c in found.conditions if not c.holds and type(c) is ClaimCondition]
         assert len(missed) == 1 and f"at most {found.claimed.epsilon:g}" in missed[0].text
+
+
+# ---- what is not noise ---------------------------------------------------------------------------
+
+
+def _eager(plan: Plan) -> Plan:
+    return replace(plan, lazy=False)
+
+
+def _unclipped(plan: Plan) -> Plan:
+    return replace(plan, clip=None)
+
+
+def _by_raw_data(plan: Plan) -> Plan:
+    return replace(plan, batch_size=1, trigger=Trigger(DETERMINANT, 1.0))
+
+
+def _trusting(plan: Plan) -> Plan:
+    """As if nobody had to be trusted."""
+    return replace(plan, protocol=replace(plan.protocol, model="local: nobody is trusted"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, change) for name in ("silo-ldp", "central", "shuffle-amplified", "linucb-jdp")
+     for change in (_eager, _unclipped, _trusting)]
+    + [("every round", _by_raw_data), ("every round", _eager)],
+)  # fmt: skip
+def test_what_else_a_certificate_rests_on_cannot_be_changed(
+    name: str, change: Callable[[Plan], Plan]
+) -> None:
+    """The noise is the same, and so is epsilon; its assumption is another, or is not kept."""
+    case = Case("private-fedlinucb", {"batch_size": 1}, horizon=RELEASES)
+    case = CASES.get(name, case)
+    system = case.make()
+    plan = change(system.plan)
+    assert accounted(plan) == system.plan.privacy.exact
+    if name == "every round" and change is _eager:
+        # With B = 1 nothing raw is ever left over.
+        fastfed.Silo(plan)
+        return
+    for make in parties(plan).values():
+        with pytest.raises(InputError, match="its certificate says"):
+            make()
+    for play in drivers(plan).values():
+        with pytest.raises(InputError, match="its certificate says"):
+            play()
+    with pytest.raises(InputError, match="its certificate says"):
+        replace(system, plan=plan)
+    if change is not _trusting:
+        unknown = replace(case.setting, features_bounded=False, reward_range=None)
+        assert account(sealed(plan), unknown).status in ("unproven", "none")
 
 
 # ---- claims and systems --------------------------------------------------------------------------

@@ -982,6 +982,7 @@ def test_another_plan_is_another_run():
     wider = dataclasses.replace(
         plan, phases=tuple(dataclasses.replace(p, scales=tuple(3 * s for s in p.scales))
                            for p in plan.phases),
+        privacy=None,
     )  # fmt: skip
     opened = e.environment.open(e.seed, 0, e.silos)
     one = experts.play(opened, plan, e.checkpoints)

@@ -6,6 +6,7 @@ package it is an entry point (docs/extending.md).
 
 from __future__ import annotations
 
+from fastfed._system import account
 from fastfed.bandits import (
     agent_amp,
     agent_jdp,
@@ -41,4 +42,4 @@ ALGORITHMS = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System"]
+__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System", "account"]

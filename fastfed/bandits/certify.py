@@ -33,7 +33,7 @@ from fastfed.privacy.noisy_points import NoisyPoints
 from fastfed.privacy.two_streams import GaussianRelease
 from fastfed.privacy.vector_batches import VectorBatches
 from fastfed.privacy.winsorized import REALS
-from fastfed.protocols.account import alike, bounds, worst_part
+from fastfed.protocols.account import alike, bounds, released_only, worst_part
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
@@ -174,14 +174,6 @@ def _schedule(plan: Plan) -> Condition:
     return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
 
 
-def released_only(plan: Plan) -> bool:
-    """Whether actions depend on synchronised statistics alone.
-
-    With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
-    """
-    return plan.lazy or (plan.trigger is None and plan.batch_size == 1)
-
-
 @account.register
 def _of_plan(plan: Plan, setting: Setting) -> Certificate:
     """The certificate of one linear system, its noise taken from seeded streams.
@@ -261,7 +253,7 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
                 source=other.source,
             )
         )
-    for (asked, silos), own in zip(alike(claim).items(), found[1:], strict=False):
+    for (asked, silos), own in zip(alike(claim.by_silo).items(), found[1:], strict=False):
         epsilon = epsilon_at(own)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(

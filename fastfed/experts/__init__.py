@@ -5,6 +5,7 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 
 from __future__ import annotations
 
+from fastfed._system import account
 from fastfed.experts import fed_dp_ope_stoch, fed_svt, hedge, leader
 from fastfed.experts.setting import Setting
 from fastfed.experts.system import Algorithm, System
@@ -19,4 +20,4 @@ ALGORITHMS = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System"]
+__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System", "account"]

@@ -24,7 +24,7 @@ from fastfed.experts.plan import NO_PRIVACY, Decider
 from fastfed.experts.setting import Setting
 from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.privacy.account import Claim
+from fastfed.privacy.account import Claim, sealed
 
 
 class HedgeKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +90,11 @@ def build(keys: HedgeKeys, setting: Setting) -> System:
         horizon=setting.horizon,
         experts=setting.experts,
         protocol=NO_PRIVACY,
-        privacy=Claim(source=NO_PRIVACY.source, exact=(math.inf,)),
+        privacy=Claim(source=NO_PRIVACY.source),
         phase_length=length,
         learning_rate=rate,
     )
+    plan = sealed(plan)
     return System("hedge", plan, account(plan, setting), partial(lower_lines, plan, setting))
 
 

@@ -6,7 +6,6 @@ one law it learns as fast as can be; an adversary that knows it makes it lose in
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +21,7 @@ from fastfed.experts.plan import NO_PRIVACY, Decider, start_expert
 from fastfed.experts.setting import Setting
 from fastfed.experts.sums import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.system import Algorithm, System
-from fastfed.privacy.account import Claim
+from fastfed.privacy.account import Claim, sealed
 
 
 class LeaderKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +76,10 @@ def build(keys: LeaderKeys, setting: Setting) -> System:
         horizon=setting.horizon,
         experts=setting.experts,
         protocol=NO_PRIVACY,
-        privacy=Claim(source=NO_PRIVACY.source, exact=(math.inf,)),
+        privacy=Claim(source=NO_PRIVACY.source),
         phase_length=check_phase_length(keys.phase_length, setting),
     )
+    plan = sealed(plan)
     return System(
         "follow-the-leader",
         plan,

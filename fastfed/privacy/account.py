@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, singledispatch
+from functools import cached_property, lru_cache, singledispatch
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -56,7 +56,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     published code. protect: of noisy scores, "experts" or "messages". by_silo: the epsilon that
     each silo asked for, if it had a say. conditions: what a mechanism of another package takes for
     granted. caveats: what is to be said beside the privacy, such as of the regret bound.
-    exact: the epsilon of each of the plan's descriptions, as it was when the plan was `sealed`.
+    exact: the epsilon of each of the plan's descriptions, as it was when the plan was `sealed`;
+    terms: what else of the plan the certificate rests on, as it was then.
     """
 
     source: str
@@ -71,6 +72,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
     caveats: tuple[str, ...] = ()
     exact: tuple[float, ...] = ()
+    terms: tuple[str, ...] = ()
 
     @property
     def asked(self) -> Budget:
@@ -340,10 +342,35 @@ def released(plan: Any) -> tuple[Described, ...] | None:
     return None
 
 
+@singledispatch
+def terms(plan: Any) -> tuple[str, ...]:
+    """What of a plan its certificate rests on beside the noise, such as whom it trusts."""
+    protocol = plan.protocol
+    return f'protocol "{protocol.id}"', protocol.model
+
+
 def accounted(plan: Any) -> tuple[float, ...] | None:
     """The exact epsilon of each of `released`, math.inf where none is proven."""
     found = released(plan)
+    if isinstance(found, Kept):
+        return _all_at(found)
     return None if found is None else tuple(epsilon_at(one) for one in found)
+
+
+class Kept(tuple[Described, ...]):
+    """Many descriptions whose hash is computed once: those of silos with budgets of their own."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@lru_cache(maxsize=64)
+def _all_at(found: Kept) -> tuple[float, ...]:
+    return tuple(epsilon_at(one) for one in found)
 
 
 def sealed(plan: P) -> P:
@@ -354,7 +381,8 @@ def sealed(plan: P) -> P:
             f"plan must be of a kind that fastfed accounts for, got {type(plan).__name__}: "
             "register it with fastfed.privacy.account.released"
         )
-    claim = msgspec.structs.replace(plan.privacy, exact=found)  # type: ignore[attr-defined]
+    claim = plan.privacy  # type: ignore[attr-defined]
+    claim = msgspec.structs.replace(claim, exact=found, terms=terms(plan))
     return replace(plan, privacy=claim)  # type: ignore[type-var]
 
 
@@ -372,12 +400,21 @@ def verify(plan: Any) -> None:
     if not isinstance(claim, Claim):
         raise InputError(f"plan.privacy must be a Claim, got {type(claim).__name__}")
     found = accounted(plan)
-    if found is None or same(found, claim.exact):
+    if found is None:
         return
-    raise InputError(
-        f"the plan's noise gives epsilon {_shown(found)}, its certificate says "
-        f"{_shown(claim.exact)}: the plan is not the one that was certified"
-    )
+    if not same(found, claim.exact):
+        raise InputError(
+            f"the plan's noise gives epsilon {_shown(found)}, its certificate says "
+            f"{_shown(claim.exact)}: the plan is not the one that was certified"
+        )
+    if isinstance(getattr(plan, "parts", None), tuple):
+        return
+    if (now := terms(plan)) != claim.terms:
+        changed = [text for text in now if text not in claim.terms]
+        raise InputError(
+            f"the plan has {'; '.join(changed)}, its certificate says "
+            f"{'; '.join(text for text in claim.terms if text not in now) or 'otherwise'}"
+        )
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:

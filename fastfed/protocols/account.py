@@ -7,18 +7,23 @@ batch size and horizon, noise, bits, clipping, trigger. The claim adds what no n
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+
+import msgspec
 
 from fastfed._validate import InputError
 from fastfed.privacy.account import (
     Claim,
     Described,
     GaussianSums,
+    Kept,
     Nothing,
     RawData,
     WinsorizedMeans,
     epsilon_at,
     recovered,
     released,
+    terms,
 )
 from fastfed.privacy.amplification import AmplifiedTree
 from fastfed.privacy.binomial import BinomialTree
@@ -63,27 +68,46 @@ def _of_plan(plan: Plan) -> tuple[Described, ...]:
     if protocol.senders == "users":
         return (_points(plan, claim),)
     budget = claim.asked
+    # Of silos that differ, the one with the least noise.
+    worst = _sums(plan, claim, budget, plan.noise_std.times(min(plan.silo_noise, default=1.0)))
     if not claim.by_silo:
-        return (_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale))),)
-    if len(claim.by_silo) != plan.silos:
+        return (worst,)
+    if not len(claim.by_silo) == len(plan.noise_scale) == plan.silos:
         raise InputError(
-            f"privacy.by_silo must hold one epsilon for each of {plan.silos} silos, "
+            f"privacy.by_silo and silo_noise must hold one number for each of {plan.silos} silos, "
             f"got {len(claim.by_silo)}"
         )
-    found = [_sums(plan, claim, budget, plan.noise_std.times(min(plan.noise_scale)))]
-    for epsilon, silos in alike(claim).items():
-        own = Budget(epsilon, budget.delta, budget.relation)
-        scale = min(plan.noise_scale[i] for i in silos)
-        found.append(_sums(plan, claim, own, plan.noise_std.times(scale)))
-    return tuple(found)
+    if not isinstance(worst, GaussianSums):
+        raise InputError(f'silos of "{protocol.id}" cannot have budgets of their own')
+    return _by_silo(worst, plan.noise_std.parts, plan.noise_scale, claim.by_silo)
 
 
-def alike(claim: Claim) -> dict[float, tuple[int, ...]]:
+@lru_cache(maxsize=64)
+def _by_silo(
+    worst: GaussianSums,
+    stds: tuple[float, float, float],
+    scales: tuple[float, ...],
+    asked: tuple[float, ...],
+) -> tuple[Described, ...]:
+    """The worst of all silos, then one for each epsilon that some asked for.
+
+    All of it once for a plan: there may be as many as there are silos, each of which verifies it.
+    """
+    found = [worst]
+    for epsilon, silos in alike(asked).items():
+        scale = min(scales[i] for i in silos)
+        own = NoiseStd(*stds).times(scale).parts
+        budget = msgspec.structs.replace(worst.budget, epsilon=epsilon)
+        found.append(msgspec.structs.replace(worst, budget=budget, stds=own))
+    return Kept(found)
+
+
+def alike(asked: tuple[float, ...]) -> dict[float, tuple[int, ...]]:
     """Silos that asked for one epsilon, by epsilon."""
-    return {
-        epsilon: tuple(i for i, e in enumerate(claim.by_silo) if e == epsilon)
-        for epsilon in dict.fromkeys(claim.by_silo)
-    }
+    found: dict[float, list[int]] = {}
+    for silo, epsilon in enumerate(asked):
+        found.setdefault(epsilon, []).append(silo)
+    return {epsilon: tuple(silos) for epsilon, silos in found.items()}
 
 
 def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
@@ -202,6 +226,30 @@ def _bits(plan: Plan, claim: Claim) -> Described:
         claim.vector_scale,
         claim.honest_fraction,
         claim.max_participations,
+    )
+
+
+def released_only(plan: Plan) -> bool:
+    """Whether actions depend on synchronised statistics alone.
+
+    With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
+    """
+    return plan.lazy or (plan.trigger is None and plan.batch_size == 1)
+
+
+@terms.register
+def _terms(plan: Plan) -> tuple[str, ...]:
+    schedule = "fixed rounds"
+    if plan.trigger is not None:
+        private = plan.trigger.kind == PRIVATE_DETERMINANT
+        schedule = "rounds by noisy sums" if private else "rounds by raw data"
+    return (
+        f'protocol "{plan.protocol.id}"',
+        plan.protocol.model,
+        f"sent by {plan.protocol.senders}, noise of {plan.protocol.noise_by}",
+        "actions from released statistics" if released_only(plan) else "actions from raw data",
+        schedule,
+        "no clipping" if plan.clip is None else "clipping",
     )
 
 
