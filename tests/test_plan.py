@@ -394,3 +394,35 @@ def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     block = page.split("```python\n")[1].split("```")[0]
     exec(compile(block, "plan.md", "exec"), {"__name__": "page"})
     assert "central, toeplitz" in capsys.readouterr().out
+
+
+def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> None:
+    rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(90))
+    (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
+    table = {
+        "kind": "classification", "data": str(tmp_path / "people.csv"), "label": "ill",
+        "dimension": 3,
+    }  # fmt: skip
+    ask = {
+        "silos": 3, "horizon": 30, "epsilon": 1.0, "delta": 1e-5, "seconds": 0.02,
+        "trust": "central",
+    }  # fmt: skip
+    for ranges, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
+        found = advise(environment={**table, **ranges}, **ask)
+        assert found.notes[0].startswith("these are simulations on the real records: choice")
+        assert found.notes[1:] == (
+            ("fails for all: features are scaled by declared ranges, not by ranges of these data",)
+            if failed
+            else ()
+        )
+        assert found.status == ("conditional" if failed else "proven")
+        assert found.to_builtins()["notes"] == list(found.notes)
+    spec = tmp_path / "spec.toml"
+    keys = "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
+    spec.write_text(f"[environment]\n{keys}\n")
+    options = ["--silos", 3, "--horizon", 30, "--epsilon", 1, "--delta", 1e-5, "--seconds", 0.02]
+    shown = plan(*options, "--environment", spec, "--trust", "central").stdout
+    assert shown.startswith("note: these are simulations on the real records")
+    assert "(1, 1e-05), conditional; 3 silos" in shown
+    drawn = advise(**{**ask, "dimension": 3, "actions": 4})
+    assert drawn.notes == () and drawn.status == "proven"
