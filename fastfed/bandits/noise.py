@@ -30,18 +30,13 @@ WINDOW = 0.01
 
 
 class Mechanism(Protocol):
-    """What a certificate asks of a mechanism, whatever its noise."""
+    """What is declared of a plan by a mechanism; its account is of the plan's own numbers."""
 
     @property
     def budget(self) -> Budget: ...
 
     @property
-    def noise_stds(self) -> dict[str, float]: ...
-
-    @property
     def source(self) -> str: ...
-
-    def exact(self) -> float: ...
 
     def conditions(self) -> list[Condition]: ...
 
