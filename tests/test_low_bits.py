@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
+from fastfed.privacy import exact
 from fastfed.privacy.audits import AUDITS
 from fastfed.privacy.low_bits import (
     MEAN_LAPLACE,
@@ -15,7 +16,6 @@ from fastfed.privacy.low_bits import (
     attack,
     reachable,
 )
-from fastfed.protocols import randomizer, server, user
 from fastfed.simulation import low_bits as system
 from fastfed.simulation.audits import run_audit
 
@@ -170,35 +170,23 @@ def test_the_true_record_is_never_excluded(kind: str) -> None:
     target = system.channel(kind, 20)
     assert target.contributions.shape[0] == 20 and target.contributions.shape[2] >= 4
     found = attack(target, 4 if kind in SLOW else 40, trials=10)
-    assert found.wrongly_excluded == 0
-    # Today's float64 sums, and what is left once a release is exact: no test, or one that tells.
-    assert bool(found.tests) == (found.excluded > 0.0)
+    # Releases are exact: everybody stays possible.
+    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
     "kind", ["linucb-ldp", "linucb-sdp-amp", "silo-ldp-toeplitz", "central-honaker", "feducb"]
 )
-def test_objects_that_round_to_one_grid_tell_nothing(
+def test_float_noise_in_the_same_objects_is_caught(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same objects and the same attack, with another addition of noise."""
-
-    def rounded(values, normals, dimension, std):
-        plain = randomizer.noisy(values, normals, dimension, std)
-        return np.rint(plain / GRID) * GRID if normals.any() else plain
-
-    for module in (user, server):
-        monkeypatch.setattr(module, "noisy", rounded)
-    before = randomizer.SumRandomizer._message
-
-    def message(self, release):
-        return np.rint(before(self, release) / GRID) * GRID
-
-    if kind not in ("linucb-ldp", "linucb-sdp-amp", "central-honaker"):
-        monkeypatch.setattr(randomizer.SumRandomizer, "_message", message)
+    """The same objects and the same attack; records as they are, noise added as floats are."""
+    monkeypatch.setattr(exact, "quantise", lambda values, unit: values)
+    monkeypatch.setattr(exact, "inflation", lambda unit, size, dimension: 1.0)
+    monkeypatch.setattr(exact, "noisy", lambda values, std, noise, *more: values + std * noise)
     found = attack(system.channel(kind, 50), 50)
-    assert (found.wrongly_excluded, found.decoded, found.excluded) == (0, 0, 0.0)
-    assert "float-noise" not in found.tests
+    assert found.wrongly_excluded == 0 and "float-noise" in found.tests
+    assert found.decoded > 5
 
 
 def test_contributions_are_those_of_the_true_records() -> None:

@@ -323,7 +323,7 @@ def test_a_full_file_system(path, tmp_path):
     """The same with a disk that is really full, where one may be mounted."""
     disk, out = tmp_path / "disk", tmp_path / "disk" / "out"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small file system")
     try:
