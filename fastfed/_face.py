@@ -6,14 +6,13 @@ lazy door of the package, which lies above all layers: it loads the looks when s
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
-
-import fastfed
 
 
 def notebook() -> Any:
     """`fastfed.report.notebook`, whatever the layer of whoever asks."""
-    return fastfed._notebook
+    return import_module("fastfed")._notebook
 
 
 class Shown:
