@@ -351,9 +351,10 @@ class SystemNoise(Once):
         self._once_for(purpose, release)
         return drawn
 
+    # The same as doubles, for who only looks at them: value + noise in float64 tells too much.
+
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        self._once(silo, node)
-        return system_normals(dimension + dimension * (dimension + 1) // 2)
+        return self.ideal(silo, node, dimension).values
 
     def words(self, silo: int, round: int, count: int) -> np.ndarray:
         return system_words(count)
@@ -380,9 +381,7 @@ class SystemNoise(Once):
         return secrets.randbits(64)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
-        drawn = system_normals(dimension * (dimension + 1) // 2)
-        self._once_in(silo, round)
-        return drawn
+        return self.ideal_trigger(silo, round, dimension).values
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         drawn = system_uniforms(count)
@@ -393,9 +392,7 @@ class SystemNoise(Once):
         return float(self.uniforms(purpose, release, 1)[0])
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
-        drawn = system_laplace(count)
-        self._once(silo, release)
-        return drawn
+        return self.ideal_laplace(silo, release, count).values
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         return system_permutation(count)
@@ -405,12 +402,6 @@ def system_uniforms(count: int) -> np.ndarray:
     """Uniform numbers in (0, 1) of 53 bits (count,) from os.urandom."""
     bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
     return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, BELOW_ONE)
-
-
-def system_laplace(count: int) -> np.ndarray:
-    """Standard Laplace draws (count,) from os.urandom, 53 bits each."""
-    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
-    return native.laplace_from_bits(bits)
 
 
 def system_permutation(count: int) -> np.ndarray:
@@ -435,13 +426,6 @@ def system_binomials(count: int, trials: int) -> np.ndarray:
         words = system_words(4 * int(left.sum())).reshape(-1, 4)
         drawn[left] = native.binomials_from_words(words, trials)
     return drawn
-
-
-def system_normals(count: int) -> np.ndarray:
-    """Standard normals (count,) from os.urandom, 53 bits a uniform."""
-    half = (count + 1) // 2
-    bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64) >> np.uint64(11)
-    return native.normals_from_bits(bits[:half], bits[half:])[:count]
 
 
 def instance_normals(seed: int, replicate: int, count: int) -> np.ndarray:

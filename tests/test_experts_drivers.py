@@ -20,7 +20,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._kernels import losses as kernel
 from fastfed._kernels import native
-from fastfed._random import CONTEXT, SCORE_NOISE, SeededNoise, system_laplace
+from fastfed._random import CONTEXT, SCORE_NOISE, SeededNoise, SystemNoise
 from fastfed.environments import (
     GradientLosses,
     LowerBoundLosses,
@@ -624,7 +624,7 @@ def test_laplace_draws_have_the_law():
     for lag in (1, 2, 3, 4, 8, n // 2):
         pairs = z[lag:] * z[:-lag]
         assert abs(pairs.mean()) < 5 * 2 / sqrt(len(pairs))
-    assert stats.kstest(system_laplace(20_000), stats.laplace.cdf).pvalue > 1e-6
+    assert stats.kstest(SystemNoise().laplace(0, 1, 20_000), stats.laplace.cdf).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 100, 1001])

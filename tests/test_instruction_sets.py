@@ -25,7 +25,17 @@ from fastfed._kernels import _native, native
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
-EXACT = ("random", "linalg", "scores", "environment", "protocol", "short", "short_model", "shorten")
+EXACT = (
+    "random",
+    "release",
+    "linalg",
+    "scores",
+    "environment",
+    "protocol",
+    "short",
+    "short_model",
+    "shorten",
+)
 FUSED = ("sieve", "sieve_small")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
@@ -52,6 +62,9 @@ SIGNATURES = {
     "ff_normals_f32": "pip:",
     "ff_normals_f64": "pip:",
     "ff_normals_from_bits": "ppip:",
+    "ff_ideal_normals": "pip:i",
+    "ff_ideal_laplace": "pip:i",
+    "ff_round_noisy": "ppppdipp:i",
     "ff_permutation": "pip:",
     "ff_log": "d:d",
     "ff_factor": "pip:j",
@@ -224,6 +237,16 @@ def inputs() -> dict[str, np.ndarray]:
         "statistic": draw.normal(size=S),
         "normals": draw.normal(size=S),
         "nodes": draw.normal(size=(5, S)),
+        # None so near 0 that 64 bits leave nothing but infinity.
+        "words": draw.integers(2**40, 2**64, size=2000, dtype=np.uint64),
+        "noise": np.array(
+            [
+                np.rint(draw.normal(size=S) * 2**20) * 2.0**-14,
+                draw.normal(size=S),
+                draw.uniform(1.0, 2.0, size=S),
+                np.full(S, 2.0**-14),
+            ]
+        ),
     }
 
 
@@ -242,6 +265,14 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
     out = np.empty(2002)
     leaves.normals_from_bits(*given["bits"], 1001, out)
     keep("normals_from_bits", out)
+    words = given["words"]
+    unsure = leaves.ideal_normals(words, len(words) // 2, out)
+    keep("ideal_normals", out[: len(words)], unsure)
+    unsure = leaves.ideal_laplace(words, len(words), out)
+    keep("ideal_laplace", out[: len(words)], unsure)
+    noise, doubtful = given["noise"], np.empty(S, np.uint8)
+    doubts = leaves.round_noisy(*noise, 1e-5, S, out, doubtful)
+    keep("round_noisy", out[:S], doubtful, doubts)
     order = np.empty(100, np.int64)
     leaves.permutation(given["stream"], 100, order)
     keep("permutation", order)
@@ -376,6 +407,13 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
     assert w.tobytes() == baseline["factor"]
     assert native.solve(w, given["u"]).tobytes() == baseline["solve"]
     assert native.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
+    for name in ("ideal_normals", "ideal_laplace"):
+        out, unsure = getattr(native, name)(given["words"])
+        assert out.tobytes() + np.asarray(unsure).tobytes() == baseline[name]
+    out, doubtful = native.round_noisy(*given["noise"], 1e-5)
+    mask = np.isin(np.arange(S), doubtful).astype(np.uint8)
+    kept = out.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
+    assert kept == baseline["round_noisy"]
     logs = [native.log(x) for x in given["positive"]]
     assert np.array(logs).tobytes() == baseline["log"]
     for d, actions in ((10, 100), (5000, 100)):

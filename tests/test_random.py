@@ -16,7 +16,7 @@ from scipy import stats
 from fastfed import _random
 from fastfed._kernels import native, twins
 from fastfed._kernels.twins import random
-from fastfed._random import SeededNoise, SystemNoise, system_normals
+from fastfed._random import SeededNoise, SystemNoise
 from fastfed._validate import InputError
 
 ALARM = 1e-6
@@ -244,12 +244,13 @@ def test_permutations_are_uniform():
 
 
 def test_noise_of_the_operating_system():
-    x = system_normals(100_001)
-    assert x.shape == (100_001,) and len(np.unique(x)) > 100_000
+    source = SystemNoise()
+    x = source.node(0, 1, 446)
+    assert x.shape == (446 + 446 * 447 // 2,) and len(np.unique(x)) == len(x)
     assert stats.kstest(x, stats.norm.cdf).pvalue > 1e-9
-    assert system_normals(1).shape == (1,)
-    assert system_normals(0).shape == (0,)
-    assert not np.isin(system_normals(50), x).any()
+    assert source.node(0, 2, 1).shape == (2,)
+    assert source.trigger(0, 1, 1).shape == (1,)
+    assert not np.isin(source.node(0, 3, 9), x).any()
 
 
 def test_a_node_of_system_noise_is_drawn_once():
