@@ -243,9 +243,12 @@ class NoisyLeast:
         release = self._release + 1
         if plan.protocol.noise_by == "server" and is_exact(self.noise):
             # The least of the sums, as for real numbers: that of the means.
+            phase = plan.phase_of(release)
+            unit = plan.unit(phase) / phase.batch
+            exact.check_fixed(total, unit, "the sum of the reports")
             if self._drawn is None:
                 self._drawn = self.noise.ideal_laplace(plan.silos, release, plan.experts)
-            scale = plan.scale(release) * plan.inflation(plan.phase_of(release))
+            scale = plan.scale(release) * plan.inflation(phase)
             choice = ExpertChoice(release, exact.least(total, scale, self._drawn))
         else:
             mean = total / plan.silos

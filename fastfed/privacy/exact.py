@@ -19,7 +19,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
-from fastfed._validate import integer
+from fastfed._validate import InputError, integer
 
 #: The grid is this power of two of the noise's standard deviation, or less.
 GRID = -14
@@ -42,6 +42,15 @@ def quantise(values: np.ndarray, unit: float) -> np.ndarray:
     """Values, rounded to the nearest multiple of ``unit``, a power of two."""
     rounded: np.ndarray = np.rint(values / unit) * unit
     return rounded
+
+
+def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
+    """InputError for sums that are not multiples of ``unit``, as those of floats are not."""
+    if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
+        raise InputError(
+            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party whose "
+            "noise is the system's needs reports of parties without a seed"
+        )
 
 
 def inflation(

@@ -17,7 +17,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
-from fastfed._validate import InputError, array
+from fastfed._validate import array
 from fastfed.privacy import exact, honaker
 from fastfed.privacy.two_streams import RELEASES as ACCOUNTED
 from fastfed.protocols.account import bounds
@@ -247,11 +247,7 @@ class ExactAdder:
 
     def check(self, values: np.ndarray, who: str) -> None:
         """InputError for a sum that is not one of fixed-point records."""
-        if not np.array_equal(values, exact.quantise(values, self.unit)):
-            raise InputError(
-                f"{who} must be in fixed point, multiples of 2^{round(math.log2(self.unit))}: a "
-                "party whose noise is the system's needs reports of silos without a seed"
-            )
+        exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int) -> np.ndarray:
         if number not in self._kept:
