@@ -5,6 +5,7 @@ False alarms of the statistical tests: below 10^-6 each.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from fractions import Fraction
@@ -21,8 +22,9 @@ from fastfed import _sampling
 from fastfed._random import SystemNoise
 from fastfed._sampling import ERROR, Laplaces, Normals, Uniforms
 from fastfed.privacy import exact, honaker, toeplitz
-from fastfed.protocols.plan import NoiseStd
-from fastfed.protocols.release import ExactAdder, make_adder
+from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
+from fastfed.protocols.plan import Clip, NoiseStd
+from fastfed.protocols.release import ExactAdder, fixed_point, make_adder, spread
 
 ALARM = 1e-6
 REPEAT = settings(max_examples=150, deadline=None, derandomize=True)
@@ -362,9 +364,6 @@ def test_inflation_pays_for_rounded_records(layout, ratio):
     rng = np.random.default_rng(7)
     d = 3
     size = d + d * (d + 1) // 2
-    from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
-    from fastfed.protocols.release import spread
-
     std = spread(NoiseStd(1.0, *layout_stds(layout, ratio)), d)
     proven = user_sensitivity("replace", layout, bias_std=1.0, cov_std=ratio)
     lower = np.tril_indices(d)
@@ -386,7 +385,65 @@ def test_inflation_pays_for_rounded_records(layout, ratio):
     assert factor - 1.0 < 1e-9 or unit == 2.0**-6
 
 
+@pytest.mark.parametrize(("feature", "reward"), [(1.0, 0.02), (0.05, 1.0), (3.0, 10.0), (2.0, 0.0)])
+def test_records_of_other_bounds_have_a_unit_and_a_factor_of_their_own(feature, reward):
+    """A plan's own clipping: sums are exact, and what rounding adds is paid for."""
+    plan = dataclasses.replace(plan_of(), clip=Clip(feature, -reward, reward))
+    rng, d, layout = np.random.default_rng(8), plan.dimension, "goe2"
+    largest = max(feature * reward, feature**2)
+    unit, _ = fixed_point(plan, 1000)
+    assert 1000 * largest / unit < 2.0**53 and math.frexp(unit)[0] == 0.5
+    # So many records that rounding shows.
+    unit, factor = fixed_point(plan, 2**40)
+    cov = 0.7 * feature**2
+    bias = feature * reward or 1.0
+    std = spread(NoiseStd(bias, *layout_stds(layout, cov)), d)
+    proven = user_sensitivity(
+        "replace", layout, bias_std=bias / (feature * reward) if reward else math.inf, cov_std=0.7
+    )
+    worst = 0.0
+    for _ in range(2000):
+        x = rng.normal(size=(2, d))
+        x *= feature / np.linalg.norm(x, axis=1, keepdims=True)
+        y = reward * rng.choice([-1.0, 1.0], size=2)
+        points = [
+            exact.quantise(np.concatenate([v * w, np.outer(v, v)[np.tril_indices(d)]]), unit)
+            for v, w in zip(x, y, strict=True)
+        ]
+        worst = max(worst, float(np.linalg.norm((points[0] - points[1]) / std)))
+    assert worst <= proven * factor
+
+
+def test_a_schedule_and_the_sums_of_a_record_share_one_factor():
+    system = fastfed.make_system(
+        "feducb", silos=3, horizon=200, dimension=2, epsilon=1.0, delta=1e-6,
+        schedule="private-determinant",
+    )  # fmt: skip
+    silo = fastfed.Silo(system.plan, 0)
+    unit, factor = fixed_point(system.plan)
+    assert silo.clock is not None and silo.clock._unit == unit
+    assert silo.clock._std.max() == max(system.plan.trigger.std) * factor
+
+
+def test_noise_of_subnormal_size_has_a_grid():
+    for std in (5e-324, 1e-320, 1e-310):
+        assert (fastfed.TreeRelease(2, 4, noise_std=std).add([0.5, -0.25]) == [0.5, -0.25]).all()
+
+
 # ---- decisions -----------------------------------------------------------------------------------
+
+
+def test_weights_too_small_to_write_down_are_still_chosen_as_often_as_they_should():
+    """A uniform of 640 zeros is below the e^-400 of the first candidate; one of 512 is not."""
+    for zeros, wanted in ((80, 0), (64, 1)):
+        heads = iter([b"\0" * 8] * (zeros // 8))
+        draw = Uniforms(1, lambda n, heads=heads: b"".join(next(heads, b"\xa5" * 8)
+                                                          for _ in range(n // 8)))  # fmt: skip
+        found = exact.choose(np.array([400.0, 0.0, 1e300]), 1.0, np.array([1, 1, 1]), draw)
+        assert found == (wanted, 0)
+    # 10^11 digits long, were it written out.
+    deep = np.array([1e9, 0.0, 2e9])
+    assert exact._chosen(deep, 500.0, np.array([1, 2**40, 3]), Uniforms(1, Stream(1)), 0)[0] == 1
 
 
 def test_choices_have_their_probabilities():

@@ -124,6 +124,28 @@ def test_a_deployment_by_hand(name):
     assert ("switches" in found.server.events) == (name.split("-")[0] in ("svt", "leader"))
 
 
+@pytest.mark.parametrize("name", ["svt", "ope-central"])
+def test_a_server_with_system_noise_takes_fixed_point_alone(name):
+    plan = deployed(name).plan
+    found = Federation(plan)
+    found.clients = [fastfed.ExpertClient(plan, i, SeededNoise(1)) for i in range(M)]
+    for client in found.clients:
+        client.receive(found.server.start())
+    with pytest.raises(fastfed.InputError, match="must be in fixed point, multiples of 2"):
+        found.play(T, some)
+    # Clients without a seed are taken, whatever their losses.
+    Federation(plan).play(T, some)
+
+
+def test_smooth_gradients_are_in_fixed_point_for_a_server_with_noise():
+    """Along paths of trees, for any gradients."""
+    plan = smooth(3, epsilon=1e4, batch="largest", noise="central")
+    assert max(phase.trees for phase in plan.phases) > 1
+    found = Federation(plan)
+    found.play(T, lambda silo, round: lambda x: np.sin(x + np.arange(D) / 3) * 7.7)
+    assert found.server.releases == plan.exchanges
+
+
 def test_parties_that_never_meet():
     """Sources of their own, as on machines of their own."""
     for name in PRIVATE:

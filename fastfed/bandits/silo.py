@@ -13,6 +13,7 @@ from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.release import fixed_point
 from fastfed.protocols.trigger import Clock
 
 
@@ -43,7 +44,7 @@ class Silo(Once):
         self.clock: Clock | None = None
         if plan.trigger is not None:
             kept = plan.dimension, plan.horizon, self.index, self._noise
-            self.clock = Clock(plan.trigger, *kept)
+            self.clock = Clock(plan.trigger, *kept, fixed_point(plan))
         self._asked: int | None = None
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)

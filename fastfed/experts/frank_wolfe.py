@@ -89,12 +89,13 @@ class FrankWolfePlan(ExpertPlan):
 
     def inflation(self, phase: Phase) -> float:
         """The factor on the noise that pays for rounded gradients: two move a leaf's scores by
-        unit / n at most, n the losses of its set, beside what one loss may."""
+        unit / n at most, n the losses of its set, beside what one loss may. Moves of x are rounded
+        too, each by 2^-52 of it: how far apart x and its parent are grows by as much for each."""
         unit = self.unit(phase)
         width = self.bounds.high - self.bounds.low
         sets = vertex_sets(phase.batch, phase.trees, width, self.bounds.smoothness)
         changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
-        return 1.0 + unit / min(changes) + self.experts * 2.0**-48
+        return 1.0 + unit / min(changes) + (self.experts + len(phase.leaves)) * 2.0**-48
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
         """x <- (1 - eta) x + eta e_w (gao-2024, Equation 2); x_1 is uniform."""
@@ -242,9 +243,12 @@ class NoisyLeast:
         release = self._release + 1
         if plan.protocol.noise_by == "server" and is_exact(self.noise):
             # The least of the sums, as for real numbers: that of the means.
+            phase = plan.phase_of(release)
+            unit = plan.unit(phase) / phase.batch
+            exact.check_fixed(total, unit, "the sum of the reports")
             if self._drawn is None:
                 self._drawn = self.noise.ideal_laplace(plan.silos, release, plan.experts)
-            scale = plan.scale(release) * plan.inflation(plan.phase_of(release))
+            scale = plan.scale(release) * plan.inflation(phase)
             choice = ExpertChoice(release, exact.least(total, scale, self._drawn))
         else:
             mean = total / plan.silos

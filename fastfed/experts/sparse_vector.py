@@ -109,8 +109,13 @@ class ExactSparseVector(SparseVector):
     noise: IdealSource
 
     def __init__(self, plan: SparseVectorPlan, noise: IdealSource) -> None:
-        self._moved = 1.0 + 2.0 * exact.quantum(plan.silos * plan.horizon) + 2.0**-48
+        self._unit = exact.quantum(plan.silos * plan.horizon)
+        self._moved = 1.0 + 2.0 * self._unit + 2.0**-48
         super().__init__(plan, noise)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        exact.check_fixed(total, self._unit, "the sum of the reports")
+        return super().decide(total)
 
     def _source(self, purpose: int, release: int) -> Any:
         if purpose == CHOICE:

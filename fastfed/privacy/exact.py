@@ -19,7 +19,7 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
-from fastfed._validate import integer
+from fastfed._validate import InputError, integer
 
 #: The grid is this power of two of the noise's standard deviation, or less.
 GRID = -14
@@ -27,12 +27,15 @@ GRID = -14
 Refine = Callable[[int, int], Interval]
 
 
-def quantum(points: int) -> float:
-    """The unit of fixed-point records: sums of ``points`` entries in [-1, 1] are exact in it.
+def quantum(points: int, bound: float = 1.0) -> float:
+    """The unit of fixed-point records: sums of ``points`` entries in [-bound, bound] are exact.
 
-    2^(b - 52) for points of b binary digits: such a sum is below 2^53 units, so float64 holds it.
+    2^(b - 52) for points of b binary digits, times the least power of two that is >= bound: such a
+    sum is below 2^53 units, so float64 holds it.
     """
-    return 2.0 ** (integer("points", points, at_least=1).bit_length() - 52)
+    part, exponent = math.frexp(bound)
+    above = exponent - (part == 0.5)
+    return math.ldexp(1.0, integer("points", points, at_least=1).bit_length() - 52 + above)
 
 
 def quantise(values: np.ndarray, unit: float) -> np.ndarray:
@@ -41,23 +44,39 @@ def quantise(values: np.ndarray, unit: float) -> np.ndarray:
     return rounded
 
 
-def inflation(unit: float, size: int, dimension: int) -> float:
+def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
+    """InputError for sums that are not multiples of ``unit``, as those of floats are not."""
+    if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
+        raise InputError(
+            f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party whose "
+            "noise is the system's needs reports of parties without a seed"
+        )
+
+
+def inflation(
+    unit: float, size: int, dimension: int, least: float = 1.0, most: float = 1.0
+) -> float:
     """The factor >= 1 on the noise that pays for records rounded to ``unit``.
 
-    size: entries of a record's statistic; dimension: d of its features. Rounding moves an entry by
-    unit / 2, the arithmetic before it by 2^-52, and scaling features to norm 1 leaves the norm
-    within d 2^-52 of it. In units of the noise, a neighbour's change grows by 2 sqrt(size)
-    (unit/2 + 2^-52) over the least standard deviation at most, and was 1/sqrt(2) over it at least:
-    what a record with |x| = |y| = 1 moves in the stream of least noise, in every layout.
+    size: entries of a record's statistic; dimension: d of its features; least, most: the smaller
+    and the larger of what its norms |x y| and |x x'| may be. Rounding moves an entry by unit / 2,
+    the arithmetic before it by most 2^-52, and scaling features to their bound leaves the norm
+    within a factor 1 + d 2^-52 of it. In units of the noise, a neighbour's change grows by
+    2 sqrt(size) (unit/2 + most 2^-52) over the least standard deviation at most, and was
+    least/sqrt(2) over it at least: what a record of the largest norms moves in the stream of least
+    noise, in every layout.
     """
-    moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + 2.0**-52)
+    moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
     return 1.0 + moved + dimension * 2.0**-48
 
 
 def grid_of(std: np.ndarray) -> np.ndarray:
-    """The grid for noise of these standard deviations, (s,): powers of two."""
+    """The grid for noise of these standard deviations, (s,): powers of two.
+
+    At least 2^-1074, the smallest there is.
+    """
     _, exponent = np.frexp(std)
-    return np.ldexp(1.0, exponent - 1 + GRID)
+    return np.ldexp(1.0, np.maximum(exponent - 1 + GRID, -1074))
 
 
 def noisy(
@@ -185,22 +204,29 @@ def _chosen(
     """The same, with enclosures as narrow as it takes."""
     shown = [i for i, c in enumerate(counts) if c > 0]
     least_cost = min(Fraction(float(costs[i])) for i in shown)
+    places = len(str(sum(int(counts[i]) for i in shown)))
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12
+        # Weights below e^-deepest, 10^-digits together, count as 0: the total is 1 at least. Others
+        # would be written out with as many digits as their exponent says.
+        deepest, lost = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
             each = []
             for i in shown:
                 x = (least_cost - Fraction(float(costs[i]))) * Fraction(rate)
-                each.append(Fraction((Decimal(x.numerator) / Decimal(x.denominator)).exp()))
+                weight = Decimal(0)
+                if x >= -deepest:
+                    weight = (Decimal(x.numerator) / Decimal(x.denominator)).exp()
+                each.append(Fraction(weight))
         sizes = [w * int(counts[i]) for w, i in zip(each, shown, strict=True)]
         total = sum(sizes, Fraction(0))
         # The exponent is rounded, and its function: relative to it and to 1.
-        deepest = rate * float(np.max(costs[shown]) - np.min(costs[shown]))
-        error = Fraction(math.ceil(16 + 16 * deepest), 10 ** (digits - 1))
-        ends = (t * total * f for t, f in zip(draw.interval(index, bits), (1 - error, 1 + error),
-                                              strict=True))  # fmt: skip
-        found = {_place(sizes, each, t) for t in ends}
+        error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
+        low, high = draw.interval(index, bits)
+        low, high = low * total * (1 - error) - lost, high * total * (1 + error) + lost
+        # Below 0 there may be weights that count as 0.
+        found = {_place(sizes, each, t) for t in (low, high)} if low >= 0 else set()
         if len(found) == 1:
             k, place = found.pop()
             return shown[k], min(place, int(counts[shown[k]]) - 1)
@@ -213,4 +239,4 @@ def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tup
         if target < size:
             return k, int(target / each[k])
         target -= size
-    return len(sizes) - 1, int(target / each[-1])
+    return len(sizes) - 1, int(target / each[-1]) if each[-1] else 0

@@ -17,9 +17,10 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
-from fastfed._validate import InputError, array
+from fastfed._validate import array
 from fastfed.privacy import exact, honaker
 from fastfed.privacy.two_streams import RELEASES as ACCOUNTED
+from fastfed.protocols.account import bounds
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 
@@ -169,7 +170,7 @@ def make_adder(
     points: how many records a statistic may be the sum of; by default all of the plan's.
     """
     if is_exact(noise):
-        return ExactAdder(plan, noise, drawer, std, points or plan.silos * plan.horizon)
+        return ExactAdder(plan, noise, drawer, std, points)
     return FloatAdder(plan, noise, drawer, std)
 
 
@@ -220,12 +221,11 @@ class ExactAdder:
     """Fixed-point sums and ideal noise, rounded to a grid (fastfed.privacy.exact)."""
 
     def __init__(
-        self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int
+        self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int | None
     ) -> None:
         self.plan, self.noise, self.drawer = plan, noise, drawer
-        d, size = plan.dimension, plan.statistic_size
-        self.unit = exact.quantum(max(1, points))
-        self._std = spread(std, d) * exact.inflation(self.unit, size, d)
+        self.unit, larger = fixed_point(plan, points)
+        self._std = spread(std, plan.dimension) * larger
         self._prefixes = prefix_noise(plan)
         self._kept: dict[int, Normals] = {}
         self._largest = 0.0
@@ -247,11 +247,7 @@ class ExactAdder:
 
     def check(self, values: np.ndarray, who: str) -> None:
         """InputError for a sum that is not one of fixed-point records."""
-        if not np.array_equal(values, exact.quantise(values, self.unit)):
-            raise InputError(
-                f"{who} must be in fixed point, multiples of 2^{round(math.log2(self.unit))}: a "
-                "party whose noise is the system's needs reports of silos without a seed"
-            )
+        exact.check_fixed(values, self.unit, who)
 
     def node(self, values: np.ndarray, number: int) -> np.ndarray:
         if number not in self._kept:
@@ -272,6 +268,19 @@ class ExactAdder:
             return exact.combined(parts)(entry, bits)
 
         return exact.noisy(values, self._std, noise, error, refine)
+
+
+def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
+    """The unit of records, and the factor on the noise that pays for it.
+
+    points: how many records a statistic may be the sum of; by default all of the plan's.
+    """
+    feature, reward = bounds(plan)
+    # Of x y and x x'; what is bounded by 0 is 0, and rounded to it.
+    norms = [norm for norm in (feature * reward, feature * feature) if norm > 0.0] or [1.0]
+    unit = exact.quantum(max(1, points or plan.silos * plan.horizon), max(norms))
+    sizes = plan.statistic_size, plan.dimension
+    return unit, exact.inflation(unit, *sizes, min(norms), max(norms))
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:

@@ -53,8 +53,15 @@ class Clock:
     """One silo's view of a trigger, round by round."""
 
     def __init__(
-        self, trigger: Trigger, dimension: int, horizon: int, silo: int, noise: NoiseSource
+        self,
+        trigger: Trigger,
+        dimension: int,
+        horizon: int,
+        silo: int,
+        noise: NoiseSource,
+        fixed_point: tuple[float, float],
     ) -> None:
+        """fixed_point: the unit of records, and the factor on exact noise that pays for it."""
         self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
         #: What the rule compares with the threshold, after the last round that was observed.
         self.value = 0.0
@@ -63,11 +70,11 @@ class Clock:
         self._ideal: IdealSource | None = None
         if trigger.kind == PRIVATE_DETERMINANT and is_exact(noise):
             self._ideal = noise
-            self._unit = exact.quantum(horizon)
+            self._unit, larger = fixed_point
             off_diagonal, diagonal = trigger.std
             rows, columns = np.tril_indices(dimension)
             std = np.where(rows == columns, diagonal, off_diagonal)
-            self._std = std * exact.inflation(self._unit, self._size, dimension)
+            self._std = std * larger
             self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
         self._wide = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
