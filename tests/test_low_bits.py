@@ -182,7 +182,7 @@ def test_float_noise_in_the_same_objects_is_caught(
 ) -> None:
     """The same objects and the same attack; records as they are, noise added as floats are."""
     monkeypatch.setattr(exact, "quantise", lambda values, unit: values)
-    monkeypatch.setattr(exact, "inflation", lambda unit, size, dimension: 1.0)
+    monkeypatch.setattr(exact, "inflation", lambda *given: 1.0)
     monkeypatch.setattr(exact, "noisy", lambda values, std, noise, *more: values + std * noise)
     found = attack(system.channel(kind, 50), 50)
     assert found.wrongly_excluded == 0 and "float-noise" in found.tests
