@@ -9,10 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+#: A lazy name of the package; by name, for its types should not depend on those of a report.
+_DOOR = "_notebook"
+
 
 def notebook() -> Any:
     """`fastfed.report.notebook`, whatever the layer of whoever asks."""
-    return import_module("fastfed")._notebook
+    return getattr(import_module("fastfed"), _DOOR)
 
 
 class Shown:
