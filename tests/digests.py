@@ -17,7 +17,7 @@ call NumPy, BLAS, libm or SciPy, whose last bits depend on processor and version
 must agree. That can fail without a fault, where a last bit decides an action or a number lies at
 the edge of two roundings. Seen with other kernels on one processor, all of it below 1e-13:
 
-- BLAS: regret of fed-dp-ope-stoch, which has a matrix product in its losses;
+- BLAS: regret of fed-dp-ope-stoch, by the dot product of mean losses and weights;
 - vectors of NumPy: regret of hedge, plans and certificates of fed-svt and the vector sum, bounds;
 - libm without FMA: bounds alone.
 """
