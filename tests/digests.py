@@ -1,0 +1,239 @@
+"""Digests of what every figure plays and promises at its quick size, and what differs from them.
+
+`scripts/digest` writes them into figures_quick.json, and test_figures_digest.py holds the package
+to them. A curve has four: of results as `fastfed.run` gives them, times left out, and of its plan.
+
+- play: rounds, group regret of every replicate at every checkpoint, synchronisations, bits and
+  bytes up and down, and events (clips, indefinite, ...);
+- certificate: its plain data, words included, but not which version made it, and when;
+- bounds: what theory says at the checkpoints;
+- plan: the floating-point numbers that it holds, as a set: what they are called and where they
+  stand does not count. It sees what moves no action, and so no regret: a radius' last bits.
+
+Each is stored twice: of all bits, and of numbers to 8 significant digits. An equal digest of all
+bits means equal results: of SHA-256 the first 16 hex digits are kept. It is asked for where
+`arithmetic` is equal, too. The compiled core gives equal bits on all processors, but some curves
+call NumPy, BLAS, libm or SciPy, whose last bits depend on processor and version; elsewhere 8 digits
+must agree. That can fail without a fault, where a last bit decides an action or a number lies at
+the edge of two roundings. Seen with other kernels on one processor, all of it below 1e-13:
+
+- BLAS: regret of fed-dp-ope-stoch, by the dot product of mean losses and weights;
+- vectors of NumPy: regret of hedge, plans and certificates of fed-svt and the vector sum, bounds;
+- libm without FMA: bounds alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+# Before NumPy is loaded: how sums are divided among threads of BLAS decides last bits.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import msgspec
+import numpy as np
+import scipy
+from scipy import special
+
+import fastfed
+from fastfed import experiments
+from fastfed.cli.reproduce import experiment_of
+
+STORED = Path(__file__).with_name("figures_quick.json")
+DIGITS = 8
+KINDS = ("play", "certificate", "bounds", "plan")
+
+Digests = dict[str, list[str]]  # kind: of all bits, of rounded numbers
+
+
+def names() -> list[str]:
+    """Figures that need no data of the user's."""
+    return [figure.id for figure in experiments.figures() if not figure.needs_data]
+
+
+def play(name: str) -> dict[str, Digests]:
+    """The digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
+    experiment = experiment_of(experiments.figure(name), None, "quick", None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        results = fastfed.run(experiment, folder)
+    plans = {curve.label: curve.system.plan for curve in experiment.curves}
+    return {curve.label: digests(curve, plans[curve.label]) for curve in results.curves}
+
+
+def digests(curve: Any, plan: Any) -> Digests:
+    """The digests of a curve of results and of what was played, by kind."""
+    counts = {name: np.asarray(count, np.float64) for name, count in curve.counts.items()}
+    contents = {
+        "play": {
+            "silos": curve.silos,
+            "rounds": curve.rounds,
+            "replicates": curve.replicates,
+            "group_regret": curve.group_regret,
+            "events": curve.events,
+            **counts,
+        },
+        "certificate": dict(curve.certificate),
+        "bounds": curve.bounds,
+    }
+    found = {kind: [digest(content), digest(content, DIGITS)] for kind, content in contents.items()}
+    values = set(numbers(plan))
+    of_set = (sorted({_plain(value, digits) for value in values}) for digits in (None, DIGITS))
+    return {**found, "plan": [digest(texts) for texts in of_set]}
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every float in dataclasses, structs, arrays and plain data, however deep."""
+    if isinstance(value, (float, np.floating)):
+        yield float(value)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            yield from np.unique(value).tolist()
+    else:
+        inner: Iterable[Any] = ()
+        if isinstance(value, dict):
+            inner = value.values()
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif dataclasses.is_dataclass(value):
+            inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        elif isinstance(value, msgspec.Struct):
+            inner = [getattr(value, name) for name in value.__struct_fields__]
+        for each in inner:
+            yield from numbers(each)
+
+
+def digest(value: Any, digits: int | None = None) -> str:
+    """A digest of plain data and arrays: of all bits, or of numbers to so many digits."""
+    text = json.dumps(_plain(value, digits), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any, digits: int | None) -> Any:
+    """With every float as text, in hexadecimal where all its bits count."""
+    if isinstance(value, dict):
+        return {key: _plain(inner, digits) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(inner, digits) for inner in value]
+    if isinstance(value, (float, np.floating)):
+        # Adding 0 takes the sign from zero, which is no digit.
+        return float(value).hex() if digits is None else f"{value + 0.0:.{digits - 1}e}"
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def arithmetic() -> str:
+    """A digest of what is not the project's own: some results of libm, NumPy, BLAS and SciPy.
+
+    The functions are those that fastfed calls, on fixed numbers. It does not change with fastfed.
+    """
+    x = np.concatenate([np.arange(1, 300) / 300.0, np.arange(1, 300) * 0.37])
+    parts = x[x < 1.0]
+    found: list[Any] = []
+    for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "sqrt"):
+        ours = getattr(math, name)
+        found += [[ours(each) for each in x], getattr(np, name)(x)]
+    found += [[math.lgamma(v) for v in x], [math.pow(v, 0.37) for v in x], np.power(x, 0.37)]
+    found += [np.logaddexp(x, 1.0), np.cumsum(x), x.sum(), np.prod(parts), np.convolve(x, x)]
+    found += [np.fft.irfft(np.fft.rfft(x, 1024) ** 3, 1024)]
+    for function in (special.ndtr, special.erfcx, special.digamma):
+        found.append(function(x))
+    found += [special.ndtri(parts), special.erfinv(parts), special.gammaincc(7.5, x)]
+    found += [special.betainc(3.5, 40.0, parts), special.betaincinv(3.5, 40.0, parts)]
+    found.append(special.rel_entr(parts, parts[::-1]))
+    for d in (2, 5, 10, 21, 100):
+        a = np.sin(np.arange(3 * d * d) * 1.7).reshape(3 * d, d)
+        gram = np.eye(d) + a.T @ a
+        found += [gram, a @ a.T, a @ a[0], a[0] @ a[1], np.linalg.norm(a, axis=1)]
+        found += [np.linalg.inv(gram), np.linalg.solve(gram, a[0]), np.linalg.eigvalsh(gram)]
+        found += [np.linalg.qr(a, mode="r"), np.einsum("ij,ij->i", a, a)]
+    return digest(found)
+
+
+def differences(
+    name: str, stored: dict[str, Digests], found: dict[str, Digests], *, exact: bool
+) -> list[str]:
+    """What differs in a figure, a sentence for each curve; empty where nothing does.
+
+    ``exact``: whether all bits must be equal, or the first 8 digits of numbers.
+    """
+    said = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
+    said += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
+    for label in found:
+        if label not in stored:
+            continue
+        changes = []
+        for kind in KINDS:
+            old, new = stored[label].get(kind, ["", ""]), found[label][kind]
+            if old[1] != new[1]:
+                changes.append(kind)
+            elif exact and old[0] != new[0]:
+                changes.append(f"{kind} (beyond {DIGITS} digits)")
+        if changes:
+            said.append(f"{name}: {label}: another {' and another '.join(changes)}")
+    return said
+
+
+def load() -> dict[str, Any]:
+    """What is stored: the figures' digests, and that of the arithmetic they were made with."""
+    content: dict[str, Any] = json.loads(STORED.read_text())
+    return content
+
+
+def write(figures: dict[str, dict[str, Digests]]) -> None:
+    """Store digests, a line for each curve: a diff then names those that changed."""
+    libc = " ".join(platform.libc_ver())
+    head = {
+        "made_with": f"{platform.machine()}, {libc}, numpy {np.__version__}, "
+        f"scipy {scipy.__version__}",
+        "arithmetic": arithmetic(),
+    }
+    lines = [f'"{key}": {json.dumps(value)},' for key, value in head.items()]
+    blocks = [
+        f'"{name}": {{\n'
+        + ",\n".join(f"{json.dumps(label)}: {json.dumps(each)}" for label, each in curves.items())
+        + "\n}"
+        for name, curves in sorted(figures.items())
+    ]
+    text = "\n".join(lines) + '\n"figures": {\n' + ",\n".join(blocks) + "\n}"
+    STORED.write_text("{\n" + text + "\n}\n")
+
+
+def main(arguments: Iterable[str]) -> int:
+    """`scripts/digest [--write] [FIGURE...]`: 1 where something differs that is not written."""
+    asked = list(arguments)
+    writing = "--write" in asked
+    chosen = [a for a in asked if a != "--write"] or names()
+    if writing and len(asked) > 1:
+        print("--write plays all figures: name none", file=sys.stderr)
+        return 2
+    if unknown := set(chosen) - set(names()):
+        print(f"no figure without data: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    stored: dict[str, Any] = {"arithmetic": "", "figures": {}}
+    if STORED.exists():
+        stored = load()
+    exact = stored["arithmetic"] == arithmetic()
+    figures, said = {}, []
+    for name in chosen:
+        figures[name] = play(name)
+        changes = differences(name, stored["figures"].get(name, {}), figures[name], exact=exact)
+        print("\n".join(changes) or f"{name}: equal", flush=True)
+        said += changes
+    if writing:
+        write(figures)
+    curves = sum(map(len, figures.values()))
+    how = "all bits" if exact else f"{DIGITS} digits: libraries or processor are others than then"
+    print(f"{len(figures)} figures, {curves} curves, {len(said)} differ (compared: {how})")
+    return 1 if said and not writing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
