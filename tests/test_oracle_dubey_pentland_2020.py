@@ -330,6 +330,31 @@ def asked(M: int, T: int, gamma: int, **changes: Any) -> DecentralisedReplay:
     )
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_complete_graph_with_fixed_batches_is_the_central_algorithm(noisy: bool) -> None:
+    M, d = 4, 3
+    noise = node_noise(d, 0.3)
+    arguments = case(M, 22, d, 3, rho_min=6.0, rho_max=18.0)
+    arguments |= {"schedule": "fixed", "batch_size": 3}
+    central = replay(**arguments, noise=noise if noisy else None)
+    spread = replay_decentralised(
+        **arguments,
+        adjacency=complete(M),
+        gamma=1,
+        cliques=[range(M)],
+        L=1.0,
+        noise=(lambda i, g, n: noise(i, n)) if noisy else None,
+    )
+    assert spread.worst_gap == pytest.approx(central.worst_gap, rel=1e-10)
+    np.testing.assert_allclose(spread.group_regret, central.group_regret)
+    for i in range(M):
+        np.testing.assert_allclose(spread.totals[i, 0][0], central.totals[-1][0], rtol=1e-12)
+        np.testing.assert_allclose(spread.totals[i, 0][1], central.totals[-1][1], atol=1e-12)
+        np.testing.assert_allclose(spread.local[i, 0][0], central.local[i][0], atol=1e-14)
+    # Each message crosses the three edges of its sender, and dies there.
+    assert spread.bytes_sent == 7 * M * (M - 1) * message_bytes(d)
+
+
 @pytest.mark.parametrize(("count", "weight"), [("silos", 5), ("clique", 2)])
 def test_request_by_hand(count: str, weight: int) -> None:
     """d = 1, x = 1, L = 1: n log((w rho_max + n) / (w rho_min)) >= D / 2, w the start's weight."""
