@@ -440,3 +440,18 @@ def test_bounds_by_hand() -> None:
     D = threshold("log-T", M=4, **sizes)  # type: ignore[arg-type]
     printed = theorem_1_explicit(5.0, M=4, T=100, d=2, grown=grown)
     assert theorem_1_two_terms(D, 5.0, M=4, T=100, d=2, grown=grown) > printed
+
+
+def test_noise_and_its_bounds_by_hand() -> None:
+    # alpha makes 2 n M / alpha = e^4, so that the tails are plain numbers.
+    e4 = float(np.exp(4.0))
+    assert node_noise_std(0.5, 2 / e4, 4, 1.0) == pytest.approx(4 * 2 * 2 * 4 / 0.5)
+    assert kappa_printed(0.5, 3, 1.0, 9, 10, 2, 40 / e4) == pytest.approx(
+        sqrt(3 * 2 * (3 + 8) * sqrt(2))
+    )
+    found = lambda_from_noise(1.5, 4, 9, 10, 2, 160 / e4)
+    assert found == pytest.approx(3.0 * (6 + 4))
+    found = kappa_from_noise(1.5, 4, 9.0, 9, 10, 2, 80 / e4)
+    assert found == pytest.approx(1.5 * 2 * (3 + sqrt(8)) / 3)
+    explicit = theorem_1_explicit(5.0, M=4, T=100, d=2, grown=3.5)
+    assert explicit == pytest.approx(4 * np.e * 5 * 60 * sqrt(2))

@@ -25,6 +25,7 @@ from oracle.gao_2024 import (
     eta_printed,
     eta_pure,
     eta_zcdp,
+    expert_law,
     fed_svt,
     first_round,
     follow_the_leader,
@@ -58,6 +59,7 @@ from oracle.gao_2024 import (
     theorem_2_7,
     threshold,
     threshold_scale_printed,
+    trees_wanted,
     uniform_expert,
     zcdp_epsilon,
 )
@@ -515,3 +517,17 @@ def test_costs_of_the_accountants() -> None:
     # All d scores of a leaf are sent: moved together, they cost d eps (E1).
     cost = leaves_below(2, 1) * 5 * leaf_change(1.0, 8, 1) / lambda_printed(1.0, 2, 8, 0.3)
     assert cost == pytest.approx(5 * 0.3)
+
+
+def test_designs_and_laws_by_hand() -> None:
+    # b eps beta sqrt m / (alpha ln e) = 64: half its binary logarithm is 3.
+    given: dict[str, Any] = {"d": exp(1), "epsilon": 0.5, "alpha": 2.0, "beta": 1.0}
+    assert trees_wanted(64, m=16, **given) == pytest.approx(3.0)
+    assert trees_wanted(64, m=16, central=True, **given) == pytest.approx(4.0)
+    rest: dict[str, Any] = {"d": 10, "epsilon": 1.0, "alpha": 1.0, "beta": 1.0}
+    assert design("paper", 15, m=256, **rest) == (64, 4)
+    found = corollary_2_3(100, 16, exp(1), epsilon=4.0, alpha=1.0)  # type: ignore[arg-type]
+    assert found == pytest.approx(log(100) * 2.5 + log(100) / 8)
+    law = svt_law(**tiny(keyed(30).random((2, 4, 2)), optimal_loss=0.3))
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(expert_law(law).values()) == pytest.approx(1.0, abs=1e-12)
