@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
+
+import pytest
 
 PROTOCOLS = (
     *("none", "silo-ldp", "silo-ldp-prefix", "central"),
@@ -14,6 +17,19 @@ AGENTS = ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-amp", "linucb-sdp-ve
 
 # What a problem says beside its curve; all else are keys of the curve.
 SIZES = ("silos", "horizon", "dimension", "actions", "protocol")
+
+
+def ordinary_cases(cases: Iterable, ordinary: Callable[..., bool]) -> list:
+    """Cases for parametrize: those that are not ordinary run with `scripts/test --all` only.
+
+    A case that is a tuple stands for several arguments.
+    """
+    out = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        out.append(pytest.param(*values, marks=() if ordinary(*values) else pytest.mark.slow))
+    assert 0 < sum(not case.marks for case in out) < len(out)
+    return out
 
 
 def keys_of(sizes: dict) -> dict:

@@ -312,7 +312,7 @@ def test_what_travels():
         assert fast.bits_down[-1] == 0
 
 
-@pytest.mark.parametrize("reward", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize("reward", ["bernoulli", pytest.param("gaussian", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("algorithm", "keys"),
     [

@@ -28,6 +28,7 @@ CLASSES = {
 # ---- restarts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_restarted_silo_is_caught() -> None:
     found = run_audit("fault-restart", 500)
     assert found.verdict == "caught" and 1.5 < found.epsilon_lower_bound < 12.0
@@ -82,7 +83,9 @@ def copied(self: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["User", "SystemNoise", "TreeRelease"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("User", marks=pytest.mark.slow), "SystemNoise", "TreeRelease"]
+)
 def test_copies_of_one_object_are_caught(name: str, refusing: pytest.MonkeyPatch) -> None:
     """One class that lets itself be copied is enough."""
     for each in {name, "SystemNoise"} if name == "User" else {name}:

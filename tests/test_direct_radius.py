@@ -200,6 +200,7 @@ def failures_allowed(runs: int) -> int:
     return int(stats.binom.isf(1e-6, runs, ALPHA))
 
 
+@pytest.mark.slow
 def test_the_events_hold_as_often_as_promised(played):
     """False alarm: below 10^-6 for all runs together, 8 x 10^-6 for the curves one by one.
 

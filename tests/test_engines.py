@@ -75,7 +75,13 @@ def needs(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "threads"), [("local", 2), ("processes", 1), ("processes", 2), ("dask", 2)]
+    ("engine", "threads"),
+    [
+        ("local", 2),
+        ("processes", 1),
+        ("processes", 2),
+        pytest.param("dask", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_engines_leave_the_same_store(engine, threads, tmp_path, straight):
     needs(engine)
@@ -238,6 +244,7 @@ def test_a_killed_process_costs_only_what_it_played(tmp_path, modules):
     assert content(tmp_path / "killed" / FILE) == content(tmp_path / "straight" / FILE)
 
 
+@pytest.mark.slow
 def test_a_killed_dask_worker_costs_only_what_it_played(tmp_path, modules, cluster):
     e = deadly(modules, 1)
     fastfed.run(e, tmp_path / "killed", engine="dask", scheduler=cluster.scheduler_address)
@@ -279,6 +286,7 @@ def test_a_cell_that_always_dies_is_named_and_the_rest_is_played(tmp_path, modul
     assert content(tmp_path / "out" / FILE) == content(tmp_path / "straight" / FILE)
 
 
+@pytest.mark.slow
 def test_dask_names_a_cell_that_always_dies(tmp_path, modules, cluster, monkeypatch):
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
     e = deadly(modules, ALWAYS)

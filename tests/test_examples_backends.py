@@ -62,7 +62,7 @@ def play(learner, interactions):
 
 
 @pytest.mark.parametrize(("terms", "keys"), STREAMS, ids=lambda v: str(v)[:40])
-@pytest.mark.parametrize("alpha", [0, 0.3, 2])
+@pytest.mark.parametrize("alpha", [*(pytest.param(a, marks=pytest.mark.slow) for a in (0, 2)), 0.3])
 def test_decisions_are_those_of_cobas_own_learner(coba, example, terms, keys, alpha):
     ours = example("coba_linucb").LinUCBLearner(alpha, terms, seed=7)
     theirs = coba.LinUCBLearner(alpha, terms, seed=7)

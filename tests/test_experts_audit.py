@@ -29,7 +29,12 @@ QUARTER = "fault-fed-dp-ope-stoch-quarter-of-the-noise"
 
 @pytest.mark.parametrize(
     ("name", "trials"),
-    [("fed-svt", 600), (PRINTED, 3000), ("fed-dp-ope-stoch", 600), (QUARTER, 1500)],
+    [
+        ("fed-svt", 600),
+        pytest.param(PRINTED, 3000, marks=pytest.mark.slow),
+        ("fed-dp-ope-stoch", 600),
+        (QUARTER, 1500),
+    ],
 )
 def test_verdicts(name: str, trials: int) -> None:
     found = registry.run_audit(name, trials, 1)

@@ -53,7 +53,14 @@ def test_list_says_where_they_come_from(installed):
         assert entry["summary"]
 
 
-@pytest.mark.parametrize("example", ["algorithm", "environment", "score"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        "algorithm",
+        pytest.param("environment", marks=pytest.mark.slow),
+        pytest.param("score", marks=pytest.mark.slow),
+    ],
+)
 def test_a_spec_runs_and_its_results_say_what_played(installed, example, tmp_path):
     spec, out = plugins.EXAMPLES / example / "spec.toml", tmp_path / "out"
     done = plugins.fastfed(installed, "run", spec, "-o", out)
@@ -69,6 +76,7 @@ def test_a_spec_runs_and_its_results_say_what_played(installed, example, tmp_pat
     assert again.returncode == 0 and "nothing" in again.stderr
 
 
+@pytest.mark.slow
 def test_results_of_another_version_are_not_mixed(tmp_path):
     (tmp_path / "spec.toml").write_text(
         'name = "x"\nhorizon = 8\nsilos = 2\nenvironment = { kind = "logistic" }\n'

@@ -213,7 +213,7 @@ def test_the_cases_are_what_they_are_called():
 
 
 @pytest.mark.parametrize("calls", [1, 7, None])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", ["many, eager", "noisy", "quiet, direct, eager"])
 def test_threads_and_calls_change_nothing(name, threads, calls):
     e, outcome = case_of(name)

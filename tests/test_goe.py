@@ -35,7 +35,16 @@ def test_the_density_counts_all_eigenvalues(d):
     assert (np.diff(log_expected) <= 0.0).all()
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 10, 11, 57])
+@pytest.mark.parametrize(
+    "d",
+    [
+        1,
+        2,
+        *(pytest.param(d, marks=pytest.mark.slow) for d in (3, 10)),
+        11,
+        pytest.param(57, marks=pytest.mark.slow),
+    ],
+)
 def test_the_expected_number_above_is_that_of_simulated_matrices(d):
     """Counts at five points within 5 standard errors: a false alarm below 3 in 10^6 for each d."""
     x, log_expected = _expected_above(d)

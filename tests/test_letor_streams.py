@@ -274,6 +274,7 @@ print(peak())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kilobytes and pages as on Linux")
 def test_what_parsing_takes_does_not_grow_with_the_file(tmp_path):
     pytest.importorskip("sklearn")

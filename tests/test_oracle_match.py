@@ -200,18 +200,20 @@ def test_a_wrong_replay_is_noticed():
     assert oracle_replay(e, outcome).worst_gap > 1e-6
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda d: {"floor": lambda k: 0.0},
-        lambda d: {"floor": lambda k: 0.9 * d.floor(k)},
-        lambda d: {"full": lambda k: 1.05 * d.full(k)},
-        lambda d: {"error": lambda k: 0.9 * d.error(k)},
-        lambda d: {"anchor": 1.2 * d.anchor},
-        lambda d: {"base": 0.95 * d.base},
-        lambda d: {"scale": 0.95 * d.scale},
+        pytest.param(lambda d: {"floor": lambda k: 0.0}, id="lambda full"),
+        pytest.param(lambda d: {"floor": lambda k: 0.9 * d.floor(k)}, id="floor", marks=SLOW),
+        pytest.param(lambda d: {"full": lambda k: 1.05 * d.full(k)}, id="full", marks=SLOW),
+        pytest.param(lambda d: {"error": lambda k: 0.9 * d.error(k)}, id="error"),
+        pytest.param(lambda d: {"anchor": 1.2 * d.anchor}, id="anchor", marks=SLOW),
+        pytest.param(lambda d: {"base": 0.95 * d.base}, id="base", marks=SLOW),
+        pytest.param(lambda d: {"scale": 0.95 * d.scale}, id="scale", marks=SLOW),
     ],
-    ids=["lambda full", "floor", "full", "error", "anchor", "base", "scale"],
 )
 def test_a_wrong_direct_radius_is_noticed(wrong):
     """By some of eight corners: one alone may have no near choice to spoil."""

@@ -237,10 +237,10 @@ def lemma_by_grid(
     ("epsilon", "delta", "releases", "silos", "batch"),
     [
         (1e-4, 1e-6, 400, 10**6, 25),
-        (1e-5, 1e-6, 400, 10**6, 25),
-        (1e-3, 1e-4, 400, 100, 25),
+        pytest.param(1e-5, 1e-6, 400, 10**6, 25, marks=pytest.mark.slow),
+        pytest.param(1e-3, 1e-4, 400, 100, 25, marks=pytest.mark.slow),
         (1e-2, 1e-5, 3, 2000, 2),
-        (1e-4, 1e-9, 1, 10**6, 10),
+        pytest.param(1e-4, 1e-9, 1, 10**6, 10, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(("relation", "layout"), ONE)

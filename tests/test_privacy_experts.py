@@ -56,7 +56,7 @@ def hockey_stick(first: np.ndarray, second: np.ndarray, epsilon: float) -> float
 
 @pytest.mark.parametrize("kind", ["randomized-response", "laplace", "bounded-range"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (1.0, 1e-6), (8.0, 1e-3)])
-@pytest.mark.parametrize("count", [1, 7, 300])
+@pytest.mark.parametrize("count", [1, pytest.param(7, marks=pytest.mark.slow), 300])
 def test_largest_share_is_the_largest(kind: str, epsilon: float, delta: float, count: int) -> None:
     given = (("randomized-response", epsilon / 4.0, 1),)
     for paid in ((), given):
@@ -324,8 +324,10 @@ def test_reference_numbers_of_the_vertices() -> None:
 
 @pytest.mark.parametrize("smoothness", [0.0, 0.2, math.inf])
 @pytest.mark.parametrize("protect", ["experts", "messages"])
-@pytest.mark.parametrize("experts", [2, 3, 10])
-@pytest.mark.parametrize("budget", [PURE, APPROXIMATE, Budget(5.0, 1e-3)])
+@pytest.mark.parametrize("experts", [2, pytest.param(3, marks=pytest.mark.slow), 10])
+@pytest.mark.parametrize(
+    "budget", [PURE, APPROXIMATE, pytest.param(Budget(5.0, 1e-3), marks=pytest.mark.slow)]
+)
 def test_exact_vertices_meet_the_budget_and_no_less_does(
     smoothness: float, protect: str, experts: int, budget: Budget
 ) -> None:

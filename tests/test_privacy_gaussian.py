@@ -212,13 +212,13 @@ def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float
     ("d", "bias_std", "cov_std"),
     [
         (1, 1.0, 1.0),
-        (1, 1.0, 0.3),
+        pytest.param(1, 1.0, 0.3, marks=pytest.mark.slow),
         (1, 3.0, 0.5),
-        (2, 1.0, 1.0),
+        pytest.param(2, 1.0, 1.0, marks=pytest.mark.slow),
         (2, 1.0, 0.4),
         (2, 0.4, 1.0),
-        (3, 1.0, 1.0),
-        (3, 2.0, 1.1),
+        pytest.param(3, 1.0, 1.0, marks=pytest.mark.slow),
+        pytest.param(3, 2.0, 1.1, marks=pytest.mark.slow),
     ],
 )
 def test_sensitivity_is_the_maximum_of_a_search(

@@ -123,7 +123,10 @@ def test_numbers_of_the_oracle() -> None:
 
 
 @pytest.mark.parametrize("name", RELEASES)
-@pytest.mark.parametrize("releases", [0, 1, 2, 7, 8, 33, 400, 1000])
+@pytest.mark.parametrize(
+    "releases",
+    [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
+)
 def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     modules = {"toeplitz": toeplitz, "honaker": honaker}
     one = modules[name].sensitivity_squared(releases) if name in modules else depth(releases)

@@ -51,7 +51,14 @@ def test_law_of_the_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("radius", "bound"), [(0.25, 1.0), (0.3, 1.0), (1.0, 1.0), (2.0, 1.0), (0.05, 1.5)]
+    ("radius", "bound"),
+    [
+        pytest.param(0.25, 1.0, marks=pytest.mark.slow),
+        (0.3, 1.0),
+        pytest.param(1.0, 1.0, marks=pytest.mark.slow),
+        (2.0, 1.0),
+        pytest.param(0.05, 1.5, marks=pytest.mark.slow),
+    ],
 )
 def test_law_is_that_of_the_brute_force(radius: float, bound: float) -> None:
     """The cdf is inverted on a grid of uniforms, so a midpoint of probability p comes up n p

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import pytest
+from problems import ordinary_cases
 from scipy import stats
 
 from fastfed import _random
@@ -149,7 +150,7 @@ def test_private_noise_has_53_random_bits():
         assert stats.binomtest(ones, len(numbers)).pvalue > ALARM, bit
 
 
-@pytest.mark.parametrize("d", [2, 3, 10])
+@pytest.mark.parametrize("d", [2, *(pytest.param(d, marks=pytest.mark.slow) for d in (3, 10))])
 @BOTH
 def test_directions_are_uniform(draw, d):
     """<u, e>^2 of a uniform direction is Beta(1/2, (d - 1)/2), whatever e is."""
@@ -195,7 +196,7 @@ def test_neighbouring_streams_are_independent(draw, part):
 
 
 @BOTH
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ordinary_cases(PARTS, lambda part: part in ("seed", "index")))
 def test_the_first_draws_of_neighbouring_streams_are_normal(draw, part):
     x = neighbours(draw, part, 20_000, 2)
     for column in x.T:

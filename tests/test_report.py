@@ -393,9 +393,12 @@ def bounded(source: Source, values: Any, **keys: Any) -> Source:
 
 @pytest.mark.parametrize(
     ("y", "divisor"),
-    [("cumulative", [1.0] * 6), ("time-average", [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]),
-     ("per-silo", [4.0] * 6)],
-)  # fmt: skip
+    [
+        pytest.param("cumulative", [1.0] * 6, marks=pytest.mark.slow),
+        ("time-average", [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]),
+        pytest.param("per-silo", [4.0] * 6, marks=pytest.mark.slow),
+    ],
+)
 def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: list[float]) -> None:
     plain = of_figure(source, y=y)
     values = 1.5 * tallest(plain) * np.array(divisor)
@@ -420,6 +423,7 @@ def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
     assert axes_of(low).get_ylim() == axes_of(of_figure(source, y="cumulative")).get_ylim()
 
 
+@pytest.mark.slow
 def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> None:
     plain = of_figure(source, y="cumulative")
     top = tallest(plain)

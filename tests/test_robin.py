@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import huang_2023 as oracle
+from problems import ordinary_cases
 from test_drivers import same
 
 import fastfed
@@ -56,6 +57,14 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "one silo": {"horizon": 31, "silos": 1},
     "another radius": {"horizon": 31, "radius": "lemma-c4", "radius_multiplier": 0.2},
 }
+# Every problem on the sphere, and two of them in every environment.
+EVERYWHERE = pytest.mark.parametrize(
+    ("name", "environment"),
+    ordinary_cases(
+        [(name, environment) for name in PROBLEMS for environment in ENVIRONMENTS],
+        lambda name, environment: environment == "sphere" or name in ("U = 3", "many bins"),
+    ),
+)
 
 
 def experiment(environment: Any, **given: Any) -> Experiment:
@@ -112,8 +121,7 @@ def local(e: Experiment) -> Any:
 # -- Both drivers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.parametrize("name", PROBLEMS)
+@EVERYWHERE
 def test_the_two_drivers_agree_bit_for_bit(name, environment):
     e = experiment(ENVIRONMENTS[environment], **PROBLEMS[name])
     plan, played = plan_of(e), fast(e)
@@ -370,8 +378,7 @@ def in_the_paper(environment: str, keys: dict[str, Any]) -> Experiment:
     return experiment(ENVIRONMENTS[environment], **more)
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.parametrize("name", PROBLEMS)
+@EVERYWHERE
 def test_it_plays_the_papers_pseudocode(name, environment):
     e = in_the_paper(environment, PROBLEMS[name])
     played = fast(e)

@@ -310,6 +310,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_pa
     assert kept == 0 if limit == 2 else 0 < kept < 120
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_a_disk_that_is_full_when_the_page_is_written(path, tmp_path):
     """The pictures in it make the page the largest file."""
