@@ -397,6 +397,21 @@ def test_what_cannot_be_copied_is_found():
     assert (first, then) == (0, 1)
 
 
+def test_a_score_with_memory_of_its_own_makes_the_certificate_conditional(monkeypatch):
+    stated = {}
+    for name, score in (("sticky", Score(sticky, np.zeros(2))), ("elsewhere", Score(elsewhere))):
+        monkeypatch.setitem(SCORES.builtin, name, score)
+        stated[name] = fastfed.make_system(
+            "private-fedlinucb", silos=2, horizon=20, dimension=2, batch_size=5, epsilon=1.0,
+            delta=1e-6, score=name,
+        ).certificate  # fmt: skip
+    assert stated["sticky"].status == "proven"
+    assert stated["elsewhere"].status == "conditional"
+    assert stated["elsewhere"].exact == stated["sticky"].exact
+    failed = [c.text for c in stated["elsewhere"].conditions if not c.holds]
+    assert len(failed) == 1 and failed[0].startswith("the score keeps no state between calls")
+
+
 def test_privacy_is_untouched_and_the_regret_bound_is_not():
     system = {
         score: fastfed.make_system(
