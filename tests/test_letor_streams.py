@@ -147,35 +147,42 @@ def test_a_file_without_line_ends_is_refused(tmp_path, monkeypatch):
 # ---- what stops a parse -----------------------------------------------------------------------
 
 CHILD = """
-import sys, warnings
+import sys, time, warnings
 warnings.simplefilter("ignore")
-from fastfed.environments import letor_files
-print("ready", flush=True)
-letor_files.read_letor(sys.argv[1])
+from fastfed.environments import {module}
+inside = {module}.{name}
+def stopped(*args, **kwargs):
+    if {after}:
+        inside(*args, **kwargs)
+    print("here", flush=True)
+    time.sleep(600)
+{module}.{name} = stopped
+from fastfed.environments.letor_files import read_letor
+read_letor(sys.argv[1])
 """
 
 
-def test_a_killed_parse_leaves_no_cache(tmp_path, cache):
-    path = mslr(tmp_path / "a.txt", 600)
-    for wait in (0.02, 0.1):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, path], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
-        until = time.monotonic() + 20
-        # As soon as something of it is written, and a little later.
-        while time.monotonic() < until and not any(
-            p.stat().st_size for p in cache.rglob("features.npy")
-        ):
-            time.sleep(0.002)
-        time.sleep(wait)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        if child.returncode == -signal.SIGKILL:
-            assert cached_sources() == []
-    left = list((cache / "letor").glob(".part-*"))
-    for part in left:
-        os.utime(part, (0, 0))
+@pytest.mark.parametrize(
+    ("module", "name", "after"),
+    [
+        ("growing", "GrowingArray.append", True),  # a first block is there
+        ("growing", "GrowingArray.finish", True),  # a first array is whole
+        ("letor_cache", "_rename", False),  # all is there, under its temporary name
+    ],
+)
+def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
+    path = mslr(tmp_path / "a.txt", 40)
+    program = CHILD.format(module=module, name=name, after=after)
+    child = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == b"here\n"
+        # It stands still at a known place, so that no other machine's speed decides.
+        left = list((cache / "letor").glob(".part-*"))
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    assert len(left) == 1 and any(left[0].iterdir())
+    assert cached_sources() == []
+    os.utime(left[0], (0, 0))
     rows = read_letor(path)
     assert rows.folder is not None and files_of(rows.folder) == saved(
         in_memory(path), tmp_path / "s"
