@@ -10,8 +10,8 @@ import pytest
 from fastfed import kernels
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
+from fastfed.privacy.releases.tree import prefix_nodes
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
-from fastfed.privacy.tree import prefix_nodes
 
 BOTH = pytest.mark.parametrize("use_native", [True, False])
 SIZES = pytest.mark.parametrize("d", [1, 2, 7, 33, 140])

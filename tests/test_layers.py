@@ -36,6 +36,7 @@ ALLOWED = {
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_face"},
+    "off_policy": {"_validate"},
     "simulation": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_system", "_reference",
         "_reference_agent", "privacy", "protocols", "bandits", "experts", "environments", "results",
