@@ -58,7 +58,7 @@ _PUBLIC = {
     "NearRealizableLosses": "fastfed.environments",
     "LowerBoundLosses": "fastfed.environments",
     "GradientLosses": "fastfed.environments",
-    "LossFacts": "fastfed.environments",
+    "LossSpec": "fastfed.environments",
     "Score": "fastfed.protocols.score",
     "score_signature": "fastfed.protocols.score",
     "losses_signature": "fastfed.environments",

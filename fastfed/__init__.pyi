@@ -6,7 +6,7 @@ from fastfed import privacy as privacy
 from fastfed._random import SeededNoise as SeededNoise
 from fastfed._random import SystemNoise as SystemNoise
 from fastfed._validate import InputError as InputError
-from fastfed.advice import advise as advise
+from fastfed.advice.advise import advise as advise
 from fastfed.bandits.linucb import LinUCB as LinUCB
 from fastfed.environments import Classification as Classification
 from fastfed.environments import FixedSet as FixedSet
@@ -14,7 +14,7 @@ from fastfed.environments import Gap as Gap
 from fastfed.environments import GradientLosses as GradientLosses
 from fastfed.environments import HardInstance as HardInstance
 from fastfed.environments import Letor as Letor
-from fastfed.environments import LossFacts as LossFacts
+from fastfed.environments import LossSpec as LossSpec
 from fastfed.environments import LowerBoundLosses as LowerBoundLosses
 from fastfed.environments import NearRealizableLosses as NearRealizableLosses
 from fastfed.environments import NoDiversity as NoDiversity

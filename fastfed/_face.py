@@ -18,7 +18,7 @@ def notebook() -> Any:
     return getattr(import_module("fastfed"), _DOOR)
 
 
-class Shown:
+class Displayed:
     """A value with looks of its own: as HTML in notebooks, and wherever rich prints it.
 
     ``repr`` stays what it is.

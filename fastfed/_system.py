@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._face import Shown
+from fastfed._face import Displayed
 from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
@@ -26,14 +26,14 @@ def account(plan: Any, problem: Any) -> Certificate:
     """The certificate of a plan that is put to a problem: the only maker of certificates.
 
     Every number in it is computed from those that drivers and parties execute, see
-    `fastfed.privacy.account`. ``problem`` is the Setting, what is guaranteed of the data.
+    `fastfed.privacy.account`. ``problem`` is the ProblemSpec, what is guaranteed of the data.
     InputError for a kind of plan that is not registered (``account.register``).
     """
     raise InputError(f"plan must be of a kind that fastfed accounts for, got {show(plan)}")
 
 
 @dataclass(frozen=True, repr=False)
-class System(Shown):
+class System(Displayed):
     """One curve of an experiment: what it plays, and what it promises."""
 
     algorithm: str
@@ -103,7 +103,7 @@ class Algorithm:
     summary: str
     keys: type[msgspec.Struct]
     build: Callable[[Any, Any], Any]
-    #: Keys that a deployment takes unless it says otherwise, where the simulation has a shortcut.
+    #: Config that a deployment takes unless it says otherwise, where the simulation has a shortcut.
     deployed: tuple[tuple[str, Any], ...] = ()
 
     def make(self, keys: dict[str, Any], setting: Any) -> Any:

@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-#: Facts of a run's section in the page that say how long it took.
+#: EnvironmentSpec of a run's section in the page that say how long it took.
 TIMES = re.compile(r"<dt>(time|thread time|speed)</dt>\s*<dd>[^<]*</dd>")
 
 

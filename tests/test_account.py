@@ -23,12 +23,12 @@ import fastfed
 from fastfed import _system
 from fastfed._system import ON_WORD, System, account
 from fastfed._validate import InputError
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.environments import Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
-from fastfed.experts.plan import Setting as LossSetting
+from fastfed.experts.plan import ProblemSpec as LossSetting
 from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
@@ -60,7 +60,7 @@ class Case:
     def setting(self) -> Any:
         if self.algorithm.startswith("fed-"):
             return LossSetting(silos=self.silos, horizon=self.horizon, experts=5)
-        return Setting(silos=self.silos, horizon=self.horizon, dimension=3)
+        return ProblemSpec(silos=self.silos, horizon=self.horizon, dimension=3)
 
     def make(self, **changes: Any) -> Any:
         keys = {"epsilon": EPSILON, "delta": DELTA, **self.keys, **changes}
@@ -606,7 +606,7 @@ def test_noise_within_a_claim_is_no_longer_the_plan_that_was_certified() -> None
 
 @pytest.mark.parametrize("algorithm", ["local-linucb", "random"])
 def test_what_sends_nothing_cannot_be_made_to_send(algorithm: str) -> None:
-    system = ALGORITHMS.choose(algorithm).make({}, Setting(silos=3, horizon=40, dimension=3))
+    system = ALGORITHMS.choose(algorithm).make({}, ProblemSpec(silos=3, horizon=40, dimension=3))
     assert (system.certificate.status, system.certificate.exact.epsilon) == ("proven", 0.0)
     assert accounted(system.plan) == (0.0,)
     sends = replace(system.plan, batch_size=5, policy="ucb")
@@ -619,7 +619,7 @@ def test_what_sends_nothing_cannot_be_made_to_send(algorithm: str) -> None:
 @pytest.mark.parametrize("lazy", [True, False])
 def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
     """A horizon that ends no batch: epsilon 0, proven, also where play is eager."""
-    setting = Setting(silos=3, horizon=35, dimension=3)
+    setting = ProblemSpec(silos=3, horizon=35, dimension=3)
     system = _private("silo-ldp", lazy=lazy).make()
     plan = sealed(replace(system.plan, horizon=4))
     assert plan.releases == 0 and plan.privacy.exact == (0.0,)
@@ -749,25 +749,29 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], Any]:
         if protocol not in ("shuffle-amplified", "shuffle-vector") and r.random() < 0.5:
             keys |= {"layout": r.choice(["iid", "goe1", "goe2"]),
                      "covariance_ratio": r.choice([0.3, 0.7, 1.0, 2.0])}  # fmt: skip
-        return algorithm, keys, Setting(silos=silos, horizon=horizon, dimension=r.choice([2, 5]))
+        return (
+            algorithm,
+            keys,
+            ProblemSpec(silos=silos, horizon=horizon, dimension=r.choice([2, 5])),
+        )
     if algorithm.startswith("linucb"):
         keys |= {"batch_size": batch, "returning": r.choice([1, 1, 3])}
         if algorithm == "linucb-jdp":
             keys["release"] = release
         if algorithm in ("linucb-jdp", "linucb-ldp"):
             keys["layout"] = r.choice(["iid", "goe1", "goe2"])
-        return algorithm, keys, Setting(silos=1, horizon=horizon, dimension=r.choice([2, 4]))
+        return algorithm, keys, ProblemSpec(silos=1, horizon=horizon, dimension=r.choice([2, 4]))
     if algorithm.startswith("feducb"):
         keys["schedule"] = r.choice(["fixed", "private-determinant"])
         if keys["schedule"] == "fixed":
             keys["batch_size"] = batch
         if algorithm == "feducb-decentralized":
             keys["graph"] = r.choice(["line", "star", "complete"])
-        return algorithm, keys, Setting(silos=silos, horizon=horizon, dimension=3)
+        return algorithm, keys, ProblemSpec(silos=silos, horizon=horizon, dimension=3)
     del keys["relation"]
     if algorithm == "robin":
         keys |= {"diversity": 0.2, "initial_phases": r.randint(1, 4)}
-        return algorithm, keys, Setting(silos=20, horizon=horizon, dimension=r.choice([2, 5]))
+        return algorithm, keys, ProblemSpec(silos=20, horizon=horizon, dimension=r.choice([2, 5]))
     if r.random() < 0.4:
         keys["delta"] = 0.0
     if algorithm == "fed-svt":

@@ -12,7 +12,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.system import System
-from fastfed.environments import FixedSet, RewardLaw, Sphere
+from fastfed.environments import FixedSet, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan
@@ -64,7 +64,7 @@ def sent_by(plan: Plan, users: Any, noise: Any = None) -> list[Report | Bits]:
 @pytest.mark.parametrize(("algorithm", "keys"), USERS)
 @pytest.mark.parametrize("made", [Sphere, FixedSet])
 def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
-    opened = made(dimension=3, actions=6, reward=RewardLaw("gaussian", 0.3)).open(3, 0, 1)
+    opened = made(dimension=3, actions=6, reward=RewardDistribution("gaussian", 0.3)).open(3, 0, 1)
     system = deployed(algorithm, dimension=3, **keys)
     plan = system.plan
     played = step.play_one(opened, plan, np.arange(1, 24))

@@ -9,7 +9,7 @@ from test_drivers import both, experiment, same
 
 import fastfed
 from fastfed._kernels import native
-from fastfed.environments import FixedSet, Replay, RewardLaw, Sphere
+from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import make_experiment
 
@@ -128,7 +128,7 @@ def test_a_batch_on_a_fixed_set_is_one_choice(driver):
 def test_they_agree_on_rewards_and_features_that_are_clipped():
     for protocol in ("linucb", "linucb-jdp", "linucb-ldp", "linucb-sdp-vec"):
         sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
-        law = RewardLaw("gaussian", 0.5)
+        law = RewardDistribution("gaussian", 0.5)
         (fast,), (readable,) = both(experiment(Sphere(dimension=3, actions=4, reward=law), sizes))
         assert fast.events["clipped_rewards"] > 0
         same(fast, readable)
@@ -138,7 +138,7 @@ def test_they_agree_on_rewards_and_features_that_are_clipped():
 def test_they_agree_where_nothing_is_clipped(protocol):
     """Bits then count beyond 0..2 g."""
     sizes = {"silos": 1, "horizon": 30, "batch_size": 5, "protocol": protocol}
-    environment = Sphere(dimension=3, actions=4, reward=RewardLaw("gaussian", 2.0))
+    environment = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 2.0))
     (fast,), (readable,) = both(experiment(environment, sizes, clip=False))
     assert np.abs(fast.rewards).max() > 2.0 and fast.events["clipped_rewards"] == 0
     same(fast, readable)
@@ -330,7 +330,9 @@ def test_contenders_are_the_best_over_many_rounds(algorithm, keys, reward):
     alone = algorithm == "linucb"
     e = make_experiment(
         name="contenders",
-        environment=FixedSet(4, 60, RewardLaw(reward, 0.5 if reward == "gaussian" else 0.0)),
+        environment=FixedSet(
+            4, 60, RewardDistribution(reward, 0.5 if reward == "gaussian" else 0.0)
+        ),
         curves=[{"label": "a", "algorithm": algorithm, **keys}],
         horizon=2500,
         silos=1 if alone else 2,

@@ -1,4 +1,4 @@
-"""Keys of the systems of a single agent: what they refuse, and what they certify."""
+"""Config of the systems of a single agent: what they refuse, and what they certify."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from problems import AGENTS
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS, linucb_bounds
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.privacy.certificate import ClaimCondition, SideCertificate
-from fastfed.privacy.mechanisms.local_gaussian import calibrate_points
+from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
 from fastfed.privacy.sensitivity import Budget
 
-SETTING = Setting(silos=1, horizon=100, dimension=3)
+SETTING = ProblemSpec(silos=1, horizon=100, dimension=3)
 BUDGET = {"epsilon": 1.0, "delta": 0.01}
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
 PRIVATE = AGENTS[1:]
 SHUFFLED = AGENTS[3:]
 
 
-def make(algorithm: str, setting: Setting = SETTING, **keys: Any) -> System:
+def make(algorithm: str, setting: ProblemSpec = SETTING, **keys: Any) -> System:
     """The system with a budget and batches of ten, unless ``keys`` say otherwise."""
     given = {"batch_size": 10, **(BUDGET if algorithm in PRIVATE else {}), **keys}
     return ALGORITHMS[algorithm].make(
@@ -213,7 +213,7 @@ def test_batches_of_the_theorems(budget):
     epsilon, delta = budget
     given = {"epsilon": epsilon, "delta": delta, "batch_size": "theorem"}
     for horizon, d in ((2000, 3), (50, 2), (1, 1)):
-        setting = Setting(silos=1, horizon=horizon, dimension=d)
+        setting = ProblemSpec(silos=1, horizon=horizon, dimension=d)
         at = horizon, d, epsilon, delta
         kinds: list[tuple[str, dict[str, Any], int, str]] = [
             ("linucb-jdp", {}, linucb_bounds.batch_size_f_4(horizon), "F.4"),
@@ -357,7 +357,7 @@ def points(system: System, keys: dict[str, Any], **more: Any) -> Any:
     calibration = keys.get("calibration", "exact")
     ratio = keys["covariance_ratio"] if calibration == "exact" else 1.0
     shuffled = system.plan.protocol.shuffled
-    return calibrate_points(
+    return calibrate_local_gaussian(
         budget,
         system.plan.batch_size,
         shuffled=shuffled,

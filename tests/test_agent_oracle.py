@@ -28,7 +28,7 @@ from test_drivers import experiment
 
 from fastfed._kernels import native
 from fastfed._random import SHUFFLE, SeededNoise
-from fastfed.environments import FixedSet, Replay, RewardLaw, Sphere
+from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
 from fastfed.simulation import dispatch
 from fastfed.simulation.systems import make_system
 
@@ -348,7 +348,7 @@ def test_on_a_fixed_set_and_on_recorded_rounds(name):
 
 def test_rewards_outside_the_unit_interval_are_clipped_by_the_users_too():
     sizes = AGENTS["short last batch, linucb-sdp-amp"] | {"messages": "individual"}
-    e, outcome, _ = check(sphere(sizes, reward=RewardLaw("gaussian", 0.5)), sizes)
+    e, outcome, _ = check(sphere(sizes, reward=RewardDistribution("gaussian", 0.5)), sizes)
     assert outcome.events["clipped_rewards"] > 0 and e.curves[0].system.plan.individual
 
 
@@ -356,7 +356,7 @@ def test_rewards_outside_the_unit_interval_are_clipped_by_the_users_too():
 @pytest.mark.parametrize("protocol", ["linucb-ldp", "linucb-sdp-vec"])
 def test_what_is_not_clipped_is_not_cut_off(protocol, ratio):
     sizes = AGENTS[f"short last batch, {protocol}"]
-    environment = sphere(sizes, reward=RewardLaw("gaussian", 2.0))
+    environment = sphere(sizes, reward=RewardDistribution("gaussian", 2.0))
     _, outcome, _ = check(environment, sizes, clip=False, covariance_ratio=ratio)
     assert np.abs(outcome.rewards).max() > 2.0
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fastfed._kernels import native
 from fastfed.bandits import noise_distributions as module
-from fastfed.bandits.noise_distributions import NoiseLaw, bit_law, coupling
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law, coupling
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.sensitivity import Budget
 
@@ -120,7 +120,7 @@ def prefix_noises(tree: BinomialTree, replicate: int) -> tuple[np.ndarray, np.nd
 
 
 @pytest.fixture(scope="module")
-def simulated() -> tuple[BinomialTree, NoiseLaw, np.ndarray, np.ndarray]:
+def simulated() -> tuple[BinomialTree, NoiseDistribution, np.ndarray, np.ndarray]:
     """A coarse tree, so that rounding shows, whose levels differ in noise: 1 000 runs."""
     tree = tree_of((12, 16, 40), (30, 24, 40), 8, 3)
     runs = [prefix_noises(tree, r) for r in range(1000)]

@@ -15,7 +15,7 @@ from test_feducb_oracle import OPEN, SHARP, experiment, fast, readable, same, sy
 
 import fastfed
 from fastfed._random import SeededNoise
-from fastfed.environments import Python, RewardLaw
+from fastfed.environments import Python, RewardDistribution
 from fastfed.simulation.experiment import Experiment
 
 D, ROUNDS, SILOS = 5, 220, 2
@@ -47,7 +47,9 @@ def world(name: str) -> Python:
         features /= np.linalg.norm(features, axis=1, keepdims=True)
         return features * length(draw, round), draw.uniform(size=3)
 
-    return Python(function=function, dimension=D, actions=3, reward=RewardLaw("gaussian", 0.5))
+    return Python(
+        function=function, dimension=D, actions=3, reward=RewardDistribution("gaussian", 0.5)
+    )
 
 
 def make(name: str, communication: float, **keys: Any) -> Experiment:

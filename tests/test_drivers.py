@@ -98,7 +98,9 @@ def test_they_agree_where_lambda_falls_in_part(release):
 
 def test_they_agree_on_gaussian_rewards_that_are_clipped():
     sizes = {"silos": 2, "horizon": 30, "batch_size": 5, "lazy": False, "protocol": "central"}
-    sphere = Sphere(dimension=3, actions=4, reward=fastfed.environments.RewardLaw("gaussian", 0.5))
+    sphere = Sphere(
+        dimension=3, actions=4, reward=fastfed.environments.RewardDistribution("gaussian", 0.5)
+    )
     (fast,), (readable,) = both(experiment(sphere, sizes))
     assert fast.events["clipped_rewards"] > 0
     same(fast, readable)

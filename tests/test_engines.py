@@ -32,7 +32,7 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
-from fastfed.simulation.passes import Pass
+from fastfed.simulation.passes import RunBatch
 
 CURVES = [
     *spec()["curve"],
@@ -391,10 +391,10 @@ NAMED = SimpleNamespace(curves=[SimpleNamespace(label="a"), SimpleNamespace(labe
 
 
 def test_what_died_in_company_may_live_alone():
-    passes = [Pass(r, (0, 1)) for r in range(3)]
+    passes = [RunBatch(r, (0, 1)) for r in range(3)]
     log, play_round = rounds_of({(1, 2)})
     played = [p.work for p in play_rounds(NAMED, passes, play_round)]
-    assert played == [*passes[:2], Pass(2, (0,)), Pass(2, (1,))]
+    assert played == [*passes[:2], RunBatch(2, (0,)), RunBatch(2, (1,))]
     assert [alone for alone, _ in log] == [False, True, True]
 
 
@@ -402,13 +402,13 @@ def test_only_the_curve_that_dies_is_named():
     _, play_round = rounds_of({(1, 2)}, {(1, 2)})
     played = []
     with pytest.raises(EngineError, match=r'^curve "b", replicate 2: .* all others are played'):
-        for p in play_rounds(NAMED, [Pass(r, (0, 1)) for r in range(3)], play_round):
+        for p in play_rounds(NAMED, [RunBatch(r, (0, 1)) for r in range(3)], play_round):
             played.append(p.work)
-    assert played[-1] == Pass(2, (0,))
+    assert played[-1] == RunBatch(2, (0,))
 
 
 def test_where_everything_dies_not_everything_is_tried():
-    passes = [Pass(r, (0,)) for r in range(50)]
+    passes = [RunBatch(r, (0,)) for r in range(50)]
     everything = {(0, r) for r in range(50)}
     log, play_round = rounds_of(everything, everything)
     with pytest.raises(EngineError, match=r"and 5 more: .* 42 more passes were not tried"):
@@ -421,7 +421,7 @@ def test_where_everything_dies_not_everything_is_tried():
 
 def test_a_pass_that_begins_again_is_not_counted_twice():
     e, heard = small(), []
-    tally, work = Tally(e, heard.append), Pass(0, (0,))
+    tally, work = Tally(e, heard.append), RunBatch(0, (0,))
     for agent_rounds in (50, 120, 0, 60):
         tally.heard(work, agent_rounds)
     assert heard == [50, 70, -120, 60]
@@ -436,7 +436,7 @@ def test_blocks_hold_every_pass_once_in_order():
 
     one = CURVES[:1]
     e = experiment_from_spec(spec(curve=one, replicates=40))
-    passes = [Pass(r, (0,)) for r in range(40)]
+    passes = [RunBatch(r, (0,)) for r in range(40)]
     for most in (1, 7, 40, 100):
         found = list(engine.blocks(e, passes, most))
         assert [work for block in found for work in block] == passes

@@ -6,7 +6,7 @@ from test_drivers import same
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.environments import FixedSet, RewardLaw, Sphere, environment_from_spec
+from fastfed.environments import FixedSet, RewardDistribution, Sphere, environment_from_spec
 from fastfed.simulation import compiled, step
 from fastfed.simulation.experiment import make_experiment
 
@@ -55,7 +55,7 @@ def test_rows_are_the_spheres_and_rewards_linear(basis):
 
 @pytest.mark.parametrize("reward", ["bernoulli", "gaussian", "none"])
 def test_both_drivers_agree(reward):
-    law = RewardLaw(reward, 0.5 if reward == "gaussian" else 0.0)
+    law = RewardDistribution(reward, 0.5 if reward == "gaussian" else 0.0)
     e = make_experiment(
         name="fixed",
         environment=FixedSet(3, 7, law),
@@ -72,7 +72,11 @@ def test_both_drivers_agree(reward):
 
 def test_a_learner_settles_on_the_best_action():
     results = fastfed.simulate(
-        FixedSet(3, 10, RewardLaw("none")), "local-linucb", silos=1, horizon=2000, replicates=3
+        FixedSet(3, 10, RewardDistribution("none")),
+        "local-linucb",
+        silos=1,
+        horizon=2000,
+        replicates=3,
     )
     (curve,) = results.curves
     late = curve.group_regret[:, -1] - curve.group_regret[:, len(curve.rounds) // 2]

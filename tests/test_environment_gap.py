@@ -10,7 +10,7 @@ from scipy import stats
 import fastfed
 from fastfed._kernels import native
 from fastfed._random import CONTEXT, INSTANCE, PERMUTATION
-from fastfed.environments import Gap, RewardLaw, environment_from_spec
+from fastfed.environments import Gap, RewardDistribution, environment_from_spec
 
 RARE = 1e-6
 
@@ -187,22 +187,22 @@ def test_rewards_have_the_mean_of_the_law():
     ones = [Gap(gap=0.3).open(0, 0, 1).reward(0, t, 0.35) for t in range(1, 5001)]
     assert set(ones) == {0.0, 1.0}
     assert stats.binomtest(int(sum(ones)), len(ones), 0.35).pvalue > RARE
-    opened = Gap(reward=RewardLaw("gaussian", 0.5)).open(0, 0, 1)
+    opened = Gap(reward=RewardDistribution("gaussian", 0.5)).open(0, 0, 1)
     drawn = [opened.reward(0, t, 0.35) for t in range(1, 5001)]
     assert stats.kstest(drawn, stats.norm(0.35, 0.5).cdf).pvalue > RARE
-    assert Gap(reward=RewardLaw("none")).open(0, 0, 1).reward(0, 1, 0.35) == 0.35
+    assert Gap(reward=RewardDistribution("none")).open(0, 0, 1).reward(0, 1, 0.35) == 0.35
 
 
 def test_facts_and_description():
     facts = Gap(dimension=4, actions=9).facts(3, 100)
     assert (facts.dimension, facts.actions, facts.reward_range) == (4, 9, (0.0, 1.0))
     assert facts.linear and facts.features_bounded and facts.reward.kind == "bernoulli"
-    assert Gap(reward=RewardLaw("gaussian", 0.5)).facts(3, 100).reward_range is None
+    assert Gap(reward=RewardDistribution("gaussian", 0.5)).facts(3, 100).reward_range is None
     assert Gap(gap=0.1).describe() != Gap(gap=0.2).describe()
     made = environment_from_spec(
         {"kind": "gap", "dimension": 4, "gap": 0.2, "reward": {"kind": "none"}}
     )
-    assert made == Gap(dimension=4, gap=0.2, reward=RewardLaw("none"))
+    assert made == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
 
 
 def test_both_drivers_play_it_alike_and_a_curve_may_say_its_gap():

@@ -11,7 +11,7 @@ from test_drivers import both, same
 import fastfed
 from fastfed._kernels import native
 from fastfed._random import CONTEXT, PERMUTATION
-from fastfed.environments import HardInstance, RewardLaw, environment_from_spec
+from fastfed.environments import HardInstance, RewardDistribution, environment_from_spec
 from fastfed.simulation.experiment import make_experiment
 
 RARE = 1e-6
@@ -118,7 +118,7 @@ def test_theta_is_uniform_on_a_circle_in_every_block(dimension, radius):
 
 
 def test_expected_rewards_stay_inside_their_range():
-    world = HardInstance(2, reward=RewardLaw("none"))
+    world = HardInstance(2, reward=RewardDistribution("none"))
     low, high = world.facts(1, 10).reward_range
     _, _, mean = rounds(world, 20_000)
     assert low <= mean.min() < 0.99 * low and 0.99 * high < mean.max() <= high
@@ -169,10 +169,14 @@ def test_rewards_have_the_mean_of_the_law():
     opened = HardInstance().open(0, 0, 1)
     drawn = [opened.reward(0, t, -0.35) for t in range(1, 5001)]
     assert stats.kstest(drawn, stats.norm(-0.35, 1.0).cdf).pvalue > RARE
-    assert HardInstance(reward=RewardLaw("none")).open(0, 0, 1).reward(0, 1, -0.35) == -0.35
+    assert (
+        HardInstance(reward=RewardDistribution("none")).open(0, 0, 1).reward(0, 1, -0.35) == -0.35
+    )
 
 
-@pytest.mark.parametrize("reward", [RewardLaw("gaussian", 1.0), RewardLaw("none")])
+@pytest.mark.parametrize(
+    "reward", [RewardDistribution("gaussian", 1.0), RewardDistribution("none")]
+)
 @pytest.mark.parametrize("dimension", [2, 6])
 def test_both_drivers_agree(dimension, reward):
     e = make_experiment(
@@ -196,7 +200,7 @@ def test_both_drivers_agree(dimension, reward):
 def test_a_learner_learns_where_nothing_is_noisy():
     """Optimism still plays what may be worse than nothing, and half of all actions are."""
     keys = {"silos": 1, "horizon": 2000, "replicates": 3}
-    world = HardInstance(4, reward=RewardLaw("none"))
+    world = HardInstance(4, reward=RewardDistribution("none"))
     (learnt,) = fastfed.simulate(world, "local-linucb", clip=False, **keys).curves
     (chance,) = fastfed.simulate(world, "random", **keys).curves
     assert (learnt.group_regret[:, -1] < 0.4 * chance.group_regret[:, -1]).all()
@@ -206,8 +210,8 @@ def test_facts_description_and_spec():
     facts = HardInstance(4).facts(3, 100)
     assert (facts.dimension, facts.actions, facts.reward_range) == (4, 2, None)
     assert facts.linear and facts.features_bounded and facts.multiplicity == 1
-    assert facts.reward == RewardLaw("gaussian", 1.0)
-    quiet = HardInstance(4, 0.3, RewardLaw("none")).facts(3, 100)
+    assert facts.reward == RewardDistribution("gaussian", 1.0)
+    quiet = HardInstance(4, 0.3, RewardDistribution("none")).facts(3, 100)
     assert quiet.reward_range == (-0.3, 0.3)
     assert HardInstance(4).natural_silos() is None
     assert HardInstance(4, 0.1).describe() != HardInstance(4, 0.2).describe()
@@ -218,11 +222,11 @@ def test_facts_description_and_spec():
         "reward": {"kind": "gaussian", "std": 1.0},
     }
     for table, law in (
-        ({}, RewardLaw("gaussian", 1.0)),
-        ({"reward": {}}, RewardLaw("gaussian", 1.0)),
-        ({"reward": {"kind": "gaussian"}}, RewardLaw("gaussian", 1.0)),
-        ({"reward": {"std": 0.2}}, RewardLaw("gaussian", 0.2)),
-        ({"reward": {"kind": "none"}}, RewardLaw("none")),
+        ({}, RewardDistribution("gaussian", 1.0)),
+        ({"reward": {}}, RewardDistribution("gaussian", 1.0)),
+        ({"reward": {"kind": "gaussian"}}, RewardDistribution("gaussian", 1.0)),
+        ({"reward": {"std": 0.2}}, RewardDistribution("gaussian", 0.2)),
+        ({"reward": {"kind": "none"}}, RewardDistribution("none")),
     ):
         made = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
         assert made == fastfed.HardInstance(radius=0.25, reward=law)

@@ -9,7 +9,7 @@ from scipy import stats
 from test_drivers import both, same
 
 import fastfed
-from fastfed.environments import NoDiversity, RewardLaw, environment_from_spec
+from fastfed.environments import NoDiversity, RewardDistribution, environment_from_spec
 from fastfed.simulation.experiment import make_experiment
 
 RARE = 1e-6
@@ -55,7 +55,9 @@ def test_rewards_have_the_mean_of_the_law():
     assert stats.kstest(drawn, stats.norm(-0.5, 1.0).cdf).pvalue > RARE
 
 
-@pytest.mark.parametrize("reward", [RewardLaw("gaussian", 1.0), RewardLaw("none")])
+@pytest.mark.parametrize(
+    "reward", [RewardDistribution("gaussian", 1.0), RewardDistribution("none")]
+)
 @pytest.mark.parametrize("silos", [1, 3])
 def test_both_drivers_agree(silos, reward):
     e = make_experiment(
@@ -82,7 +84,7 @@ def test_a_wrong_action_costs_one():
     assert (chance.group_regret == np.round(chance.group_regret)).all()
     # Five standard deviations of 1200 coins, in 4 replicates.
     assert np.abs(chance.group_regret[:, -1] - 600).max() < 5 * np.sqrt(300)
-    quiet = NoDiversity(RewardLaw("none"))
+    quiet = NoDiversity(RewardDistribution("none"))
     (alone,) = fastfed.simulate(quiet, "local-linucb", clip=False, **keys).curves
     assert (alone.group_regret[:, -1] <= 3).all() and alone.group_regret[:, -1].any()
     # Clipping to [0, 1] turns -1/2 into the 0 that nothing can be learnt from.
@@ -97,7 +99,7 @@ def test_facts_description_and_spec():
     facts = NoDiversity().facts(3, 100)
     assert (facts.dimension, facts.actions, facts.reward_range) == (2, 2, None)
     assert facts.linear and facts.features_bounded and not facts.contexts_made
-    assert NoDiversity(RewardLaw("none")).facts(3, 100).reward_range == (-0.5, 0.5)
+    assert NoDiversity(RewardDistribution("none")).facts(3, 100).reward_range == (-0.5, 0.5)
     assert NoDiversity().natural_silos() is None
     made = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
     assert made == fastfed.NoDiversity()

@@ -9,7 +9,7 @@ from fastfed.environments import (
     Letor,
     Python,
     Replay,
-    RewardLaw,
+    RewardDistribution,
     Sphere,
     environment_from_spec,
     environment_signature,
@@ -66,7 +66,9 @@ class TestSphere:
         assert abs(drawn.mean() - 0.3) < 5 * np.sqrt(0.21 / len(drawn))
 
     def test_gaussian_rewards_have_mean_and_std(self):
-        opened = Sphere(dimension=3, actions=4, reward=RewardLaw("gaussian", 0.5)).open(0, 0, 1)
+        opened = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 0.5)).open(
+            0, 0, 1
+        )
         drawn = np.array([opened.reward(0, t, 0.3) for t in range(1, 20001)])
         assert abs(drawn.mean() - 0.3) < 5 * 0.5 / np.sqrt(len(drawn))
         assert abs(drawn.std() - 0.5) < 5 * 0.5 / np.sqrt(2 * len(drawn))

@@ -16,13 +16,13 @@ from fastfed import InputError
 from fastfed._random import CHOICE, QUERY, THRESHOLD, SeededNoise, SystemNoise
 from fastfed._system import System
 from fastfed.environments.base import Adversary
-from fastfed.experts import ALGORITHMS, Setting
+from fastfed.experts import ALGORITHMS, ProblemSpec
 from fastfed.experts.plan import ExpertChoice, ExpertPlan, ExpertReport
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
 from fastfed.simulation.experts import loss_of, play_steps
 
-#: Keys with which everything happens within 100 rounds: switches, several phases, several trees.
+#: Config with which everything happens within 100 rounds: switches, several phases, several trees.
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "svt": ("fed-svt", {"epsilon": 50.0, "optimal_loss": 0.0}),
     "svt-phases": ("fed-svt", {"epsilon": 50.0, "optimal_loss": 0.0, "phase_length": 7}),
@@ -260,7 +260,7 @@ def test_seeded_it_is_the_step_driver(name):
 def test_seeded_gradients_are_the_step_drivers(noise):
     environment = fastfed.StochasticLosses(experts=D, gap=0.4, loss="quadratic")
     facts = environment.facts(M, T)
-    setting = Setting(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
+    setting = ProblemSpec(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
     keys = {"noise": noise, "batch": "largest", **({} if noise == "none" else {"epsilon": 90.0})}
     plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
     opened: Adversary = environment.open(5, 0, M)
@@ -550,7 +550,7 @@ def test_what_is_played_is_not_the_caller_s(name):
 
 
 def smooth(silos: int = 1, **keys: Any) -> ExpertPlan:
-    setting = Setting(silos, T, D, lipschitz=50.0, spread=100.0, smoothness=1.0, linear=False)
+    setting = ProblemSpec(silos, T, D, lipschitz=50.0, spread=100.0, smoothness=1.0, linear=False)
     return ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
 
 
@@ -573,9 +573,9 @@ def test_losses_that_are_no_vectors_need_a_gradient():
 GRADIENT = """
 import numpy as np
 from fastfed import ExpertClient, ExpertServer, InputError
-from fastfed.experts import ALGORITHMS, Setting
+from fastfed.experts import ALGORITHMS, ProblemSpec
 
-setting = Setting(1, 100, 5, smoothness=1.0, linear=False)
+setting = ProblemSpec(1, 100, 5, smoothness=1.0, linear=False)
 keys = {"noise": "none", "batch": "largest"}
 plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
 client = ExpertClient(plan)
@@ -767,7 +767,7 @@ def test_the_least_that_there_is(name):
 @pytest.mark.parametrize("smoothness", [0.01, 1.0])
 def test_no_loss_moves_scores_by_more_than_the_noise_is_made_for(smoothness):
     """Whatever a user's gradients are, clipping keeps one loss's part in every leaf's scores."""
-    setting = Setting(1, 511, 3, lipschitz=1.0, spread=2.0, smoothness=smoothness, linear=False)
+    setting = ProblemSpec(1, 511, 3, lipschitz=1.0, spread=2.0, smoothness=smoothness, linear=False)
     keys = {"epsilon": 50.0, "noise": "central", "batch": "largest", "smoothness": 1.0}
     plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
     phase = plan.phases[-1]

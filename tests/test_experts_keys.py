@@ -1,4 +1,4 @@
-"""Keys of the systems of experts: what they refuse, what they certify, and what a spec plays."""
+"""Config of the systems of experts: what they refuse, what they certify, and what a spec plays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_run import cells, same
 import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
-from fastfed.experts import ALGORITHMS, Setting, System, bounds
+from fastfed.experts import ALGORITHMS, ProblemSpec, System, bounds
 from fastfed.experts.baselines import HedgePlan
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -32,7 +32,7 @@ from fastfed.privacy.mechanisms.vertex_sets import most_moved
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.passes import missing_passes
 
-LINEAR = Setting(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
+LINEAR = ProblemSpec(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
 SMOOTH = dataclasses.replace(
     LINEAR, linear=False, smoothness=1.0, loss_range=0.5, optimal_loss=None
 )
@@ -50,23 +50,23 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def make(algorithm: str, setting: Setting = LINEAR, **keys: Any) -> System:
+def make(algorithm: str, setting: ProblemSpec = LINEAR, **keys: Any) -> System:
     """The system, with a budget where it needs one unless ``keys`` say otherwise (...: none)."""
     given = {**REQUIRED[algorithm], **keys}
     return ALGORITHMS[algorithm].make({k: v for k, v in given.items() if v is not ...}, setting)
 
 
-def certificate(algorithm: str, setting: Setting = LINEAR, **keys: Any) -> Certificate:
+def certificate(algorithm: str, setting: ProblemSpec = LINEAR, **keys: Any) -> Certificate:
     return make(algorithm, setting, **keys).certificate
 
 
-def svt(setting: Setting = LINEAR, **keys: Any) -> SparseVectorPlan:
+def svt(setting: ProblemSpec = LINEAR, **keys: Any) -> SparseVectorPlan:
     plan = make(SVT, setting, **keys).plan
     assert isinstance(plan, SparseVectorPlan)
     return plan
 
 
-def ope(setting: Setting = LINEAR, **keys: Any) -> FrankWolfePlan:
+def ope(setting: ProblemSpec = LINEAR, **keys: Any) -> FrankWolfePlan:
     plan = make(OPE, setting, **keys).plan
     assert isinstance(plan, FrankWolfePlan)
     return plan
@@ -198,7 +198,7 @@ def test_keys_that_have_no_meaning_without_noise_are_refused(keys):
         make(OPE, **PLAIN, **keys)
 
 
-# -- Keys and plans --------------------------------------------------------------------------------
+# -- Keys and plans ---------------------------------
 
 
 def test_defaults():
@@ -416,7 +416,7 @@ def test_printed_fed_svt_exceeds_its_claim(delta):
 composed = cache(composed_epsilon)
 
 
-def vertex_epsilon(phase: Any, setting: Setting, messages: bool, delta: float) -> float:
+def vertex_epsilon(phase: Any, setting: ProblemSpec, messages: bool, delta: float) -> float:
     """What one loss of a phase pays, from Laplace noise, argmins and the sets above each leaf."""
     worst, d = 0.0, setting.experts
     for tree, scale in enumerate(phase.scales, start=1):
@@ -571,7 +571,7 @@ def test_simulation_is_said_of_simulations_only():
 #: Fixed in advance: regret is in hindsight.
 FIXED = dataclasses.replace(LINEAR, iid=False)
 
-DRAWN: list[tuple[str, Setting, dict[str, Any], set[str]]] = [
+DRAWN: list[tuple[str, ProblemSpec, dict[str, Any], set[str]]] = [
     (SVT, FIXED, {}, {"proven", "theorem-2-6", "theorem-2-4", "hidden-expert"}),
     (SVT, FIXED, {"delta": 1e-3}, {"proven", "theorem-2-6", "theorem-2-4", "hidden-expert"}),
     (SVT, FIXED, {"switches": 4}, {"theorem-2-6", "theorem-2-4", "hidden-expert"}),
@@ -818,7 +818,7 @@ def test_fastfed_privacy_prints_it(toml):
     printed = invoke("privacy", toml)
     for label in SHOWN:
         assert f"\n{label}\n" in "\n" + printed
-    setting = Setting(silos=3, horizon=70, experts=4, optimal_loss=0.0)
+    setting = ProblemSpec(silos=3, horizon=70, experts=4, optimal_loss=0.0)
     found = certificate(SVT, setting, epsilon=5.0, delta=1e-3)
     for condition in found.conditions:
         assert condition.text in " ".join(printed.split())

@@ -12,7 +12,7 @@ import test_drivers
 from scipy import stats
 
 import fastfed
-from fastfed.bandits import Setting
+from fastfed.bandits import ProblemSpec
 from fastfed.privacy import Budget
 from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
@@ -168,7 +168,7 @@ def test_noisy_batches_play_alike_in_both_drivers(noisy, lazy, silos, horizon, b
 
 def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
     """Of constant noise 1 (standard normals all 1), and the law that the theory is told."""
-    setting = Setting(silos=3, horizon=20, dimension=2)
+    setting = ProblemSpec(silos=3, horizon=20, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
     system = noisy.make(keys, setting)
 
@@ -195,7 +195,7 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
 
 
 def test_noisy_batches_are_certified_as_one_release(noisy):
-    setting = Setting(silos=3, horizon=200, dimension=2)
+    setting = ProblemSpec(silos=3, horizon=200, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
     system = noisy.make(keys, setting)
     tree = ALGORITHMS["private-fedlinucb"].make({**keys, "covariance_ratio": 1.0}, setting)

@@ -15,7 +15,7 @@ from scipy.stats import norm
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.environments import Sphere
@@ -24,14 +24,14 @@ from fastfed.privacy.releases.tree import depth
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.simulation.systems import setting_of
 
-SETTING = Setting(silos=3, horizon=100, dimension=4)
+SETTING = ProblemSpec(silos=3, horizon=100, dimension=4)
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}
 FIXED = {**PRIVATE, "schedule": "fixed"}
 QUIET = {**PRIVATE, "schedule": "private-determinant"}
 BATCH = {**FIXED, "batch_size": 7}
 
 
-def make(setting: Setting = SETTING, **keys: Any) -> System:
+def make(setting: ProblemSpec = SETTING, **keys: Any) -> System:
     return ALGORITHMS["feducb"].make(keys, setting)
 
 
@@ -124,7 +124,7 @@ def test_fixed_batches_are_proven_and_spend_the_budget(batch_size, budget, relat
 )
 def test_the_printed_noise_is_far_more_than_its_budget(epsilon, delta, true):
     """n = 400, nine nodes of the ten that are paid for."""
-    setting = Setting(silos=2, horizon=400, dimension=3)
+    setting = ProblemSpec(silos=2, horizon=400, dimension=3)
     system = make(
         setting, schedule="fixed", batch_size=1, epsilon=epsilon, delta=delta,
         calibration="theorem",
@@ -155,7 +155,7 @@ def test_an_eager_silo_is_proven_for_items_only():
 @pytest.mark.parametrize("horizon", [1, 7, 8, 100])
 def test_a_private_schedule_is_paid_from_the_same_budget(horizon, budget, relation):
     epsilon, delta = budget
-    setting = Setting(silos=3, horizon=horizon, dimension=4)
+    setting = ProblemSpec(silos=3, horizon=horizon, dimension=4)
     system = make(
         setting, schedule="private-determinant", epsilon=epsilon, delta=delta, relation=relation
     )
@@ -225,7 +225,7 @@ def test_without_privacy_nothing_is_claimed(schedule):
     ],
 )
 def test_what_the_run_does_not_keep_is_unproven(change, start):
-    setting = Setting(silos=3, horizon=100, dimension=4, **change)
+    setting = ProblemSpec(silos=3, horizon=100, dimension=4, **change)
     for keys, status in ((BATCH, "unproven"), (QUIET, "unproven"), (PRIVATE, "none")):
         system = make(setting, **keys, clip=False)
         c = system.certificate
@@ -329,7 +329,7 @@ def test_the_formulas_of_the_paper(keys, orders, releases):
 def test_a_batch_size_as_often_as_proposition_1_counts(private, calibration, communication):
     """B = ceil(T / ceil(n)), n at Lambda of T releases; the noise is that of T // B."""
     t, m, d = 2000, 5, 3
-    setting = Setting(silos=m, horizon=t, dimension=d)
+    setting = ProblemSpec(silos=m, horizon=t, dimension=d)
     budget = {"epsilon": 4.0, "delta": 1e-3} if private else {"private": False}
     keys = {"schedule": "fixed", "batch_size": "theorem", "calibration": calibration, **budget}
     keys["communication"] = communication
@@ -356,7 +356,7 @@ def test_a_batch_size_as_often_as_proposition_1_counts(private, calibration, com
 def test_printed_kappa_is_a_bound_at_large_delta_only():
     """It lacks delta: the condition says which, and the exact one always holds."""
     flips = set()
-    setting = Setting(silos=100, horizon=100_000, dimension=10)
+    setting = ProblemSpec(silos=100, horizon=100_000, dimension=10)
     for delta in (0.1, 0.01, 1e-3, 1e-5, 1e-8):
         keys = {"epsilon": 1.0, "delta": delta, "lazy": True}
         system = make(setting, **keys, calibration="theorem")
@@ -430,9 +430,9 @@ def test_other_conditions_of_the_regret_bound():
     multiplied = make(**BATCH, radius_multiplier=0.5)
     assert not found(multiplied, "the radius is that of Proposition 2 at least")
     assert found(make(**BATCH, radius_multiplier=2.0), "the radius is that of Proposition 2")
-    bent = make(Setting(silos=3, horizon=100, dimension=4, linear=False), **BATCH)
+    bent = make(ProblemSpec(silos=3, horizon=100, dimension=4, linear=False), **BATCH)
     assert not found(bent, "the expected reward is <x, theta*>")
-    moved = make(Setting(silos=3, horizon=100, dimension=4, reward_range=None), **BATCH)
+    moved = make(ProblemSpec(silos=3, horizon=100, dimension=4, reward_range=None), **BATCH)
     assert not found(moved, "rewards are bounded, and clipping")
     for system in (multiplied, bent, moved):
         assert not system.theory.proven
@@ -494,7 +494,7 @@ def test_confidence_sets_cover_in_a_whole_run(schedule):
     assert min(often) > 0
 
 
-# -- Keys ------------------------------------------------------------------------------------------
+# -- Keys ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1462,7 +1462,7 @@ def test_a_peer_that_waits_is_named_by_its_own_number_and_round():
         peer.select(ACTIONS)
 
 
-# -- Keys ------------------------------------------------------------------------------------------
+# -- Keys ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from test_oracle_match import oracle_replay
 
 import fastfed
 from fastfed._random import SeededNoise
-from fastfed.environments import Python, Replay, RewardLaw, Sphere
+from fastfed.environments import Python, Replay, RewardDistribution, Sphere
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.trigger import DETERMINANT, Clock
 from fastfed.simulation import compiled, step
@@ -146,7 +146,9 @@ def uneven() -> Python:
         features *= (0.3 + 0.4 * silo) / np.linalg.norm(features, axis=1, keepdims=True)
         return features, draw.uniform(size=len(features))
 
-    return Python(function=function, dimension=3, actions=4, reward=RewardLaw("gaussian", 0.5))
+    return Python(
+        function=function, dimension=3, actions=4, reward=RewardDistribution("gaussian", 0.5)
+    )
 
 
 #: The same problem under every rule; its silos fire in different rounds.
@@ -291,7 +293,7 @@ def test_silos_that_fire_in_different_rounds_of_one_chunk(name):
 
 
 def test_gaussian_rewards_on_a_sphere_are_clipped_once():
-    sphere = Sphere(dimension=3, actions=4, reward=RewardLaw("gaussian", 0.5))
+    sphere = Sphere(dimension=3, actions=4, reward=RewardDistribution("gaussian", 0.5))
     e = experiment(sphere, silos=3, horizon=33, **SHARP, **QUIET, communication=1.0)
     outcome = fast(e)
     assert len(synchronised(outcome)) >= 3

@@ -71,7 +71,7 @@ def make(kind: str, **keys: Any) -> Any:
 
 FUNCTION = {"losses": ..., "function": uneven, "experts": 3}
 
-# -- Keys ------------------------------------------------------------------------------------------
+# -- Keys ----------------------------------------------------------------
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(

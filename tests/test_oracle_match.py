@@ -8,7 +8,7 @@ import pytest
 from oracle.zhou_chowdhury_2024 import Direct, replay
 
 from fastfed._random import SeededNoise
-from fastfed.environments import Replay, RewardLaw, Sphere
+from fastfed.environments import Replay, RewardDistribution, Sphere
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import make_experiment
 
@@ -179,7 +179,7 @@ def test_the_direct_radius_lowers_lambda_step_by_step(release, lazy):
 @pytest.mark.parametrize("lazy", [True, False])
 def test_published_code_settings_unclipped(lazy):
     sizes = {"silos": 4, "horizon": 60, "batch_size": 5, "lazy": lazy, "protocol": "silo-ldp"}
-    sphere = Sphere(dimension=5, actions=12, reward=RewardLaw("gaussian", 0.5))
+    sphere = Sphere(dimension=5, actions=12, reward=RewardDistribution("gaussian", 0.5))
     check(sphere, sizes, radius="published-code", calibration="published-code", clip=False)
 
 

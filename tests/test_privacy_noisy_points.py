@@ -33,8 +33,8 @@ from fastfed._validate import InputError
 from fastfed.privacy import Budget, Condition, epsilon_of, mu_of, user_sensitivity
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.mechanisms.local_gaussian import (
-    NoisyPoints,
-    calibrate_points,
+    LocalGaussian,
+    calibrate_local_gaussian,
     one_batch,
     shuffled,
     shuffled_epsilon,
@@ -42,11 +42,11 @@ from fastfed.privacy.mechanisms.local_gaussian import (
 )
 
 
-def louder(points: NoisyPoints, factor: float) -> NoisyPoints:
+def louder(points: LocalGaussian, factor: float) -> LocalGaussian:
     return msgspec.structs.replace(points, noise_std=factor * points.noise_std)
 
 
-def claim(points: NoisyPoints) -> Condition:
+def claim(points: LocalGaussian) -> Condition:
     first = points.conditions()[-1]
     assert type(first) is ClaimCondition
     return first
@@ -138,10 +138,10 @@ def test_inverse_is_at_least_as_good_as_the_oracles() -> None:
         assert oracle == pytest.approx(lemma, rel=5e-3)
         assert 0.99 * oracle < std <= oracle * (1 + 1e-9)
         budget = Budget(epsilon, delta)
-        alone = calibrate_points(budget, users)
+        alone = calibrate_local_gaussian(budget, users)
         assert alone.noise_std == pytest.approx(local, rel=5e-3)
         assert alone.noise_std == pytest.approx(tight_noise_std(epsilon, delta), rel=1e-7)
-        both = calibrate_points(budget, users, shuffled=True)
+        both = calibrate_local_gaussian(budget, users, shuffled=True)
         assert both.noise_std == pytest.approx(min(std, alone.noise_std), rel=1e-9)
         by = "by Lemma B.4" if lemma < local else "by local privacy alone; Lemma B.4 "
         assert f"({by}" in claim(both).text
@@ -157,7 +157,7 @@ def test_exact_gives_the_budget_and_no_more(through_shuffler: bool) -> None:
     )
     for i, (epsilon, delta, users) in enumerate(cases):
         budget = Budget(epsilon, delta, ("replace", "zero-out")[i % 2])
-        points = calibrate_points(
+        points = calibrate_local_gaussian(
             budget,
             users,
             returning=(1, 30, 1, 1, 7)[i % 5],
@@ -175,8 +175,8 @@ def test_exact_gives_the_budget_and_no_more(through_shuffler: bool) -> None:
 
 def test_a_shuffler_never_costs() -> None:
     for users, epsilon, delta in itertools.product((20, 10**4), (0.05, 5.0), (1e-6, 0.1)):
-        alone = calibrate_points(Budget(epsilon, delta), users)
-        both = calibrate_points(Budget(epsilon, delta), users, shuffled=True)
+        alone = calibrate_local_gaussian(Budget(epsilon, delta), users)
+        both = calibrate_local_gaussian(Budget(epsilon, delta), users, shuffled=True)
         assert both.noise_std <= alone.noise_std
         assert both.exact() <= both.ldp()
         assert alone.exact() == alone.ldp()
@@ -184,15 +184,15 @@ def test_a_shuffler_never_costs() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 10.0])
 def test_twenty_users_gain_nothing(epsilon: float) -> None:
-    points = calibrate_points(Budget(epsilon, 0.1), 20, shuffled=True)
-    assert points.noise_std == calibrate_points(Budget(epsilon, 0.1), 20).noise_std
+    points = calibrate_local_gaussian(Budget(epsilon, 0.1), 20, shuffled=True)
+    assert points.noise_std == calibrate_local_gaussian(Budget(epsilon, 0.1), 20).noise_std
     assert points.amplified() == math.inf
     assert louder(points, 1000.0).amplified() == math.inf
     assert "Lemma B.4 proves nothing for batches of 20)" in claim(points).text
 
 
 def test_less_epsilon_with_more_noise() -> None:
-    points = calibrate_points(Budget(0.2, 1e-6), 10**5, shuffled=True, returning=3)
+    points = calibrate_local_gaussian(Budget(0.2, 1e-6), 10**5, shuffled=True, returning=3)
     grown = [louder(points, f) for f in (0.02, 0.3, 0.5, 0.8, 1.0, 1.001, 2.0, 30.0)]
     for values in (
         [p.exact() for p in grown],
@@ -207,18 +207,18 @@ def test_less_epsilon_with_more_noise() -> None:
 
 
 def test_zero_out_is_weaker_locally_and_no_different_in_the_lemma() -> None:
-    points = calibrate_points(Budget(0.2, 1e-6), 10**5, shuffled=True)
+    points = calibrate_local_gaussian(Budget(0.2, 1e-6), 10**5, shuffled=True)
     assert points.ldp(relation="zero-out") < points.ldp()
     # The others' messages hide one's own only as well as any two data points are alike.
     assert points.amplified(relation="zero-out") == points.amplified()
-    weak = calibrate_points(Budget(0.2, 1e-6, "zero-out"), 10**5, shuffled=True)
+    weak = calibrate_local_gaussian(Budget(0.2, 1e-6, "zero-out"), 10**5, shuffled=True)
     assert weak.noise_std == points.noise_std
     assert weak.exact() == points.exact() < weak.ldp()
     assert weak.amplified() == shuffled_epsilon(2.0 / weak.noise_std, 1e-6, 10**5)
 
 
 def test_streams_are_accounted_together() -> None:
-    points = calibrate_points(Budget(1.0, 1e-5), 50, layout="iid", covariance_ratio=0.5)
+    points = calibrate_local_gaussian(Budget(1.0, 1e-5), 50, layout="iid", covariance_ratio=0.5)
     joint = user_sensitivity("replace", "iid", cov_std=0.5)
     assert points.noise_std == pytest.approx(joint / mu_of(1.0, 1e-5), rel=1e-12)
     assert points.mu() == pytest.approx(joint / points.noise_std, rel=1e-12)
@@ -234,9 +234,9 @@ def test_streams_are_accounted_together() -> None:
 
 def test_returning_users_cost_a_root() -> None:
     budget = Budget(0.5, 1e-6)
-    once = calibrate_points(budget, 20)
+    once = calibrate_local_gaussian(budget, 20)
     for count in (2, 9, 1000):
-        points = calibrate_points(budget, 20, returning=count)
+        points = calibrate_local_gaussian(budget, 20, returning=count)
         assert points.noise_std == pytest.approx(math.sqrt(count) * once.noise_std, rel=1e-12)
         assert points.noise_std == pytest.approx(tight_noise_std(0.5, 1e-6, count), rel=1e-5)
         assert points.mu() == pytest.approx(once.mu(), rel=1e-12)
@@ -246,17 +246,17 @@ def test_returning_users_cost_a_root() -> None:
         assert f"takes part in at most {count} batches, once in each" in trust.text
     assert len(once.conditions()) == 1
     # Where the lemma decides, the others' messages are counted on; local privacy needs nobody.
-    hidden = calibrate_points(Budget(0.02, 1e-3), 10_000, shuffled=True)
+    hidden = calibrate_local_gaussian(Budget(0.02, 1e-3), 10_000, shuffled=True)
     assert hidden.exact() < hidden.ldp()
     assert "none tells the server" in hidden.conditions()[0].text
     # Nobody takes part in more batches than there are.
-    assert calibrate_points(budget, 20, returning=1000, batches=9).returning == 9
-    assert calibrate_points(budget, 20, returning=1000, batches=0) == once
+    assert calibrate_local_gaussian(budget, 20, returning=1000, batches=9).returning == 9
+    assert calibrate_local_gaussian(budget, 20, returning=1000, batches=0) == once
 
 
 @pytest.mark.parametrize("count", [2, 60])
 def test_lemma_over_several_batches_is_a_valid_composition(count: int) -> None:
-    points = calibrate_points(Budget(0.5, 1e-6), 10**6, shuffled=True, returning=count)
+    points = calibrate_local_gaussian(Budget(0.5, 1e-6), 10**6, shuffled=True, returning=count)
     assert points.exact() == points.amplified() < points.ldp()
     mu = points.mu() / math.sqrt(count)
     basic = count * shuffled_epsilon(mu, 1e-6 / count, 10**6)
@@ -280,9 +280,11 @@ def test_theorems(epsilon: float, delta: float, users: int, count: int) -> None:
     budget = Budget(epsilon, delta)
     each = (epsilon, delta) if count == 1 else per_batch_budget(epsilon, delta, count)
     assert one_batch(budget, count) == pytest.approx(each, rel=1e-14)
-    local = calibrate_points(budget, users, calibration="theorem", returning=count)
+    local = calibrate_local_gaussian(budget, users, calibration="theorem", returning=count)
     assert local.noise_std == pytest.approx(ldp_noise_std(*each), rel=1e-12)
-    both = calibrate_points(budget, users, calibration="theorem", returning=count, shuffled=True)
+    both = calibrate_local_gaussian(
+        budget, users, calibration="theorem", returning=count, shuffled=True
+    )
     assert both.noise_std == pytest.approx(amp_noise_std(*each, users), rel=1e-12)
     assert (both.layout, both.covariance_ratio) == ("iid", 1.0)
     text, conditions = claim(both).text, amp_conditions(*each, users)
@@ -296,7 +298,7 @@ def test_theorems(epsilon: float, delta: float, users: int, count: int) -> None:
 
 
 def test_theorem_e_3_is_mended() -> None:
-    points = calibrate_points(
+    points = calibrate_local_gaussian(
         Budget(0.2, 0.1), 20, calibration="theorem", returning=1000, shuffled=True
     )
     assert points.noise_std == pytest.approx(11_846.6, abs=0.05)
@@ -308,7 +310,7 @@ def test_theorem_e_3_is_mended() -> None:
 
 def test_true_privacy_of_the_theorems_noise() -> None:
     for epsilon, true in ((1.0, 0.281), (5.0, 1.92)):
-        points = calibrate_points(Budget(epsilon, 1e-3), 1, calibration="theorem")
+        points = calibrate_local_gaussian(Budget(epsilon, 1e-3), 1, calibration="theorem")
         assert points.exact() == pytest.approx(true, rel=5e-3)
         verb = "holds" if epsilon <= 1 else "fails"
         assert f"Proposition F.1's condition, epsilon <= 1, {verb})" in claim(points).text
@@ -318,7 +320,7 @@ def test_true_privacy_of_the_theorems_noise() -> None:
         (20, 10.0, 0.1, 11.7),
         (10_000, 0.02, 1e-3, 0.119),
     ):
-        points = calibrate_points(
+        points = calibrate_local_gaussian(
             Budget(epsilon, delta), users, calibration="theorem", shuffled=True
         )
         assert points.ldp() == pytest.approx(true, rel=5e-3)
@@ -337,7 +339,7 @@ def test_true_privacy_of_the_theorems_noise() -> None:
 )
 def test_published_code(through_shuffler: bool, system: str, truth: dict[float, float]) -> None:
     for epsilon, true in truth.items():
-        points = calibrate_points(
+        points = calibrate_local_gaussian(
             Budget(epsilon, 0.1), 20, calibration="published-code", shuffled=through_shuffler
         )
         s = published(system, T=20_000, d=5, epsilon=epsilon, delta=0.1).noise_std
@@ -361,7 +363,7 @@ def test_published_code(through_shuffler: bool, system: str, truth: dict[float, 
 
 def test_noise_of_the_exact_figures() -> None:
     for epsilon, std in ((0.2, 32.6), (1.0, 7.46), (10.0, 1.00)):
-        points = calibrate_points(Budget(epsilon, 1e-5), 20)
+        points = calibrate_local_gaussian(Budget(epsilon, 1e-5), 20)
         assert points.noise_std == pytest.approx(std, rel=5e-3)
         assert points.layout == "goe2"
 
@@ -371,25 +373,25 @@ def test_noise_of_the_exact_figures() -> None:
 
 def test_sides() -> None:
     budget = Budget(0.02, 1e-3)
-    both = calibrate_points(budget, 10_000, shuffled=True)
+    both = calibrate_local_gaussian(budget, 10_000, shuffled=True)
     ((model, source, epsilon, conditions),) = both.sides()
     assert conditions == ()
     assert model == "local: nobody but the user is trusted"
     assert "Remark 3.4" in source
     assert epsilon == both.ldp() > 2.5 * both.exact()
-    local = calibrate_points(budget, 10_000)
+    local = calibrate_local_gaussian(budget, 10_000)
     ((model, source, epsilon, conditions),) = local.sides()
     assert ["noisy message" in c.text for c in conditions] == [True]
     assert model == "shuffle: with a trusted shuffler of each batch in between"
     assert "Corollary B.3" in source
     assert epsilon == local.amplified() < 0.5 * local.ldp()
     for users in (1, 20, 1000):
-        assert calibrate_points(budget, users).sides() == []
+        assert calibrate_local_gaussian(budget, users).sides() == []
 
 
 def test_local_noise_by_shuffled_budget() -> None:
     """Corollary B.3: any split of the local guarantee through the lemma is above what is found."""
-    points = calibrate_points(Budget(1.0, 1e-5), 10**5, layout="iid")
+    points = calibrate_local_gaussian(Budget(1.0, 1e-5), 10**5, layout="iid")
     mu = joint_sensitivity("iid") / points.noise_std
     for e0 in (1.1, 1.3, 1.5):
         epsilon, delta = shuffled_budget(e0, gaussian_delta(e0, mu), 10**5, 1e-6)
@@ -405,35 +407,49 @@ ANY = Budget(1.0, 1e-5)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: calibrate_points(Budget(1, 0), 20), "delta must be > 0 and < 1, got 0.0"),
-        (lambda: calibrate_points(Budget(1, 0.1, unit="silo"), 20), "unit must be one of"),
-        (lambda: calibrate_points(ANY, 0), "batch_size must be an integer >= 1, got 0"),
-        (lambda: calibrate_points(ANY, 20, returning=0), "returning must be an integer >= 1"),
-        (lambda: calibrate_points(ANY, 20, batches=-1), "batches must be an integer >= 0"),
+        (lambda: calibrate_local_gaussian(Budget(1, 0), 20), "delta must be > 0 and < 1, got 0.0"),
+        (lambda: calibrate_local_gaussian(Budget(1, 0.1, unit="silo"), 20), "unit must be one of"),
+        (lambda: calibrate_local_gaussian(ANY, 0), "batch_size must be an integer >= 1, got 0"),
         (
-            lambda: calibrate_points(ANY, 20, shuffled=1),  # type: ignore[arg-type]
+            lambda: calibrate_local_gaussian(ANY, 20, returning=0),
+            "returning must be an integer >= 1",
+        ),
+        (lambda: calibrate_local_gaussian(ANY, 20, batches=-1), "batches must be an integer >= 0"),
+        (
+            lambda: calibrate_local_gaussian(ANY, 20, shuffled=1),  # type: ignore[arg-type]
             "shuffled must be true or false, got 1",
         ),
-        (lambda: calibrate_points(ANY, 20, calibration="tight"), "calibration must be one of"),
         (
-            lambda: calibrate_points(ANY, 20, calibration="published-code", returning=2),
+            lambda: calibrate_local_gaussian(ANY, 20, calibration="tight"),
+            "calibration must be one of",
+        ),
+        (
+            lambda: calibrate_local_gaussian(ANY, 20, calibration="published-code", returning=2),
             'returning must be 1 when calibration is "published-code", got 2',
         ),
         (
-            lambda: calibrate_points(ANY, 20, calibration="theorem", layout="goe2"),
+            lambda: calibrate_local_gaussian(ANY, 20, calibration="theorem", layout="goe2"),
             'layout must be "iid" when calibration is "theorem", got "goe2"',
         ),
         (
-            lambda: calibrate_points(ANY, 20, calibration="theorem", covariance_ratio=0.5),
+            lambda: calibrate_local_gaussian(ANY, 20, calibration="theorem", covariance_ratio=0.5),
             "covariance_ratio must be 1",
         ),
         (
-            lambda: calibrate_points(ANY, 20, calibration="published-code", covariance_ratio=0.7),
+            lambda: calibrate_local_gaussian(
+                ANY, 20, calibration="published-code", covariance_ratio=0.7
+            ),
             "covariance_ratio must be 1",
         ),
-        (lambda: louder(calibrate_points(ANY, 20), 0.0), "noise_std must be > 0, got 0.0"),
-        (lambda: calibrate_points(ANY, 20).exact(relation="add"), "relation must be one of"),
-        (lambda: calibrate_points(ANY, 20).amplified(relation="x"), "relation must be one of"),
+        (lambda: louder(calibrate_local_gaussian(ANY, 20), 0.0), "noise_std must be > 0, got 0.0"),
+        (
+            lambda: calibrate_local_gaussian(ANY, 20).exact(relation="add"),
+            "relation must be one of",
+        ),
+        (
+            lambda: calibrate_local_gaussian(ANY, 20).amplified(relation="x"),
+            "relation must be one of",
+        ),
         (lambda: shuffled(-1.0, 0.1, 20, 0.5), "epsilon0 must be >= 0, got -1.0"),
         (lambda: shuffled(1.0, 0.1, 20, 0.0), "inner_delta must be > 0 and <= 1, got 0.0"),
         (lambda: shuffled(1.0, 0.1, 0, 0.5), "users must be an integer >= 1, got 0"),

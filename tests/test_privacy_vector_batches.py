@@ -137,7 +137,7 @@ def test_published_code_at_epsilon_ten() -> None:
     # A changed sign of x = e_1 alone, by the oracle's sums.
     signs = [max(cz.binomial_delta(v.trials, 18, 10)) for v in (later, own, ten)]
     assert signs == pytest.approx([0.99535, 1.0, 0.20477], abs=5e-6)
-    least = [v.least_delta(10) for v in (later, own, ten)]
+    least = [v.hockey_stick_lower_bound(10) for v in (later, own, ten)]
     assert all(found >= sign * (1 - 1e-12) for found, sign in zip(least, signs, strict=True))
     assert least == pytest.approx([0.99776, 1.0, 0.4157], abs=5e-5)
     claim = later.conditions()[-1]
@@ -162,7 +162,7 @@ def test_published_code_that_holds() -> None:
     # Without the factor 10 the bits for epsilon = 1 prove 2.7, and 1 is refuted.
     plain = calibrate_vector_batches(Budget(1, 0.1), 20, 5, calibration="published-code")
     assert plain.exact() == pytest.approx(2.69, abs=0.01)
-    assert plain.least_delta(1) > 0.3
+    assert plain.hockey_stick_lower_bound(1) > 0.3
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "B", "d"), [(1, 0.1, 20, 5), (7.5, 1e-4, 333, 40)])
@@ -229,7 +229,7 @@ def test_exact_meets_the_budget(epsilon: float, delta: float, case: dict[str, ob
     assert all(c.holds for c in made.conditions())
     assert isinstance(made.conditions()[-1], ClaimCondition)
     # From below nothing contradicts it.
-    assert made.least_delta(epsilon) <= made.account().delta(epsilon) * (1 + 1e-9)
+    assert made.hockey_stick_lower_bound(epsilon) <= made.account().delta(epsilon) * (1 + 1e-9)
     if epsilon > 15:
         return
     need = 16 / 3 * made.norm() ** 2 * made.returning / mu_of(epsilon, delta) ** 2
@@ -330,7 +330,11 @@ def test_honest_fraction() -> None:
     # Whoever relies on all of these bits proves more.
     assert msgspec.structs.replace(half, honest_fraction=1.0).exact() < 0.7
     nobody = msgspec.structs.replace(half, honest_fraction=1e-9)
-    assert (nobody.exact(), nobody.mu(), nobody.least_delta(9.0)) == (math.inf, math.inf, 1.0)
+    assert (nobody.exact(), nobody.mu(), nobody.hockey_stick_lower_bound(9.0)) == (
+        math.inf,
+        math.inf,
+        1.0,
+    )
 
 
 def test_the_weaker_relation_costs_less() -> None:
@@ -376,7 +380,7 @@ def test_least_delta_by_enumeration(g: tuple[int, int], bits: int) -> None:
     known = [(right, (-1.0, 0.0)), (right, down), worst]
     for epsilon in (0.0, 1.0, 4.0):
         exact = [divergence(bits, *(vector(x, 1.0, g) for x in xs), epsilon) for xs in known]
-        found = made.least_delta(epsilon)
+        found = made.hockey_stick_lower_bound(epsilon)
         assert found <= max(exact) * (1 + 1e-9)
         assert found >= max(exact) * 0.999
     rng = np.random.default_rng(5)
@@ -398,9 +402,15 @@ def test_least_delta_in_one_dimension() -> None:
             divergence(bits, [g[0], g[1]], [-g[0] * q, g[1] * q * q], 1.0)
             for q in np.linspace(0, 1, 51)
         )
-        assert 0.98 * best <= made.least_delta(1.0) <= made.account().delta(1.0) * (1 + 1e-9)
+        assert (
+            0.98 * best
+            <= made.hockey_stick_lower_bound(1.0)
+            <= made.account().delta(1.0) * (1 + 1e-9)
+        )
     plain = made_of((40, 40), 4_000, dimension=1)
-    assert plain.least_delta(0.5) == pytest.approx(shifted_binomial_delta(4_000, 80, 0.5))
+    assert plain.hockey_stick_lower_bound(0.5) == pytest.approx(
+        shifted_binomial_delta(4_000, 80, 0.5)
+    )
 
 
 def test_least_delta_stays_below_what_is_proven() -> None:
@@ -409,14 +419,14 @@ def test_least_delta_stays_below_what_is_proven() -> None:
         made = made_of(g, bits, dimension=5, relation=relation)
         for epsilon in (0.0, 0.3, 10.0, 100.0):
             proven = made.account().delta(epsilon)
-            assert 0.0 <= made.least_delta(epsilon) <= proven * (1 + 1e-9)
-    assert made_of((9, 9), 2**28 + 1).least_delta(0.0) == 0.0
+            assert 0.0 <= made.hockey_stick_lower_bound(epsilon) <= proven * (1 + 1e-9)
+    assert made_of((9, 9), 2**28 + 1).hockey_stick_lower_bound(0.0) == 0.0
 
 
 def test_what_only_one_world_can_release() -> None:
     """Noise shorter than the change: everything is told, at every epsilon."""
-    assert made_of((9, 9), 17).least_delta(1e6) == 1.0
-    told = made_of((9, 9), 18).least_delta(1e6)
+    assert made_of((9, 9), 17).hockey_stick_lower_bound(1e6) == 1.0
+    told = made_of((9, 9), 18).hockey_stick_lower_bound(1e6)
     assert told >= 1 - 0.25**18 - 1e-12
 
 
@@ -429,12 +439,12 @@ def test_dp_accounting_agrees_from_below() -> None:
         change = [g[0], -g[0], g[1], -g[1]]
         low, high = (pld_delta([(bits, change)], epsilon, 5e-3, upper=up) for up in (False, True))
         assert low <= high <= made.account().delta(epsilon) * (1 + 1e-9)
-        assert made.least_delta(epsilon) >= 0.997 * low
+        assert made.hockey_stick_lower_bound(epsilon) >= 0.997 * low
     # Under zero-out this change is the worst, and the only one tried.
     for bits, epsilon in ((600, 0.3), (5_000, 1.0)):
         made = made_of((9, 9), bits, relation="zero-out")
         low, high = (pld_delta([(bits, [9, 9])], epsilon, 1e-4, upper=up) for up in (False, True))
-        assert 0.997 * low <= made.least_delta(epsilon) <= high * (1 + 1e-9)
+        assert 0.997 * low <= made.hockey_stick_lower_bound(epsilon) <= high * (1 + 1e-9)
 
 
 def test_dp_accounting_agrees_with_the_proven_epsilon() -> None:
@@ -496,7 +506,10 @@ ANY = Budget(1, 0.1)
         ),
         (lambda: made_of((4, 4, 4), 9), "g must have one value for each of the 2 streams, got 3"),
         (lambda: made_of((4, 4), 0), "b must be an integer >= 1, got 0"),
-        (lambda: made_of((4, 4), 9).least_delta(-1.0), "epsilon must be >= 0, got -1.0"),
+        (
+            lambda: made_of((4, 4), 9).hockey_stick_lower_bound(-1.0),
+            "epsilon must be >= 0, got -1.0",
+        ),
         (lambda: VectorSumAccount([(1, 2.0, 3)], 1), "nodes must be pairs (trials, norm) or Node"),
         (lambda: VectorSumAccount([Node(9, 1.0, 0.5)], 1), "squares must be >= 1, got 0.5"),
         (lambda: VectorSumAccount([Node(9, 1.0, 4.0, 0)], 1), "count must be an integer >= 1"),

@@ -18,7 +18,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._kernels import native
 from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
-from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardLaw, Sphere
+from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan
@@ -170,7 +170,7 @@ def test_they_agree_in_every_dimension(dimension, keys):
 
 @pytest.mark.parametrize("clip", [True, False])
 def test_rewards_are_clipped_where_asked(clip):
-    law = RewardLaw("gaussian", 0.5)
+    law = RewardDistribution("gaussian", 0.5)
     e = experiment(Sphere(dimension=3, actions=5, reward=law), horizon=31, clip=clip)
     played = fast(e)
     outside = np.sum((played.rewards < 0.0) | (played.rewards > 1.0))

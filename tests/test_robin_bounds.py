@@ -15,7 +15,7 @@ from oracle import huang_2023 as oracle
 from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
 # T, M, d
@@ -34,8 +34,8 @@ def agree(ours: float, theirs: float) -> None:
     assert math.isclose(ours, theirs, rel_tol=1e-12), (ours, theirs)
 
 
-def setting(T: int, M: int, d: int) -> Setting:
-    return Setting(silos=M, horizon=T, dimension=d)
+def setting(T: int, M: int, d: int) -> ProblemSpec:
+    return ProblemSpec(silos=M, horizon=T, dimension=d)
 
 
 # -- Constants of the algorithm --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Keys of robin: what they refuse, what they certify, and how a spec plays it beside others."""
+"""Config of robin: what they refuse, what they certify, and how a spec plays it beside others."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from test_run import cells, same
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
 from fastfed.protocols.phases import PhasePlan
 from fastfed.simulation.experiment import experiment_from_spec
 
-SETTING = Setting(silos=40, horizon=100, dimension=3)  # six phases
+SETTING = ProblemSpec(silos=40, horizon=100, dimension=3)  # six phases
 REQUIRED = {"epsilon": 1.0, "delta": 0.01, "diversity": 0.2, "initial_phases": 2}
 
 
-def make(setting: Setting = SETTING, **keys: Any) -> System:
+def make(setting: ProblemSpec = SETTING, **keys: Any) -> System:
     """The system with a budget, lambda_0 and U, unless ``keys`` say otherwise."""
     given = {**REQUIRED, **keys}
     return ALGORITHMS["robin"].make({k: v for k, v in given.items() if v is not ...}, setting)
 
 
-def certificate(setting: Setting = SETTING, **keys: Any) -> Certificate:
+def certificate(setting: ProblemSpec = SETTING, **keys: Any) -> Certificate:
     return make(setting, **keys).certificate
 
 
-def plan_of(setting: Setting = SETTING, **keys: Any) -> PhasePlan:
+def plan_of(setting: ProblemSpec = SETTING, **keys: Any) -> PhasePlan:
     plan = make(setting, **keys).plan
     assert isinstance(plan, PhasePlan)
     return plan
@@ -171,7 +171,7 @@ def test_radii_are_the_papers():
 )
 def test_epsilon_of_a_coordinate(epsilon, delta, horizon, dimension):
     """Printed: the paper's. Exact: more than randomised response in place of the range allows."""
-    setting = Setting(silos=7, horizon=horizon, dimension=dimension)
+    setting = ProblemSpec(silos=7, horizon=horizon, dimension=dimension)
     releases = len(oracle.releasing_phases(horizon, 2))
     P, d2 = oracle.number_of_phases(horizon), oracle.padded(dimension)
     at = {"epsilon": epsilon, "delta": delta}
@@ -460,7 +460,7 @@ def test_fastfed_privacy_prints_it(tmp_path):
     for label in LABELS[:5]:
         assert f"\n{label}\n" in "\n" + printed
     # As in the file, whose certificate this is.
-    found = make(Setting(silos=5, horizon=35, dimension=3), epsilon=5.0, delta=1e-3).certificate
+    found = make(ProblemSpec(silos=5, horizon=35, dimension=3), epsilon=5.0, delta=1e-3).certificate
     for condition in found.conditions:
         assert condition.text in " ".join(printed.split())
     one = invoke("privacy", toml(tmp_path), "--curve", LABELS[0], "--json")

@@ -23,7 +23,7 @@ from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.passes import Pass, missing_passes, predict_seconds
+from fastfed.simulation.passes import RunBatch, missing_passes, predict_seconds
 from fastfed.simulation.run import collect
 
 
@@ -150,7 +150,7 @@ def stored(folder, outcomes):
     meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
     with Store.create_or_resume(folder, meta, run_module.curve_rows(e)) as store:
         for replicate, one in enumerate(outcomes):
-            store.commit(run_module.cells(Pass(replicate, (0,)), [one]), 1.0, 1, 1)
+            store.commit(run_module.cells(RunBatch(replicate, (0,)), [one]), 1.0, 1, 1)
         return e, store.results()
 
 

@@ -15,7 +15,7 @@ from fastfed import InputError, Shuffler
 from fastfed._kernels import native
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Silo
-from fastfed.environments import RewardLaw, Sphere
+from fastfed.environments import RewardDistribution, Sphere
 from fastfed.experiments import figure, figure_spec
 from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
@@ -379,7 +379,7 @@ def test_published_constants_of_figure_2b():
 def test_gaussian_rewards_are_not_clipped_in_the_printed_figures():
     for name in ("zc24-fig2a", "zc24-fig2b"):
         e = experiment_of(name)
-        assert e.facts.reward == RewardLaw("gaussian", 0.5)
+        assert e.facts.reward == RewardDistribution("gaussian", 0.5)
         assert all(c.system.plan.clip is None for c in e.curves if c.algorithm != "random")
 
 

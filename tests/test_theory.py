@@ -8,16 +8,16 @@ import pytest
 import fastfed
 from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.certify import SAME_SILO
-from fastfed.bandits.noise_distributions import NoiseLaw
+from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.radius import ANCHOR, FLOOR
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition, Guarantee
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds
 from fastfed.protocols.plan import NoiseStd
 from fastfed.simulation.systems import make_system
 
-SETTING = Setting(silos=100, horizon=10_000, dimension=10)
+SETTING = ProblemSpec(silos=100, horizon=10_000, dimension=10)
 
 
 def private(setting=SETTING, **keys):
@@ -36,7 +36,7 @@ def noise_matrices(layout, count, d, rng):
 def test_the_operator_norm_bound_holds_with_its_probability(layout, d):
     """2 000 draws at failure probability 0.05: more than 150 failures once in 10^8 runs."""
     off, diagonal = layout_stds(layout, 1.0)
-    law = NoiseLaw(NoiseStd(1.0, off, diagonal), 1, np.array([0.0, 1.0]))
+    law = NoiseDistribution(NoiseStd(1.0, off, diagonal), 1, np.array([0.0, 1.0]))
     rng = np.random.default_rng(0)
     norms = np.abs(np.linalg.eigvalsh(noise_matrices(layout, 2000, d, rng))).max(axis=1)
     none, bound = law.operator_norms(d, 0.05)
@@ -49,7 +49,7 @@ def test_the_operator_norm_bound_holds_with_its_probability(layout, d):
 @pytest.mark.parametrize("d", [1, 3, 30])
 def test_the_vector_norm_bound_holds_with_its_probability(d):
     """It is exact: 200 failures of 4 000 expected, and outside 130 to 270 once in 10^6 runs."""
-    law = NoiseLaw(NoiseStd(2.0, 1.0, 1.0), noises=3, variances=np.array([0.0, 2.0]))
+    law = NoiseDistribution(NoiseStd(2.0, 1.0, 1.0), noises=3, variances=np.array([0.0, 2.0]))
     h = np.random.default_rng(1).normal(size=(4000, d)) * 2.0 * math.sqrt(6)
     assert 130 <= (np.linalg.norm(h, axis=1) > law.vector_norms(d, 0.05)[1]).sum() <= 270
 
@@ -59,7 +59,7 @@ def test_the_vector_norm_bound_holds_with_its_probability(d):
 def test_the_error_bound_holds_with_its_probability(layout, d):
     """||N theta - h||, ||theta|| = 1: as above; exact for the GOE layouts."""
     off, diagonal = layout_stds(layout, 0.7)
-    law = NoiseLaw(NoiseStd(1.0, off, diagonal), 4, np.array([0.0, 0.5]))
+    law = NoiseDistribution(NoiseStd(1.0, off, diagonal), 4, np.array([0.0, 0.5]))
     rng = np.random.default_rng(2)
     theta = rng.normal(size=d)
     theta /= np.linalg.norm(theta)
@@ -71,8 +71,8 @@ def test_the_error_bound_holds_with_its_probability(layout, d):
 
 def test_all_releases_share_one_probability():
     """The union over releases, each with its own variance."""
-    one = NoiseLaw(NoiseStd(1.0, 1.0, math.sqrt(2.0)), 1, np.array([0.0, 1.0]))
-    many = NoiseLaw(NoiseStd(1.0, 1.0, math.sqrt(2.0)), 1, np.array([0.0, 1.0, 4.0, 9.0]))
+    one = NoiseDistribution(NoiseStd(1.0, 1.0, math.sqrt(2.0)), 1, np.array([0.0, 1.0]))
+    many = NoiseDistribution(NoiseStd(1.0, 1.0, math.sqrt(2.0)), 1, np.array([0.0, 1.0, 4.0, 9.0]))
     for name in ("operator_norms", "vector_norms", "errors"):
         unit = getattr(one, name)(5, 0.02)[1]
         assert getattr(many, name)(5, 0.06) == pytest.approx([0.0, unit, 2 * unit, 3 * unit])
@@ -177,7 +177,7 @@ def test_the_direct_radius_is_the_default_and_its_formula(lazy):
     plan, theory = system.plan, system.theory
     assert theory.proven
     stds, nodes = plan.noise_std, np.array([k.bit_count() for k in range(401)])
-    law = NoiseLaw(stds, 100, nodes.astype(float))
+    law = NoiseDistribution(stds, 100, nodes.astype(float))
     n = law.operator_norms(10, 0.01 / 4)
     anchor = ANCHOR * n.max()
     assert plan.radius.direct
@@ -275,7 +275,7 @@ def test_a_lazy_run_also_protects_users_of_one_silo_from_each_other():
 
 
 def test_unbounded_rewards_leave_the_value_only_under_an_assumption():
-    setting = Setting(100, 10_000, 10, reward_scale=0.5, reward_range=None)
+    setting = ProblemSpec(100, 10_000, 10, reward_scale=0.5, reward_range=None)
     certificate = private(setting, calibration="published-code", epsilon=5.0, delta=0.1).certificate
     assert certificate.status == "unproven"
     failed = [c.text for c in certificate.conditions if not c.holds]
@@ -316,7 +316,7 @@ def test_the_batch_rule():
 
 
 def test_a_last_short_batch_is_never_released():
-    setting = Setting(3, 103, 4)
+    setting = ProblemSpec(3, 103, 4)
     plan = private(setting, batch_size=10).plan
     assert plan.releases == 10
     assert plan.bits_up_of(plan.releases) == 64 * 14 * 3 * 10
@@ -355,7 +355,7 @@ def test_bad_keys_are_one_clear_sentence(keys, sentence):
 
 def test_prefix_sizes_reach_the_noise_law():
     assert max_prefix_nodes(400) == 8
-    radius, setting = private().plan.radius, Setting(1, 10_000, 10)
+    radius, setting = private().plan.radius, ProblemSpec(1, 10_000, 10)
     # 255 is the first prefix of 8 nodes, and 400 = 256 + 128 + 16 has 3.
     errors = radius.error_bound
     assert errors.argmax() == 255
@@ -419,7 +419,7 @@ def test_noise_that_would_not_fit_is_refused_with_the_way_out():
             name="x", environment=Sphere(dimension=57), curves=[curve], horizon=25_000, silos=1000
         )
 
-    setting = Setting(silos=1000, horizon=25_000, dimension=57)
+    setting = ProblemSpec(silos=1000, horizon=25_000, dimension=57)
     with pytest.raises(fastfed.InputError, match=r'13\.7 GB of noise.* "honaker" next to nothing'):
         planned()
     assert planned(release="honaker").curves[0].system.plan.release == "honaker"

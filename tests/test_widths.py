@@ -7,7 +7,7 @@ import pytest
 from test_drivers import experiment, same
 
 from fastfed._kernels import native
-from fastfed.environments.base import RewardLaw
+from fastfed.environments.base import RewardDistribution
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.simulation import compiled, step
 
@@ -22,7 +22,7 @@ class Rows(PoolEnvironment):
     kind = "rows"
 
     def __init__(self, rows: np.ndarray, sizes: list[int], silos: int) -> None:
-        super().__init__(sampling="with-replacement", reward=RewardLaw("bernoulli"))
+        super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
         theta = np.random.default_rng(5).normal(size=rows.shape[1])
         theta /= np.linalg.norm(theta)
         lengths = np.linalg.norm(rows, axis=1)

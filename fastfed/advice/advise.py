@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.advice.successive_halving import Contest, Entrant, level, pays_from, scalable
+from fastfed.advice.successive_halving import (
+    Contender,
+    SuccessiveHalving,
+    break_even,
+    level,
+    scalable,
+)
 from fastfed.advice.systems import (
     BROKEN,
     ELSEWHERE,
@@ -27,9 +33,9 @@ from fastfed.advice.systems import (
     candidates,
     noisier,
 )
-from fastfed.bandits import Setting
+from fastfed.bandits import ProblemSpec
 from fastfed.bandits.bounds import batch_size_corollary_5_2
-from fastfed.environments import Environment, Facts, Sphere, environment_from_spec
+from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
 from fastfed.privacy.sensitivity import RELATIONS
 from fastfed.report.table import plus_minus
 from fastfed.report.text import privacy_words
@@ -152,12 +158,12 @@ def advise(
     world = make_world(played, silos, horizon)
     facts = world.facts
     check_kind(registered("private-fedlinucb"), played.kind, facts)
-    assert isinstance(facts, Facts)
+    assert isinstance(facts, EnvironmentSpec)
     if world.silos < 2:
         raise InputError(f"silos must be >= 2: a single one has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
     setting = setting_of(facts, world.silos, horizon)
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, ProblemSpec)
     question = Question(
         setting,
         number("epsilon", epsilon, above=0.0),
@@ -166,7 +172,7 @@ def advise(
         number("radius_multiplier", radius_multiplier, above=0.0),
     )
     work = number("seconds", seconds, above=0.0)
-    contest = Contest(
+    contest = SuccessiveHalving(
         played,
         world.silos,
         horizon,
@@ -223,7 +229,7 @@ class _Run:
         self,
         question: Question,
         asked: list[str],
-        contest: Contest,
+        contest: SuccessiveHalving,
         seconds: float,
         real_records: bool = False,
     ) -> None:
@@ -290,7 +296,7 @@ class _Run:
         entrants = [entrant(one) for one in going]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
-            entrants.append(Entrant(name, plan, federated=name == "no privacy"))
+            entrants.append(Contender(name, plan, federated=name == "no privacy"))
         size = self.contest.size(entrants, FINAL * self.seconds, 6)
         self.contest.play("final", entrants, size)
         self.size = size
@@ -385,7 +391,7 @@ class _Run:
         share = THRESHOLDS * self.seconds / len(self.asked)
         found: tuple[float | None, int | None] = (None, None)
         if not helps and scalable(contest.environment):
-            found = pays_from(self.question, best, contest, share)
+            found = break_even(self.question, best, contest, share)
         verdict = Verdict(
             trust, TRUST[trust][0], best.label, same, against, helps, *found, sentence=""
         )
@@ -394,6 +400,6 @@ class _Run:
         return dataclasses.replace(verdict, sentence=verdict_words(verdict, *regrets, looked=worth))
 
 
-def entrant(one: Choice) -> Entrant:
+def entrant(one: Choice) -> Contender:
     """A candidate as it is played."""
-    return Entrant(one.label, one.plan, one.node)
+    return Contender(one.label, one.plan, one.node)

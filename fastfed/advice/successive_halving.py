@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._validate import InputError
 from fastfed.advice.systems import Choice, Question, Regret, batch_sizes, mean_and_stderr
-from fastfed.environments import Environment, FixedSet, Gap, RewardLaw, Sphere
+from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution, Sphere
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch, memory
@@ -50,7 +50,7 @@ def scaled_environment(environment: Environment, times: float) -> Environment:
     if law.kind == "none":
         return environment
     std = (law.std if law.kind == "gaussian" else BERNOULLI) / math.sqrt(times)
-    return replace(environment, reward=RewardLaw("gaussian", std))
+    return replace(environment, reward=RewardDistribution("gaussian", std))
 
 
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
@@ -117,7 +117,7 @@ Heard = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Entrant:
+class Contender:
     """A plan that is played, with its privacy noise (None: it has none).
 
     ``federated`` plans share, so few silos stand for many by scaling; others are silos alone, any
@@ -140,7 +140,7 @@ class Size:
 
 
 @dataclass
-class Contest:
+class SuccessiveHalving:
     """Plays entrants, stage after stage, each on replicates of its own."""
 
     environment: Environment
@@ -164,7 +164,7 @@ class Contest:
         """Rounds at which regret is kept, (C,)."""
         return checkpoint_rounds(self.horizon, CHECKPOINTS)
 
-    def size(self, entrants: Sequence[Entrant], seconds: float, replicates: int) -> Size:
+    def size(self, entrants: Sequence[Contender], seconds: float, replicates: int) -> Size:
         """The largest stage for so many nominal seconds of one core.
 
         All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
@@ -187,7 +187,7 @@ class Contest:
         few = min(self.silos, max(least, int(self.silos * share)))
         return Size(few, self.horizon, replicates)
 
-    def play(self, stage: str, entrants: Sequence[Entrant], size: Size) -> None:
+    def play(self, stage: str, entrants: Sequence[Contender], size: Size) -> None:
         """Play a stage and keep its regrets; the same arguments and seed, the same regrets."""
         if self.on_stage is not None:
             self.on_stage(self.announce(stage, len(entrants), size))
@@ -199,7 +199,7 @@ class Contest:
                 mean, stderr, size.replicates, size.silos, size.rounds, stage
             )
 
-    def finals(self, entrants: Sequence[Entrant], size: Size, bits: bool = False) -> np.ndarray:
+    def finals(self, entrants: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
         """Regret of one silo at the end of the horizon, (R, entrants); ``bits``: `scaled_plan`."""
         first, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
@@ -282,8 +282,8 @@ STEP, STEPS, HALVINGS = 4.0, 6, 2
 REPLICATES = 2
 
 
-def pays_from(
-    question: Question, best: Choice, contest: Contest, seconds: float
+def break_even(
+    question: Question, best: Choice, contest: SuccessiveHalving, seconds: float
 ) -> tuple[float | None, int | None]:
     """The least epsilon, and the least number of silos, at which ``best`` does better than alone.
 
@@ -307,7 +307,7 @@ def pays_from(
                 made = asked.make(best.trust, best.protocol, best.release, size)
             except InputError:
                 continue
-            entrants.append(Entrant(made.label, made.plan, made.node))
+            entrants.append(Contender(made.label, made.plan, made.node))
         if not entrants:
             return False
         return bool(

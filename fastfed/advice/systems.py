@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits import Setting, System
+from fastfed.bandits import ProblemSpec, System
 from fastfed.bandits.radius import direct_regret_bound
 from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.tree import max_prefix_nodes
@@ -269,14 +269,14 @@ class Choice:
 class Question:
     """What is asked for: a problem and a guarantee."""
 
-    setting: Setting
+    setting: ProblemSpec
     epsilon: float
     delta: float
     relation: str
     radius_multiplier: float
 
     def common(self) -> dict[str, Any]:
-        """Keys that every curve of the answer has."""
+        """Config that every curve of the answer has."""
         return (
             {} if self.radius_multiplier == 1.0 else {"radius_multiplier": self.radius_multiplier}
         )

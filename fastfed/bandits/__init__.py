@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastfed._system import account
 from fastfed.bandits import agents, fedlinucb, feducb, robin
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 
 ALGORITHMS = {
@@ -29,4 +29,4 @@ ALGORITHMS = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System", "account"]
+__all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]

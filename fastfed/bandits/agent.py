@@ -13,12 +13,12 @@ from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import WINDOW, Noise, assemble, plan_of
 from fastfed.bandits.certify import certify
 from fastfed.bandits.fedlinucb import DIRECT_RATIO, check_bits
-from fastfed.bandits.noise_distributions import NoiseLaw, batch_law
+from fastfed.bandits.noise_distributions import NoiseDistribution, batch_law
 from fastfed.bandits.radius import REGULARIZERS, Theory, about_rewards
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Keys, System, batches_of_user, check_returning
+from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.system import Config, System, batches_of_user, check_returning
 from fastfed.privacy.certificate import Condition
-from fastfed.privacy.mechanisms.local_gaussian import calibrate_points
+from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
@@ -46,8 +46,8 @@ FITTING = {
 }
 
 
-class AgentKeys(Keys, frozen=True, kw_only=True):
-    """Keys of any curve with a single agent."""
+class AgentConfig(Config, frozen=True, kw_only=True):
+    """Config of any curve with a single agent."""
 
     batch_size: int | str | None = 1
 
@@ -74,13 +74,13 @@ class AgentKeys(Keys, frozen=True, kw_only=True):
             return "lemma-a4"
         return super().regularizer_rule
 
-    def batch(self, setting: Setting, rule: Callable[[], int]) -> int:
+    def batch(self, setting: ProblemSpec, rule: Callable[[], int]) -> int:
         """B: as given, or what ``rule`` says for "theorem"."""
         return rule() if self.batch_size == "theorem" else self.rounds_per_batch(setting)
 
 
-class PrivateAgentKeys(AgentKeys, frozen=True, kw_only=True):
-    """Keys of a private curve with a single agent."""
+class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
+    """Config of a private curve with a single agent."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -110,8 +110,8 @@ class PrivateAgentKeys(AgentKeys, frozen=True, kw_only=True):
         return batches_of_user(self.returning, batches)
 
 
-class GaussianKeys(PrivateAgentKeys, frozen=True, kw_only=True):
-    """Keys of those whose noise may be Gaussian."""
+class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
+    """Config of those whose noise may be Gaussian."""
 
     layout: str | None = None
     covariance_ratio: float | None = None
@@ -132,12 +132,12 @@ class GaussianKeys(PrivateAgentKeys, frozen=True, kw_only=True):
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
 
-def free_ratio(keys: PrivateAgentKeys) -> float:
+def free_ratio(keys: PrivateAgentConfig) -> float:
     """Noise of the covariance stream over that of the bias stream, where bits let us choose."""
     return DIRECT_RATIO if keys.radius == "direct" and keys.calibration == "exact" else 1.0
 
 
-def check_agent(algorithm: str, setting: Setting) -> None:
+def check_agent(algorithm: str, setting: ProblemSpec) -> None:
     """InputError unless the world has one silo, which is the agent."""
     if setting.silos != 1:
         raise InputError(
@@ -147,8 +147,8 @@ def check_agent(algorithm: str, setting: Setting) -> None:
 
 
 def planned(
-    keys: AgentKeys,
-    setting: Setting,
+    keys: AgentConfig,
+    setting: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -174,8 +174,8 @@ def planned(
 
 def private(
     algorithm: str,
-    keys: PrivateAgentKeys,
-    setting: Setting,
+    keys: PrivateAgentConfig,
+    setting: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -199,11 +199,11 @@ def private(
 
 
 def gaussian_noise(
-    keys: GaussianKeys, setting: Setting, batch_size: int, *, shuffled: bool
+    keys: GaussianConfig, setting: ProblemSpec, batch_size: int, *, shuffled: bool
 ) -> Noise:
     """Every user's own Gaussian noise: as many independent ones add up as a batch has users."""
     releases = setting.horizon // batch_size
-    mechanism = calibrate_points(
+    mechanism = calibrate_local_gaussian(
         keys.budget,
         batch_size,
         returning=keys.returns(releases),
@@ -213,13 +213,13 @@ def gaussian_noise(
         covariance_ratio=keys.ratio if keys.calibration == "exact" else keys.covariance_ratio or 1,
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
-    law = NoiseLaw(std, 1, np.arange(releases + 1.0))
+    law = NoiseDistribution(std, 1, np.arange(releases + 1.0))
     return Noise(mechanism, law, std)
 
 
 def vector_noise(
-    keys: PrivateAgentKeys,
-    setting: Setting,
+    keys: PrivateAgentConfig,
+    setting: ProblemSpec,
     batch_size: int,
     *,
     local: bool = False,
@@ -300,7 +300,7 @@ def of_vector(epsilon: float, delta: float, users: int, horizon: int, dimension:
 
 
 def published_theory(
-    code: PublishedCode, keys: Keys, setting: Setting, noise: Noise | None, clip: Clip | None
+    code: PublishedCode, keys: Config, setting: ProblemSpec, noise: Noise | None, clip: Clip | None
 ) -> Theory:
     """Ridge and width of the code, with what is known of them: nothing is proven."""
     d, regularizer = setting.dimension, keys.regularizer

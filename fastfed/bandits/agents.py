@@ -9,9 +9,9 @@ from fastfed._validate import InputError, choice, number
 from fastfed.bandits.agent import (
     MESSAGES,
     NOT_PRIVATE,
-    AgentKeys,
-    GaussianKeys,
-    PrivateAgentKeys,
+    AgentConfig,
+    GaussianConfig,
+    PrivateAgentConfig,
     PublishedCode,
     check_agent,
     free_ratio,
@@ -34,8 +34,8 @@ from fastfed.bandits.linucb_bounds import (
     batch_size_f_2,
     batch_size_f_4,
 )
-from fastfed.bandits.noise_distributions import NoiseLaw
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint
 from fastfed.privacy.releases.gaussian_release import RELEASES
@@ -48,7 +48,7 @@ from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 # radius counts the running round, too (t for t - 1).
 
 
-def build_linucb(keys: AgentKeys, setting: Setting) -> System:
+def build_linucb(keys: AgentConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_agent("linucb", setting)
     batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
@@ -61,7 +61,7 @@ AGENT_LINUCB = Algorithm(
     id="linucb",
     paper="chowdhury-zhou-2022",
     summary="one agent, every round or in batches, not private",
-    keys=AgentKeys,
+    keys=AgentConfig,
     build=build_linucb,
 )
 
@@ -73,8 +73,8 @@ AGENT_LINUCB = Algorithm(
 # and what it adds before any data, in the first round alone, is left out.
 
 
-class JointKeys(GaussianKeys, frozen=True, kw_only=True):
-    """Keys of a linucb-jdp curve."""
+class JointConfig(GaussianConfig, frozen=True, kw_only=True):
+    """Config of a linucb-jdp curve."""
 
     release: str = "tree"
 
@@ -83,7 +83,7 @@ class JointKeys(GaussianKeys, frozen=True, kw_only=True):
         choice("release", self.release, RELEASES)
 
 
-def build_jdp(keys: JointKeys, setting: Setting) -> System:
+def build_jdp(keys: JointConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_agent("linucb-jdp", setting)
     batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
@@ -101,7 +101,7 @@ def build_jdp(keys: JointKeys, setting: Setting) -> System:
         returning=keys.returns(releases),
     )
     std = NoiseStd(*mechanism.stds)
-    noise = Noise(mechanism, NoiseLaw(std, 1, mechanism.variance_factors), std)
+    noise = Noise(mechanism, NoiseDistribution(std, 1, mechanism.variance_factors), std)
     release = "nested" if isinstance(mechanism, NestedNoise) else keys.release
     budget = keys.budget
     gamma = of_agent(budget.epsilon, budget.delta, max(setting.horizon, 2), setting.dimension)
@@ -121,7 +121,7 @@ AGENT_JDP = Algorithm(
     id="linucb-jdp",
     paper="chowdhury-zhou-2022",
     summary="one trusted agent adds noise to its sums: joint privacy",
-    keys=JointKeys,
+    keys=JointConfig,
     build=build_jdp,
 )
 
@@ -136,8 +136,8 @@ AGENT_JDP = Algorithm(
 MECHANISMS = ("gaussian", "vector-sum")
 
 
-class LocalKeys(GaussianKeys, frozen=True, kw_only=True):
-    """Keys of a linucb-ldp curve."""
+class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
+    """Config of a linucb-ldp curve."""
 
     mechanism: str = "gaussian"
     messages: str = "aggregate"
@@ -168,7 +168,7 @@ class LocalKeys(GaussianKeys, frozen=True, kw_only=True):
         return self.mechanism == "vector-sum"
 
 
-def build_ldp(keys: LocalKeys, setting: Setting) -> System:
+def build_ldp(keys: LocalConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_agent("linucb-ldp", setting)
     epsilon, delta = keys.budget.epsilon, keys.budget.delta
@@ -200,7 +200,7 @@ AGENT_LDP = Algorithm(
     id="linucb-ldp",
     paper="chowdhury-zhou-2022",
     summary="one agent whose users add noise to their own data: local privacy",
-    keys=LocalKeys,
+    keys=LocalConfig,
     build=build_ldp,
     deployed=(("messages", "individual"),),
 )
@@ -216,8 +216,8 @@ AGENT_LDP = Algorithm(
 #   "individual" makes, shuffles and adds up the users' own messages.
 
 
-class AmplifiedKeys(GaussianKeys, frozen=True, kw_only=True):
-    """Keys of a linucb-sdp-amp curve."""
+class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
+    """Config of a linucb-sdp-amp curve."""
 
     batch_size: int | str | None = None
     messages: str = "aggregate"
@@ -227,7 +227,7 @@ class AmplifiedKeys(GaussianKeys, frozen=True, kw_only=True):
         choice("messages", self.messages, MESSAGES)
 
 
-def build_amp(keys: AmplifiedKeys, setting: Setting) -> System:
+def build_amp(keys: AmplifiedConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_agent("linucb-sdp-amp", setting)
     epsilon, delta = keys.budget.epsilon, keys.budget.delta
@@ -250,7 +250,7 @@ AGENT_AMP = Algorithm(
     id="linucb-sdp-amp",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' noisy data through a shuffler",
-    keys=AmplifiedKeys,
+    keys=AmplifiedConfig,
     build=build_amp,
     deployed=(("messages", "individual"),),
 )
@@ -266,8 +266,8 @@ AGENT_AMP = Algorithm(
 #   "individual" makes, shuffles and counts every bit.
 
 
-class VectorKeys(PrivateAgentKeys, frozen=True, kw_only=True):
-    """Keys of a linucb-sdp-vec curve."""
+class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
+    """Config of a linucb-sdp-vec curve."""
 
     batch_size: int | str | None = None
     messages: str = "aggregate"
@@ -297,7 +297,7 @@ class VectorKeys(PrivateAgentKeys, frozen=True, kw_only=True):
         return free_ratio(self)
 
 
-def build_vec(keys: VectorKeys, setting: Setting) -> System:
+def build_vec(keys: VectorConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_agent("linucb-sdp-vec", setting)
     epsilon, delta = keys.budget.epsilon, keys.budget.delta
@@ -328,7 +328,7 @@ AGENT_VEC = Algorithm(
     id="linucb-sdp-vec",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' data as noisy bits through a shuffler",
-    keys=VectorKeys,
+    keys=VectorConfig,
     build=build_vec,
     deployed=(("messages", "individual"),),
 )

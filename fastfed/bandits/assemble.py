@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits.noise_distributions import NoiseLaw, bit_law
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law
 from fastfed.bandits.radius import Theory, make_theory
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Keys, batches_of_user
+from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
@@ -54,7 +54,7 @@ class Noise:
     """A mechanism, and what drivers and theory need to know of its noise."""
 
     mechanism: Mechanism
-    law: NoiseLaw
+    law: NoiseDistribution
     std: NoiseStd = field(default_factory=NoiseStd)  # of the Gaussian noise that a node gets
     encoding: Encoding | None = None
     #: Where silos have budgets of their own: each one's noise in units of ``std``, and epsilon.
@@ -62,7 +62,7 @@ class Noise:
     silo_epsilon: tuple[float, ...] = ()
 
 
-def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
+def make_noise(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
     """The noise of a private curve; InputError where the calibration has none for the protocol."""
     if keys.silo_epsilon is not None:
         return _by_silo(keys, setting, batch_size)
@@ -78,7 +78,7 @@ def make_noise(keys: Any, setting: Setting, batch_size: int) -> Noise:
     return _MAKERS[keys.protocol](keys, setting, batch_size, budget)
 
 
-def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
+def _by_silo(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
     """Every silo's own budget (zhou-chowdhury-2024, Definition 2.1): noise of its own strength."""
     budgets = keys.silo_epsilon
     if keys.returning != 1:
@@ -107,13 +107,13 @@ def _by_silo(keys: Any, setting: Setting, batch_size: int) -> Noise:
     )
 
 
-def _gaussian(mechanism: GaussianRelease, keys: Any, setting: Setting) -> Noise:
+def _gaussian(mechanism: GaussianRelease, keys: Any, setting: ProblemSpec) -> Noise:
     std = NoiseStd(*mechanism.stds)
     silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
-    return Noise(mechanism, NoiseLaw(std, silos, mechanism.variance_factors), std)
+    return Noise(mechanism, NoiseDistribution(std, silos, mechanism.variance_factors), std)
 
 
-def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+def _tree(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     returning = batches_of_user(keys.returning, releases)
     tree = calibrate_tree(
@@ -122,7 +122,7 @@ def _tree(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise
     return _gaussian(tree, keys, setting)
 
 
-def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+def _released(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     returning = batches_of_user(keys.returning, releases)
     made = calibrate_release(
@@ -137,7 +137,7 @@ def _released(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> N
     return _gaussian(made, keys, setting)
 
 
-def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+def _amplified(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     tree = calibrate_shuffled_tree(
         budget,
@@ -152,7 +152,7 @@ def _amplified(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> 
     return _gaussian(tree, keys, setting)
 
 
-def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noise:
+def _vector(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     tree = calibrate_vector_sum(
         budget,
@@ -168,7 +168,7 @@ def _vector(keys: Any, setting: Setting, batch_size: int, budget: Budget) -> Noi
     return Noise(tree, law, encoding=Encoding(tree.g, tree.b))
 
 
-_MAKERS: dict[str, Callable[[Any, Setting, int, Budget], Noise]] = {
+_MAKERS: dict[str, Callable[[Any, ProblemSpec, int, Budget], Noise]] = {
     "silo-ldp": _tree,
     "silo-ldp-prefix": _tree,
     "central": _tree,
@@ -180,7 +180,7 @@ _MAKERS: dict[str, Callable[[Any, Setting, int, Budget], Noise]] = {
 # ---- One way from a curve's keys and its noise to a plan: shared by every linear system ----------
 
 
-def released_only(keys: Keys, batch_size: int) -> bool:
+def released_only(keys: Config, batch_size: int) -> bool:
     """Whether actions depend on synchronised statistics alone.
 
     With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
@@ -189,8 +189,8 @@ def released_only(keys: Keys, batch_size: int) -> bool:
 
 
 def assemble(
-    keys: Keys,
-    setting: Setting,
+    keys: Config,
+    setting: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
@@ -207,7 +207,7 @@ def assemble(
     synchronisation are known in advance.
     """
     releases = setting.horizon // batch_size if batch_size else 0
-    law = noise.law if noise else NoiseLaw(variances=np.zeros(releases + 1))
+    law = noise.law if noise else NoiseDistribution(variances=np.zeros(releases + 1))
     if only_released is None:
         only_released = released_only(keys, batch_size)
     theory = make_theory(
@@ -228,8 +228,8 @@ def assemble(
 
 
 def plan_of(
-    keys: Keys,
-    setting: Setting,
+    keys: Config,
+    setting: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,

@@ -11,7 +11,7 @@ import msgspec
 from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
 from fastfed.privacy.certificate import (
     DRAWS,
@@ -30,7 +30,7 @@ from fastfed.privacy.certificate import (
 from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
-from fastfed.privacy.mechanisms.local_gaussian import NoisyPoints
+from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
@@ -61,7 +61,7 @@ PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
 #: Mechanisms whose words follow from the numbers and the claim; others bring conditions along.
-_OWN = (GaussianRelease, AmplifiedTree, BinomialTree, NoisyPoints, VectorBatches, NestedNoise)
+_OWN = (GaussianRelease, AmplifiedTree, BinomialTree, LocalGaussian, VectorBatches, NestedNoise)
 
 
 # ---- what is declared ----------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def declared(
 
 def certify(
     plan: Plan,
-    setting: Setting,
+    setting: ProblemSpec,
     theory: Theory,
     noise: Noise | None,
     source: str,
@@ -127,7 +127,7 @@ class Assumptions:
     world: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
 
     @classmethod
-    def of(cls, plan: Plan, setting: Setting) -> Assumptions:
+    def of(cls, plan: Plan, setting: ProblemSpec) -> Assumptions:
         clip, (feature, reward) = plan.clip, bounds(plan)
         low, high = setting.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
@@ -164,7 +164,7 @@ class Assumptions:
         return (self.schedule, self.features, self.rewards, self.once, *self.world)
 
 
-def _world(plan: Plan, setting: Setting) -> tuple[Condition, ...]:
+def _world(plan: Plan, setting: ProblemSpec) -> tuple[Condition, ...]:
     return (*setting.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
@@ -175,7 +175,7 @@ def _schedule(plan: Plan) -> Condition:
 
 
 @account.register
-def _of_plan(plan: Plan, setting: Setting) -> Certificate:
+def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
     """The certificate of one linear system, its noise taken from seeded streams.
 
     The top is the user-level claim: proven where every assumption holds, conditional where only
@@ -291,7 +291,7 @@ def _of_plan(plan: Plan, setting: Setting) -> Certificate:
     )
 
 
-def _unclaimed(plan: Plan, setting: Setting, claim: Claim, top: Described) -> Certificate:
+def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: Described) -> Certificate:
     """Of a system that claims nothing: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
@@ -307,7 +307,7 @@ def _unclaimed(plan: Plan, setting: Setting, claim: Claim, top: Described) -> Ce
 
 def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
     """As drivers add it: of one user's message, of a batch's bits, or of one node."""
-    if isinstance(top, NoisyPoints):
+    if isinstance(top, LocalGaussian):
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, plan.user_std.parts, strict=True))
     return top.noise_stds
@@ -315,7 +315,7 @@ def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
 
 def _beside(plan: Plan, top: Described) -> list[Side]:
     """What the noise of a single agent's users is worth towards others than the claim is about."""
-    if plan.protocol.senders != "users" or not isinstance(top, NoisyPoints | VectorBatches):
+    if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
         return []
     others, exact = list(top.sides()), epsilon_at(top)
     if plan.protocol.shuffled and math.isfinite(exact):
@@ -332,7 +332,7 @@ def _beside(plan: Plan, top: Described) -> list[Side]:
     return others
 
 
-def _caveats(plan: Plan, setting: Setting, claim: Claim, found: float) -> tuple[str, ...]:
+def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
     caveats = []
     budget, users = claim.asked, setting.silos * setting.horizon
     if not math.isfinite(found):
@@ -360,7 +360,7 @@ def _caveats(plan: Plan, setting: Setting, claim: Claim, found: float) -> tuple[
 
 
 @account.register
-def _of_peers(plan: PeerPlan, setting: Setting) -> Certificate:
+def _of_peers(plan: PeerPlan, setting: ProblemSpec) -> Certificate:
     """Of a federation without a server: that of the part that costs most, and who reads it."""
     stated = _of_plan(worst_part(plan).plan, setting)
     if stated.claimed is None:
@@ -373,7 +373,7 @@ def _of_peers(plan: PeerPlan, setting: Setting) -> Certificate:
 
 
 @account.register
-def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
+def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
     """Of phases: what holds for everything one client holds."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:

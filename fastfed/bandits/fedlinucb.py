@@ -7,8 +7,8 @@ from dataclasses import replace
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, make_noise
 from fastfed.bandits.certify import certify
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System, check_returning
+from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.system import Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
 from fastfed.protocols.plan import Plan
@@ -20,7 +20,7 @@ from fastfed.protocols.vector_sum import MOST_BITS
 # last-batch rules as private-fedlinucb, so that two curves differ in nothing but privacy.
 
 
-def build_fedlinucb(keys: Keys, setting: Setting) -> System:
+def build_fedlinucb(keys: Config, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], keys.rounds_per_batch(setting), clip)
@@ -32,7 +32,7 @@ FEDLINUCB = Algorithm(
     id="fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches, not private",
-    keys=Keys,
+    keys=Config,
     build=build_fedlinucb,
 )
 
@@ -63,8 +63,8 @@ MESSAGES = ("aggregate", "individual")
 DIRECT_RATIO = 0.7
 
 
-class PrivateKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a private-fedlinucb curve."""
+class PrivateConfig(Config, frozen=True, kw_only=True):
+    """Config of a private-fedlinucb curve."""
 
     protocol: str = "silo-ldp"
     epsilon: float | None = None
@@ -126,7 +126,7 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
     def _check_protocol_keys(self) -> None:
-        """Keys that would say nothing are refused: whoever sets them expects something."""
+        """Config that would say nothing are refused: whoever sets them expects something."""
         if PROTOCOLS[self.protocol].shuffled and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 "covariance_ratio belongs to protocols that are not shuffled, got "
@@ -152,7 +152,7 @@ class PrivateKeys(Keys, frozen=True, kw_only=True):
                 )
 
 
-def build_private(keys: PrivateKeys, setting: Setting) -> System:
+def build_private(keys: PrivateConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     protocol = released_as(PROTOCOLS[keys.protocol], keys.release)
     batch_size = keys.rounds_per_batch(setting)
@@ -205,7 +205,7 @@ PRIVATE_FEDLINUCB = Algorithm(
     id="private-fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches under a privacy protocol",
-    keys=PrivateKeys,
+    keys=PrivateConfig,
     build=build_private,
 )
 
@@ -215,8 +215,8 @@ PRIVATE_FEDLINUCB = Algorithm(
 # no meaning here and are refused.
 
 
-class LocalKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a local-linucb curve."""
+class LocalConfig(Config, frozen=True, kw_only=True):
+    """Config of a local-linucb curve."""
 
     lazy: bool = False
 
@@ -228,7 +228,7 @@ class LocalKeys(Keys, frozen=True, kw_only=True):
             raise InputError("lazy has no meaning for local-linucb: silos never synchronise")
 
 
-def build_local(keys: LocalKeys, setting: Setting) -> System:
+def build_local(keys: LocalConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
@@ -241,7 +241,7 @@ LOCAL_LINUCB = Algorithm(
     id="local-linucb",
     paper="huang-2023",
     summary="each silo alone: LinUCB without federation",
-    keys=LocalKeys,
+    keys=LocalConfig,
     build=build_local,
 )
 
@@ -251,20 +251,20 @@ LOCAL_LINUCB = Algorithm(
 # policy's. Nothing is learned and nothing is sent, so no key has a meaning here.
 
 
-class RandomKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a random curve: none that could be changed."""
+class RandomConfig(Config, frozen=True, kw_only=True):
+    """Config of a random curve: none that could be changed."""
 
     lazy: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unchanged = Keys(lazy=False)
-        for key in Keys.__struct_fields__:
+        unchanged = Config(lazy=False)
+        for key in Config.__struct_fields__:
             if getattr(self, key) != getattr(unchanged, key):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 
-def build_random(keys: RandomKeys, setting: Setting) -> System:
+def build_random(keys: RandomConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
     plan = replace(plan, policy="random", lazy=True)
@@ -276,6 +276,6 @@ RANDOM = Algorithm(
     id="random",
     paper="none",
     summary="a uniformly random action each round: what chance gives",
-    keys=RandomKeys,
+    keys=RandomConfig,
     build=build_random,
 )

@@ -28,10 +28,10 @@ from fastfed.bandits.feducb_constants import (
     threshold_of,
     trigger,
 )
-from fastfed.bandits.noise_distributions import NoiseLaw
+from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System
+from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.releases.gaussian_release import (
     PRIVATIZER_CALIBRATIONS,
@@ -69,11 +69,11 @@ from fastfed.protocols.protocol import PROTOCOLS
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
 
-K = TypeVar("K", bound="FedUCBKeys")
+K = TypeVar("K", bound="FedUCBConfig")
 
 
-class FedUCBKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a feducb curve."""
+class FedUCBConfig(Config, frozen=True, kw_only=True):
+    """Config of a feducb curve."""
 
     schedule: str = "determinant"
     communication: str | float = "log-T"
@@ -141,7 +141,7 @@ class FedUCBKeys(Keys, frozen=True, kw_only=True):
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
 
 
-def privatizer(keys: FedUCBKeys, releases: int) -> Privatizer | None:
+def privatizer(keys: FedUCBConfig, releases: int) -> Privatizer | None:
     """The noise of one silo's tree of so many releases, None without privacy."""
     if not keys.private:
         return None
@@ -151,7 +151,7 @@ def privatizer(keys: FedUCBKeys, releases: int) -> Privatizer | None:
     return calibrate_privatizer(budget, releases, keys.calibration, schedule_rounds=rounds)
 
 
-def rounds_per_batch(keys: FedUCBKeys, setting: Setting) -> int:
+def rounds_per_batch(keys: FedUCBConfig, setting: ProblemSpec) -> int:
     """B of a fixed schedule: as given, every round, or as often as Proposition 1 counts."""
     if keys.every_round:
         return 1
@@ -175,7 +175,7 @@ def of_schedule(keys: K) -> K:
     return keys
 
 
-def build(keys: FedUCBKeys, setting: Setting) -> System:
+def build(keys: FedUCBConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     keys = of_schedule(keys)
     fixed = keys.schedule == "fixed"
@@ -190,7 +190,7 @@ def build(keys: FedUCBKeys, setting: Setting) -> System:
 
 
 def _lines(
-    keys: FedUCBKeys, federation: Federation, noise: Privatizer | None
+    keys: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
     """The bounds of Theorem 1 and Proposition 1, where they are about this run."""
     if keys.schedule != "determinant" or keys.radius != "proposition-2":
@@ -202,13 +202,13 @@ def _lines(
     return partial(centralised, keys, federation.setting, found, bar)
 
 
-def released_only(keys: FedUCBKeys, batch_size: int) -> bool:
+def released_only(keys: FedUCBConfig, batch_size: int) -> bool:
     """Whether actions depend on synchronised statistics alone."""
     return keys.lazy or (keys.schedule == "fixed" and batch_size == 1)
 
 
 def planned(
-    keys: FedUCBKeys,
+    keys: FedUCBConfig,
     federation: Federation,
     noise: Privatizer | None,
     batch_size: int,
@@ -238,20 +238,22 @@ def planned(
     return replace(plan, trigger=rule), theory
 
 
-def _noise(keys: FedUCBKeys, setting: Setting, mechanism: Privatizer | None) -> Noise | None:
+def _noise(keys: FedUCBConfig, setting: ProblemSpec, mechanism: Privatizer | None) -> Noise | None:
     if mechanism is None:
         return None
     std = NoiseStd(*mechanism.stds)
     if keys.schedule == "fixed":
-        law = NoiseLaw(std, setting.silos, mechanism.variance_factors)
+        law = NoiseDistribution(std, setting.silos, mechanism.variance_factors)
     else:
         # Which release has which noise is for the data to say: all as the one with the most.
         most = max_prefix_nodes(mechanism.releases)
-        law = NoiseLaw(std, setting.silos, np.array([0.0, most]), counted=mechanism.releases)
+        law = NoiseDistribution(
+            std, setting.silos, np.array([0.0, most]), counted=mechanism.releases
+        )
     return Noise(mechanism, law, std)
 
 
-def source_of(keys: FedUCBKeys, noise: Privatizer | None, algorithm: str) -> str:
+def source_of(keys: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
     """Where the guarantee is from."""
     source = f"dubey-pentland-2020, {algorithm}"
     if noise is None:
@@ -265,7 +267,7 @@ FEDUCB = Algorithm(
     id="feducb",
     paper="dubey-pentland-2020",
     summary="federated LinUCB that synchronises when a determinant has grown",
-    keys=FedUCBKeys,
+    keys=FedUCBConfig,
     build=build,
 )
 
@@ -292,8 +294,8 @@ FEDUCB = Algorithm(
 MOST_SILOS = 2000
 
 
-class DecentralizedKeys(FedUCBKeys, frozen=True, kw_only=True):
-    """Keys of a feducb-decentralized curve: those of feducb, and who can hear whom."""
+class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
+    """Config of a feducb-decentralized curve: those of feducb, and who can hear whom."""
 
     graph: str | tuple[tuple[int, int], ...] = "complete"
     graph_seed: int = 0
@@ -313,7 +315,7 @@ class DecentralizedKeys(FedUCBKeys, frozen=True, kw_only=True):
             raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
 
 
-def build_decentralized(keys: DecentralizedKeys, setting: Setting) -> System:
+def build_decentralized(keys: DecentralizedConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     if setting.silos > MOST_SILOS:
         raise InputError(f"silos must be <= {MOST_SILOS} without a server, got {setting.silos}")
@@ -377,7 +379,7 @@ FEDUCB_DECENTRALIZED = Algorithm(
     id="feducb-decentralized",
     paper="dubey-pentland-2020",
     summary="FedUCB without a server: messages travel along a graph",
-    keys=DecentralizedKeys,
+    keys=DecentralizedConfig,
     build=build_decentralized,
 )
 
@@ -386,7 +388,7 @@ FEDUCB_DECENTRALIZED = Algorithm(
 
 
 def centralised(
-    keys: Any, setting: Setting, found: Constants, threshold: float, rounds: np.ndarray
+    keys: Any, setting: ProblemSpec, found: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
     """Theorem 1 (its proof's two terms) and Proposition 1 (as the appendix has it), by round."""
     d, pair = setting.dimension, (found.rho_min, found.rho_max)
@@ -406,7 +408,7 @@ def centralised(
 
 def decentralised(
     keys: Any,
-    setting: Setting,
+    setting: ProblemSpec,
     found: Constants,
     threshold: float,
     sizes: Sequence[int],

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.radius import Theory, about_rewards
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import Privatizer, privatizer_levels
 from fastfed.privacy.releases.tree import max_prefix_nodes
@@ -247,13 +247,13 @@ class Federation:
     the rounds; failures are added up over all silos, all estimators and all ``cliques``.
     """
 
-    setting: Setting
-    whole: Setting | None = None
+    setting: ProblemSpec
+    whole: ProblemSpec | None = None
     gamma: int = 1
     cliques: int = 1
 
     @property
-    def all(self) -> Setting:
+    def all(self) -> ProblemSpec:
         return self.whole or self.setting
 
 

@@ -154,7 +154,7 @@ class Remainder:
 
 
 @dataclass(frozen=True)
-class NoiseLaw:
+class NoiseDistribution:
     """N, the symmetric noise in V, and h, the noise in u, at each release k = 0..K.
 
     Entry z of h has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``), and so on:
@@ -284,7 +284,7 @@ MOST_COUPLED = 10**12
 SPACING = 0.005
 
 
-def bit_law(tree: BinomialTree, probability: float) -> NoiseLaw:
+def bit_law(tree: BinomialTree, probability: float) -> NoiseDistribution:
     """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
 
     A prefix adds up its nodes, at most one of each level.
@@ -296,7 +296,7 @@ def bit_law(tree: BinomialTree, probability: float) -> NoiseLaw:
     return replace(law, published_std=tree.published_std)
 
 
-def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseLaw:
+def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseDistribution:
     """The same for vector sums of single batches, which are added up."""
     node = Node(batches.batch_size, batches.trials, batches.g)
     held = np.arange(releases + 1.0)[:, None]
@@ -312,7 +312,9 @@ class Node:
     g: tuple[int, int]
 
 
-def _law(held: np.ndarray, nodes: list[Node], coordinates: int, probability: float) -> NoiseLaw:
+def _law(
+    held: np.ndarray, nodes: list[Node], coordinates: int, probability: float
+) -> NoiseDistribution:
     """The law of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
 
     A node's entry is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is a monotone function of
@@ -350,7 +352,7 @@ def _law(held: np.ndarray, nodes: list[Node], coordinates: int, probability: flo
     variances = np.zeros(len(nodes))
     if std > 0.0:
         variances = np.square(np.maximum(np.array(bias) / std, np.array(covariance) / other))
-    return NoiseLaw(
+    return NoiseDistribution(
         NoiseStd(std, other, other),
         1,
         held @ variances,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfed.bandits.noise_distributions import NoiseLaw
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, Plan, Radius
 
@@ -53,7 +53,7 @@ class Theory:
         )
 
 
-def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> float:
+def published_regularizer(setting: ProblemSpec, law: NoiseDistribution, alpha: float) -> float:
     """Lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
     if law.none:
         return math.sqrt(setting.silos)
@@ -63,7 +63,7 @@ def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> floa
     return math.sqrt(law.noises * n) * std * spread
 
 
-def printed_regularizer(law: NoiseLaw, dimension: int, alpha: float) -> float:
+def printed_regularizer(law: NoiseDistribution, dimension: int, alpha: float) -> float:
     """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
     if law.none:
         return 1.0
@@ -72,8 +72,8 @@ def printed_regularizer(law: NoiseLaw, dimension: int, alpha: float) -> float:
 
 
 def make_theory(
-    setting: Setting,
-    law: NoiseLaw,
+    setting: ProblemSpec,
+    law: NoiseDistribution,
     *,
     radius: str,
     radius_multiplier: float,
@@ -156,7 +156,7 @@ def make_theory(
     )
 
 
-def about_rewards(setting: Setting, clip: Clip | None) -> tuple[Condition, ...]:
+def about_rewards(setting: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
     """What every proof here asks of the environment."""
     inside = setting.reward_range is not None and (
         clip is None
@@ -171,8 +171,8 @@ def about_rewards(setting: Setting, clip: Clip | None) -> tuple[Condition, ...]:
 
 
 def _direct(
-    law: NoiseLaw,
-    setting: Setting,
+    law: NoiseDistribution,
+    setting: ProblemSpec,
     regularizer: str | float,
     n_bound: np.ndarray,
     alpha: float,

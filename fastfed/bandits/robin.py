@@ -25,8 +25,8 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.radius import Theory
 from fastfed.bandits.robin_bounds import concentration, initial_phases, lower, sharing_pays
-from fastfed.bandits.setting import Setting
-from fastfed.bandits.system import Algorithm, Keys, System
+from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
 from fastfed.privacy.sensitivity import Budget
@@ -39,8 +39,8 @@ BOUND = 1.0
 PRINTED = "printed"
 
 
-class RobinKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a robin curve."""
+class RobinConfig(Config, frozen=True, kw_only=True):
+    """Config of a robin curve."""
 
     lazy: bool = False
     #: The guarantee does not need clipping, and the paper's rewards are not bounded.
@@ -101,7 +101,7 @@ class RobinKeys(Keys, frozen=True, kw_only=True):
             raise InputError("diversity (lambda_0) is required: the concentration radius needs it")
 
 
-def build(keys: RobinKeys, setting: Setting) -> System:
+def build(keys: RobinConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     clip = keys.bounds(published=keys.radius == "published-code")
     local, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
@@ -120,7 +120,7 @@ def build(keys: RobinKeys, setting: Setting) -> System:
     return System("robin", plan, account(plan, setting), lines, theory=theory)
 
 
-def initial(keys: RobinKeys, setting: Setting) -> int:
+def initial(keys: RobinConfig, setting: ProblemSpec) -> int:
     """U: as given, or Proposition C.3's."""
     if not isinstance(keys.initial_phases, str):
         return keys.initial_phases
@@ -128,7 +128,9 @@ def initial(keys: RobinKeys, setting: Setting) -> int:
     return initial_phases(setting, keys.diversity, keys.margin, keys.failure_probability)
 
 
-def private_means(keys: RobinKeys, setting: Setting, plan: PhasePlan) -> tuple[WinsorizedMean, ...]:
+def private_means(
+    keys: RobinConfig, setting: ProblemSpec, plan: PhasePlan
+) -> tuple[WinsorizedMean, ...]:
     """The mean of every phase that releases one: a common budget, a radius for each."""
     assert keys.epsilon is not None and keys.delta is not None and keys.diversity is not None
     beta = keys.failure_probability
@@ -159,7 +161,7 @@ def private_means(keys: RobinKeys, setting: Setting, plan: PhasePlan) -> tuple[W
 
 
 def declared(
-    keys: RobinKeys, setting: Setting, plan: PhasePlan, theory: Theory, shares: bool
+    keys: RobinConfig, setting: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
 ) -> Claim:
     """What the plan claims for everything one client holds."""
     assert keys.epsilon is not None and keys.delta is not None
@@ -174,8 +176,8 @@ def declared(
 
 
 def _about_learning(
-    keys: RobinKeys,
-    setting: Setting,
+    keys: RobinConfig,
+    setting: ProblemSpec,
     plan: PhasePlan,
     means: tuple[WinsorizedMean, ...],
     shares: bool,
@@ -214,6 +216,6 @@ ALGORITHM = Algorithm(
     paper="huang-2023",
     summary="local learning, then phases greedy on a private mean: everything a client holds is "
     "protected",
-    keys=RobinKeys,
+    keys=RobinConfig,
     build=build,
 )

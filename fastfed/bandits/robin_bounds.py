@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
 # Constants of ROBIN: its phases, the radius its estimates concentrate in, when sharing can work.
@@ -21,14 +21,14 @@ from fastfed.protocols.phases import last_round, phases_of
 MOST_PHASES = 200
 
 
-def concentration(setting: Setting, lambda_0: float, beta: float) -> float:
+def concentration(setting: ProblemSpec, lambda_0: float, beta: float) -> float:
     """c_1 = 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0: estimates of a phase of n rounds lie
     within c_1 / sqrt n of theta* (Theorem 3.3)."""
     d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
     return 4.0 * math.sqrt(2.0 * d * math.log(16.0 * d * (m + 1) * phases / beta)) / lambda_0
 
 
-def initial_phases(setting: Setting, lambda_0: float, margin: float, beta: float) -> int:
+def initial_phases(setting: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
     """U of Proposition C.3: the least U with both of its conditions, the second one implicit in U.
 
     2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
@@ -45,7 +45,7 @@ def initial_phases(setting: Setting, lambda_0: float, margin: float, beta: float
     return MOST_PHASES
 
 
-def sharing_pays(setting: Setting, epsilon: float) -> bool:
+def sharing_pays(setting: ProblemSpec, epsilon: float) -> bool:
     """Whether epsilon >= sqrt(d) ln^1.5(T) / M: Remark 4.6, its hidden constant taken as 1."""
     rounds = max(math.log(setting.horizon), 0.0)
     return epsilon >= math.sqrt(setting.dimension) * rounds**1.5 / setting.silos
@@ -251,7 +251,7 @@ def proposition_c_3(
     epsilon, delta = _epsilon(epsilon), _delta(delta)
     spread, c_0 = _diversity(diversity), _margin(margin)
     beta = _failure(failure_probability)
-    setting = Setting(silos=m, horizon=t, dimension=d)
+    setting = ProblemSpec(silos=m, horizon=t, dimension=d)
     p, u = phases_of(t), initial_phases(setting, spread, c_0, beta)
     releases = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
     log_delta = math.log(2 * p) - math.log(delta)  # ln(1/delta_0)
@@ -393,7 +393,7 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
 # ---- ROBIN's bounds along a run: what a figure may draw beside a curve, by round -----------------
 
 
-def lower(keys: Any, setting: Setting, rounds: np.ndarray) -> dict[str, list[float]]:
+def lower(keys: Any, setting: ProblemSpec, rounds: np.ndarray) -> dict[str, list[float]]:
     """Lower bounds with epsilon of the curve, hidden constants taken as 1.
 
     Theorem 4.5 for a trusted server, Theorem 5.3 for none, where the margin constant is known; and

@@ -8,7 +8,7 @@ from fastfed.privacy.certificate import Condition
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProblemSpec:
     """What a system may know before the first round; no data, only guarantees about them."""
 
     silos: int  # M

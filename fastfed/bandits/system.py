@@ -11,7 +11,7 @@ from fastfed import _system
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
-from fastfed.bandits.setting import Setting
+from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Clip
@@ -28,14 +28,14 @@ class System(_system.System):
 class Algorithm(_system.Algorithm):
     """A linear system of a paper: it chooses among actions with features."""
 
-    def make(self, keys: dict[str, Any], setting: Setting) -> System:
+    def make(self, keys: dict[str, Any], setting: ProblemSpec) -> System:
         """The system for the keys of one curve; InputError names a bad key."""
         score = getattr(self.check(keys), "score", UCB)
         system: System = super().make(keys, setting)
         return system if score == UCB else scored(system, score, setting)
 
 
-def scored(system: System, score: str, setting: Setting) -> System:
+def scored(system: System, score: str, setting: ProblemSpec) -> System:
     """The system, saying what follows from a score that is no upper confidence bound."""
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
@@ -58,7 +58,7 @@ def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
     return replace(plan, privacy=msgspec.structs.replace(claim, caveats=(*kept, *new)))
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True):
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a curve of any linear system may say. An algorithm adds its own keys."""
 
     batch_size: int | str | None = None
@@ -89,7 +89,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
             return self.regularizer
         return "published-code" if self.radius == "published-code" else "from-noise"
 
-    def rounds_per_batch(self, setting: Setting) -> int:
+    def rounds_per_batch(self, setting: ProblemSpec) -> int:
         """B: as given, or the rule of Corollary 5.2 for "theorem"."""
         if self.batch_size is None:
             raise InputError('batch_size is required: an integer >= 1, or "theorem"')

@@ -170,7 +170,7 @@ def _print(found: dict[str, Any]) -> None:
 # ---- `fastfed bench` -----------------------------------------------------------------------------
 
 
-#: Keys of a row, and their headings in the table.
+#: Config of a row, and their headings in the table.
 COLUMNS = {
     "name": "instance",
     "microseconds_per_agent_round": "us/agent-round",

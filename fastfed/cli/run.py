@@ -35,7 +35,7 @@ from fastfed.results.store import FILE
 from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.fitting import OutOfMemory
-from fastfed.simulation.passes import Pass, Resources, predict_seconds
+from fastfed.simulation.passes import Resources, RunBatch, predict_seconds
 from fastfed.simulation.run import layout_for, run_by
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def play(
 ) -> Source:
     """Play what is missing into a folder, print the table and write the report files."""
 
-    def on_start(passes: list[Pass], threads: int) -> None:
+    def on_start(passes: list[RunBatch], threads: int) -> None:
         say(announce(experiment, passes, threads))
 
     source = play_silently(experiment, folder, resources, on_start)
@@ -73,7 +73,7 @@ def play_silently(
     experiment: Experiment,
     folder: Path,
     resources: Resources,
-    on_start: Callable[[list[Pass], int], None] | None = None,
+    on_start: Callable[[list[RunBatch], int], None] | None = None,
 ) -> Source:
     """Play what is missing into a folder; only progress is shown, and no report is written.
 
@@ -86,7 +86,7 @@ def play_silently(
     with ExitStack() as stack:
         heard: Heard | None = None
 
-        def start(passes: list[Pass], threads: int) -> None:
+        def start(passes: list[RunBatch], threads: int) -> None:
             nonlocal heard
             if on_start is not None:
                 on_start(passes, threads)
@@ -120,7 +120,7 @@ def say_overview(
     return rows
 
 
-def announce(experiment: Experiment, passes: list[Pass], threads: int) -> str:
+def announce(experiment: Experiment, passes: list[RunBatch], threads: int) -> str:
     """What is left to play and how long it will take."""
     all_cells = len(experiment.curves) * experiment.replicates
     cells = sum(len(p.positions) for p in passes)

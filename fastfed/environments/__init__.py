@@ -11,7 +11,14 @@ from typing import Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, nearest, show
-from fastfed.environments.base import Adversary, Environment, Facts, LossFacts, RewardLaw, described
+from fastfed.environments.base import (
+    Adversary,
+    Environment,
+    EnvironmentSpec,
+    LossSpec,
+    RewardDistribution,
+    described,
+)
 from fastfed.environments.classification import Classification
 from fastfed.environments.instances import HardInstance, NoDiversity
 from fastfed.environments.letor import Letor
@@ -98,7 +105,7 @@ def environment_from_spec(spec: Any) -> Environment:
         mine = isinstance(given, dict) and given.get("kind", usual.kind) == usual.kind
         if mine and usual.kind == "gaussian":
             given = {"std": usual.std, **given}
-        keys["reward"] = RewardLaw.from_spec(given, usual.kind)
+        keys["reward"] = RewardDistribution.from_spec(given, usual.kind)
     with ENVIRONMENTS.guard(kind):
         environment: Environment = cls(**keys)
     return environment
@@ -111,13 +118,13 @@ __all__ = [
     "Adversary",
     "Classification",
     "Environment",
-    "Facts",
+    "EnvironmentSpec",
     "FixedSet",
     "Gap",
     "GradientLosses",
     "HardInstance",
     "Letor",
-    "LossFacts",
+    "LossSpec",
     "LowerBoundLosses",
     "NearRealizableLosses",
     "NoDiversity",
@@ -125,7 +132,7 @@ __all__ = [
     "Python",
     "RealizableLosses",
     "Replay",
-    "RewardLaw",
+    "RewardDistribution",
     "Sphere",
     "StochasticLosses",
     "described",

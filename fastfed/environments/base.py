@@ -30,7 +30,7 @@ COUNTED = 2.0**53
 
 
 @dataclass(frozen=True)
-class LossFacts:
+class LossSpec:
     """What an adversary guarantees; theory rests on it, and clients clip to it in code."""
 
     dimension: int  # d experts
@@ -146,7 +146,7 @@ MAX_ACTIONS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class RewardLaw:
+class RewardDistribution:
     """y given its mean: ``bernoulli``, ``gaussian`` of ``std``, or the mean itself (``none``)."""
 
     kind: str = "bernoulli"
@@ -158,7 +158,7 @@ class RewardLaw:
             number("reward.std", self.std, above=0.0)
 
     @classmethod
-    def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardLaw:
+    def from_spec(cls, spec: Any, default: str = "bernoulli") -> RewardDistribution:
         """From the spec's ``reward`` table, such as {kind = "gaussian", std = 0.5}."""
         if spec is None:
             return cls(default)
@@ -189,12 +189,12 @@ SCALED = "features are scaled by declared ranges, not by ranges of these data"
 
 
 @dataclass(frozen=True)
-class Facts:
+class EnvironmentSpec:
     """What an environment guarantees; theory and certificates rest on it."""
 
     dimension: int
     actions: int  # the most of any round
-    reward: RewardLaw
+    reward: RewardDistribution
     #: Interval that every reward lies in, by how it is made or by declaration, never read from
     #: data; None when there is none.
     reward_range: tuple[float, float] | None = (0.0, 1.0)
@@ -231,7 +231,7 @@ class Environment(Protocol):
         """The number of silos the data themselves say; None when any number will do."""
         ...
 
-    def facts(self, silos: int, horizon: int) -> Facts | LossFacts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec | LossSpec:
         """What holds for that many silos and rounds; InputError when it cannot serve them."""
         ...
 

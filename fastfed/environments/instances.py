@@ -15,8 +15,8 @@ from fastfed.environments.base import (
     MAX_DIMENSION,
     Adversary,
     Environment,
-    Facts,
-    RewardLaw,
+    EnvironmentSpec,
+    RewardDistribution,
     described,
 )
 from fastfed.environments.pool import SAMPLING
@@ -41,7 +41,7 @@ class HardInstance:
 
     dimension: int = 8
     radius: float | None = None
-    reward: RewardLaw = field(default_factory=lambda: RewardLaw("gaussian", 1.0))
+    reward: RewardDistribution = field(default_factory=lambda: RewardDistribution("gaussian", 1.0))
     kind = "hard-instance"
 
     def __post_init__(self) -> None:
@@ -55,9 +55,9 @@ class HardInstance:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         largest = self._radius()
-        return Facts(
+        return EnvironmentSpec(
             dimension=self.dimension,
             actions=2,
             reward=self.reward,
@@ -81,7 +81,7 @@ class HardInstance:
         return described(self)
 
 
-def signed(reward: RewardLaw) -> RewardLaw:
+def signed(reward: RewardDistribution) -> RewardDistribution:
     """The law if it serves expected rewards below zero."""
     if reward.kind == "bernoulli":
         raise InputError(
@@ -210,7 +210,7 @@ class NoDiversity:
     as long, has norm sqrt 2: the same rewards, here with ||x|| = 1 and ||theta*|| = sqrt(1/2).
     """
 
-    reward: RewardLaw = field(default_factory=lambda: RewardLaw("gaussian", 1.0))
+    reward: RewardDistribution = field(default_factory=lambda: RewardDistribution("gaussian", 1.0))
     kind = "no-diversity"
 
     def __post_init__(self) -> None:
@@ -219,8 +219,8 @@ class NoDiversity:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
-        return Facts(
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        return EnvironmentSpec(
             dimension=2,
             actions=2,
             reward=self.reward,

@@ -15,7 +15,7 @@ from fastfed._validate import InputError, array, boolean, choice, integer, numbe
 from fastfed.environments.base import (
     COMMON,
     Adversary,
-    LossFacts,
+    LossSpec,
     better_expert,
     chances,
     check_countable,
@@ -57,10 +57,10 @@ class StochasticLosses:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> LossFacts:
+    def facts(self, silos: int, horizon: int) -> LossSpec:
         check_countable(silos, horizon, 1.0)
         linear = self.loss == "linear"
-        return LossFacts(
+        return LossSpec(
             dimension=self.experts,
             smoothness=0.0 if linear else 1.0,
             loss_range=1.0 if linear else 0.5,
@@ -190,8 +190,8 @@ class GradientLosses:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> LossFacts:
-        return LossFacts(
+    def facts(self, silos: int, horizon: int) -> LossSpec:
+        return LossSpec(
             dimension=self.experts,
             lipschitz=self.lipschitz,
             spread=2.0 * self.lipschitz if self.spread is None else self.spread,
@@ -308,11 +308,11 @@ class ObliviousLosses:
     def natural_silos(self) -> int | None:
         return len(self._table) if self.losses is not None and len(self._table) > 1 else None
 
-    def facts(self, silos: int, horizon: int) -> LossFacts:
+    def facts(self, silos: int, horizon: int) -> LossSpec:
         check_countable(silos, horizon, UNIT)
         if self.losses is None:
             assert self.experts is not None
-            return LossFacts(
+            return LossSpec(
                 dimension=self.experts,
                 optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
                 multiplicity=self.multiplicity * (silos if self.common else 1),
@@ -326,7 +326,7 @@ class ObliviousLosses:
                 f"horizon must be at most {self._table.shape[1]}, the rounds of losses, "
                 f"got {horizon}"
             )
-        return LossFacts(
+        return LossSpec(
             dimension=self._table.shape[2],
             contexts_made=False,
             real_records=True,
@@ -416,9 +416,9 @@ class RealizableLosses:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> LossFacts:
+    def facts(self, silos: int, horizon: int) -> LossSpec:
         check_countable(silos, horizon, 1.0)
-        return LossFacts(dimension=self.experts, optimal_loss=float(self.lost))
+        return LossSpec(dimension=self.experts, optimal_loss=float(self.lost))
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         best = better_expert(seed, replicate, self.experts)
@@ -482,9 +482,9 @@ class LowerBoundLosses:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> LossFacts:
+    def facts(self, silos: int, horizon: int) -> LossSpec:
         check_countable(silos, horizon, 1.0)
-        return LossFacts(
+        return LossSpec(
             dimension=self.experts,
             optimal_loss=0.0 if self.theorem == "2.7" else None,
             multiplicity=silos,

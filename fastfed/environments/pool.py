@@ -14,7 +14,7 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer
-from fastfed.environments.base import Facts, RewardLaw
+from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
 # ---- Finite action sets read from data: the arrays every pool environment plays ------------------
 # A query is one decision: it offers a few rows of features, and each row has a known mean reward.
@@ -229,7 +229,7 @@ class PoolEnvironment(ABC):
     """
 
     sampling: str
-    reward: RewardLaw = field(default_factory=lambda: RewardLaw("none"))
+    reward: RewardDistribution = field(default_factory=lambda: RewardDistribution("none"))
     _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
 
     kind = ""
@@ -269,7 +269,7 @@ class PoolEnvironment(ABC):
         """How many queries of the pool may be one record."""
         return 1
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():
@@ -286,7 +286,7 @@ class PoolEnvironment(ABC):
                 f"these lie in [{low:g}, {high:g}]"
             )
         small = pool.theta is None or float(np.linalg.norm(pool.theta)) <= 1.0
-        return Facts(
+        return EnvironmentSpec(
             dimension=pool.dimension,
             actions=pool.max_actions,
             reward=self.reward,

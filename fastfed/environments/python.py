@@ -13,7 +13,13 @@ import numpy as np
 
 from fastfed._kernels import native
 from fastfed._validate import InputError, array, boolean, integer, show
-from fastfed.environments.base import INDEPENDENT, MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
+from fastfed.environments.base import (
+    INDEPENDENT,
+    MAX_ACTIONS,
+    MAX_DIMENSION,
+    EnvironmentSpec,
+    RewardDistribution,
+)
 
 
 def environment_signature() -> Any:
@@ -53,7 +59,7 @@ class Python:
     dimension: int
     actions: int
     state: Any = None
-    reward: RewardLaw = field(default_factory=RewardLaw)
+    reward: RewardDistribution = field(default_factory=RewardDistribution)
     linear: bool = False
     bounded: bool = False
     multiplicity: int = 1
@@ -85,8 +91,8 @@ class Python:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
-        return Facts(
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, array, number, show
-from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardLaw
+from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
 # Records and their classes as a pool: who is in which silo, and what an action's features are.
@@ -249,7 +249,7 @@ class Replay(PoolEnvironment):
             contexts=contexts,
             rewards=rewards,
             sampling=sampling,
-            reward=RewardLaw("none"),
+            reward=RewardDistribution("none"),
             reward_range=reward_range,
         )
 

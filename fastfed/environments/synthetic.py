@@ -11,7 +11,13 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, boolean, choice, integer, number
-from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
+from fastfed.environments.base import (
+    MAX_ACTIONS,
+    MAX_DIMENSION,
+    EnvironmentSpec,
+    RewardDistribution,
+    described,
+)
 from fastfed.environments.pool import SAMPLING
 
 # ---- The synthetic instance: fresh actions on a sphere in every round ----------------------------
@@ -29,7 +35,7 @@ class Sphere:
 
     dimension: int = 10
     actions: int = 100
-    reward: RewardLaw = field(default_factory=RewardLaw)
+    reward: RewardDistribution = field(default_factory=RewardDistribution)
     basis_actions: bool = False
     contexts: str = "per-replicate"
     kind = "sphere"
@@ -48,9 +54,9 @@ class Sphere:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         bounded = self.reward.kind != "gaussian"
-        return Facts(
+        return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,
@@ -110,7 +116,7 @@ class Gap:
     dimension: int = 10
     actions: int = 100
     gap: float = 0.1
-    reward: RewardLaw = field(default_factory=RewardLaw)
+    reward: RewardDistribution = field(default_factory=RewardDistribution)
     kind = "gap"
 
     def __post_init__(self) -> None:
@@ -121,9 +127,9 @@ class Gap:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         bounded = self.reward.kind != "gaussian"
-        return Facts(
+        return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,
@@ -162,7 +168,7 @@ class FixedSet:
 
     dimension: int = 5
     actions: int = 100
-    reward: RewardLaw = field(default_factory=RewardLaw)
+    reward: RewardDistribution = field(default_factory=RewardDistribution)
     basis_actions: bool = False
     kind = "fixed-set"
 
@@ -175,9 +181,9 @@ class FixedSet:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         made = self._sphere().facts(silos, horizon)
-        return Facts(
+        return EnvironmentSpec(
             dimension=made.dimension,
             actions=made.actions,
             reward=made.reward,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fastfed._system import account
 from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt
-from fastfed.experts.plan import Algorithm, Setting, System
+from fastfed.experts.plan import Algorithm, ProblemSpec, System
 
 ALGORITHMS = {
     a.id: a
@@ -19,4 +19,4 @@ ALGORITHMS = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Setting", "System", "account"]
+__all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]

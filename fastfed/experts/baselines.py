@@ -19,7 +19,7 @@ from fastfed.experts.plan import (
     Algorithm,
     Decider,
     ExpertChoice,
-    Setting,
+    ProblemSpec,
     System,
     start_expert,
 )
@@ -30,8 +30,8 @@ from fastfed.privacy.account import Claim, sealed
 # one law it learns as fast as can be; an adversary that knows it makes it lose in every round.
 
 
-class LeaderKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a follow-the-leader curve."""
+class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Config of a follow-the-leader curve."""
 
     phase_length: int = 1  # N
 
@@ -74,7 +74,7 @@ class Leader:
         return {"switches": self.switches}
 
 
-def build_leader(keys: LeaderKeys, setting: Setting) -> System:
+def build_leader(keys: LeaderConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_linear("follow-the-leader", setting)
     plan = LeaderPlan(
@@ -98,7 +98,7 @@ LEADER = Algorithm(
     id="follow-the-leader",
     paper="cesa-bianchi-lugosi-2006",
     summary="the expert that has lost least at all clients, not private",
-    keys=LeaderKeys,
+    keys=LeaderConfig,
     build=build_leader,
 )
 
@@ -110,8 +110,8 @@ LEADER = Algorithm(
 # one round of losses up to N.
 
 
-class HedgeKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a hedge curve."""
+class HedgeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Config of a hedge curve."""
 
     phase_length: int = 1  # N
     #: eta, per unit of average loss; by default sqrt(8 ln d / (N T)).
@@ -161,7 +161,7 @@ class Hedge:
         return ExpertChoice(self._release, None, weights / weights.sum())
 
 
-def build_hedge(keys: HedgeKeys, setting: Setting) -> System:
+def build_hedge(keys: HedgeConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_linear("hedge", setting)
     length = check_phase_length(keys.phase_length, setting)
@@ -185,6 +185,6 @@ HEDGE = Algorithm(
     id="hedge",
     paper="cesa-bianchi-lugosi-2006",
     summary="exponential weights of all experts, not private",
-    keys=HedgeKeys,
+    keys=HedgeConfig,
     build=build_hedge,
 )

@@ -45,7 +45,7 @@ from fastfed.experts.plan import (
     LOCAL_SCORES,
     PLAIN_SCORES,
     Algorithm,
-    Setting,
+    ProblemSpec,
     System,
 )
 from fastfed.privacy.account import Claim, LossesOfOne, epsilon_at, released, sealed
@@ -71,8 +71,8 @@ from fastfed.privacy.sensitivity import Budget
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 
 
-class OpeKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a fed-dp-ope-stoch curve."""
+class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Config of a fed-dp-ope-stoch curve."""
 
     epsilon: float | None = None
     delta: float = 0.0
@@ -109,7 +109,7 @@ class OpeKeys(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError('protect = "messages" needs noise = "local": a server sees the others')
 
 
-def build(keys: OpeKeys, setting: Setting) -> System:
+def build(keys: OpeConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     noises = phase_noises(keys, setting)
     phases, offset = [], 0
@@ -129,12 +129,12 @@ def build(keys: OpeKeys, setting: Setting) -> System:
     return System("fed-dp-ope-stoch", plan, account(plan, setting), lines(keys, setting, plan))
 
 
-def clipped_to(setting: Setting) -> Bounds:
+def clipped_to(setting: ProblemSpec) -> Bounds:
     """What clients clip gradients to: what the losses promise."""
     return Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness)
 
 
-def phase_noises(keys: OpeKeys, setting: Setting) -> dict[int, tuple[int, tuple[float, ...]]]:
+def phase_noises(keys: OpeConfig, setting: ProblemSpec) -> dict[int, tuple[int, tuple[float, ...]]]:
     """(b, noise scales by tree) of every phase that learns, by its number."""
     found = {}
     for phase in range(2, phases_of(setting.horizon) + 1):
@@ -148,7 +148,7 @@ def phase_noises(keys: OpeKeys, setting: Setting) -> dict[int, tuple[int, tuple[
     return found
 
 
-def wanted(keys: OpeKeys, setting: Setting, batch: int) -> float:
+def wanted(keys: OpeConfig, setting: ProblemSpec, batch: int) -> float:
     """T1 that Theorem C.5 takes for a batch."""
     beta = keys.smoothness
     if beta is None:
@@ -159,7 +159,7 @@ def wanted(keys: OpeKeys, setting: Setting, batch: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> VertexNoise:
+def vertex_noise(keys: OpeConfig, setting: ProblemSpec, batch: int, trees: int) -> VertexNoise:
     """The noise of one phase."""
     assert keys.epsilon is not None
     return calibrate_vertices(
@@ -176,7 +176,7 @@ def vertex_noise(keys: OpeKeys, setting: Setting, batch: int, trees: int) -> Ver
     )
 
 
-def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
+def declared(keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan) -> Claim:
     """What the plan claims for one record, which may be behind several losses."""
     about = _about_learning(keys, setting, plan)
     if keys.epsilon is None:
@@ -192,7 +192,7 @@ def declared(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> Claim:
 
 
 @account.register
-def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
+def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
     """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
@@ -278,7 +278,7 @@ def _certificate(plan: FrankWolfePlan, setting: Setting) -> Certificate:
 MESSAGES = "silo-level local: server and other clients are not trusted"
 
 
-def _about_learning(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> tuple[str, ...]:
+def _about_learning(keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan) -> tuple[str, ...]:
     """What a reader should know before trusting the regret."""
     found = []
     if not plan.phases:
@@ -296,7 +296,7 @@ def _about_learning(keys: OpeKeys, setting: Setting, plan: FrankWolfePlan) -> tu
 
 
 def lines(
-    keys: OpeKeys, setting: Setting, plan: FrankWolfePlan
+    keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
     """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.2 with 1 for O."""
     if not setting.iid:
@@ -352,6 +352,6 @@ ALGORITHM = Algorithm(
     id="fed-dp-ope-stoch",
     paper="gao-2024",
     summary="private Frank-Wolfe steps of all clients together, against losses of one law",
-    keys=OpeKeys,
+    keys=OpeConfig,
     build=build,
 )

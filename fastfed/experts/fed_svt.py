@@ -19,7 +19,7 @@ from fastfed.experts.plan import (
     Algorithm,
     Decider,
     ExpertChoice,
-    Setting,
+    ProblemSpec,
     System,
     start_expert,
 )
@@ -224,8 +224,8 @@ PROVEN, PRINTED = "proven", "printed"
 RULES = (PROVEN, PRINTED)
 
 
-class SvtKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a fed-svt curve."""
+class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Config of a fed-svt curve."""
 
     epsilon: float
     delta: float = 0.0
@@ -259,7 +259,7 @@ class SvtKeys(msgspec.Struct, frozen=True, kw_only=True):
                 number(key, value, at_least=0.0)
 
 
-def build(keys: SvtKeys, setting: Setting) -> System:
+def build(keys: SvtConfig, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     check_linear("fed-svt", setting)
     length = check_phase_length(keys.phase_length, setting)
@@ -286,7 +286,7 @@ def build(keys: SvtKeys, setting: Setting) -> System:
     return System("fed-svt", plan, account(plan, setting), lines(keys, setting, plan, best))
 
 
-def switching_budget(keys: SvtKeys, setting: Setting) -> int:
+def switching_budget(keys: SvtConfig, setting: ProblemSpec) -> int:
     """kappa."""
     from fastfed.experts import bounds
 
@@ -297,7 +297,7 @@ def switching_budget(keys: SvtKeys, setting: Setting) -> int:
     return bounds.switching_budget(setting.experts, keys.failure_probability / 3.0)
 
 
-def threshold(keys: SvtKeys, setting: Setting, noise: SparseSwitching, best: float) -> float:
+def threshold(keys: SvtConfig, setting: ProblemSpec, noise: SparseSwitching, best: float) -> float:
     """L."""
     from fastfed.experts import bounds
 
@@ -319,7 +319,7 @@ def threshold(keys: SvtKeys, setting: Setting, noise: SparseSwitching, best: flo
 
 
 def lines(
-    keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
+    keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.6 with 1 for O."""
     from fastfed.experts import bounds
@@ -360,7 +360,7 @@ def lines(
     return at
 
 
-def declared(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float) -> Claim:
+def declared(keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
     """What the plan claims for one record, which may be behind several losses."""
     return Claim(
         budget=plan.noise.budget,
@@ -371,7 +371,7 @@ def declared(keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: floa
 
 
 @account.register
-def _certificate(plan: SparseVectorPlan, setting: Setting) -> Certificate:
+def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
     """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
     found = released(plan)
@@ -423,7 +423,7 @@ def _certificate(plan: SparseVectorPlan, setting: Setting) -> Certificate:
 
 
 def _about_regret(
-    keys: SvtKeys, setting: Setting, plan: SparseVectorPlan, best: float
+    keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> list[str]:
     """What a reader should know before trusting the regret."""
     found = []
@@ -446,6 +446,6 @@ ALGORITHM = Algorithm(
     id="fed-svt",
     paper="gao-2024",
     summary="one expert for all clients, changed by chance when it has lost too much",
-    keys=SvtKeys,
+    keys=SvtConfig,
     build=build,
 )

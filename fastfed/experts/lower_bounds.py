@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import betainc
 
 from fastfed._validate import choice, integer, number
-from fastfed.experts.plan import ExpertPlan, Setting
+from fastfed.experts.plan import ExpertPlan, ProblemSpec
 
 # ---- Checks of the arguments that most bounds share; what they mean stands in `bounds` -----------
 
@@ -144,7 +144,7 @@ def hidden_expert(
 
 def lower_lines(
     plan: ExpertPlan,
-    setting: Setting,
+    setting: ProblemSpec,
     rounds: np.ndarray,
     epsilon: float | None = None,
     delta: float = 0.0,

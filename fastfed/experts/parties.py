@@ -18,7 +18,7 @@ from fastfed.experts.plan import (
     ExpertPlan,
     ExpertReport,
     Gradient,
-    Setting,
+    ProblemSpec,
     check_expert_plan,
 )
 from fastfed.privacy import exact
@@ -60,7 +60,7 @@ def _(plan: SumsPlan) -> tuple[Described, ...] | None:
 
 
 @account.register
-def _certificate(plan: SumsPlan, setting: Setting) -> Certificate:
+def _certificate(plan: SumsPlan, setting: ProblemSpec) -> Certificate:
     """Of sums that are sent as they are."""
     if released(plan) is None:
         raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
@@ -86,7 +86,7 @@ class SumCollector:
         return sent
 
 
-def check_linear(algorithm: str, setting: Setting) -> None:
+def check_linear(algorithm: str, setting: ProblemSpec) -> None:
     """InputError unless every expert has a loss of its own."""
     if not setting.linear:
         raise InputError(
@@ -94,7 +94,7 @@ def check_linear(algorithm: str, setting: Setting) -> None:
         )
 
 
-def check_phase_length(length: int, setting: Setting) -> int:
+def check_phase_length(length: int, setting: ProblemSpec) -> int:
     """N, if a phase ends within the horizon."""
     if length > setting.horizon:
         raise InputError(f"phase_length must be <= horizon ({setting.horizon}), got {length}")

@@ -23,7 +23,7 @@ __all__ = ["Algorithm", "System"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProblemSpec:
     """What a system may know before the first round; no losses, only guarantees about them."""
 
     silos: int  # m clients

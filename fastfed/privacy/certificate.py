@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fastfed._face import Shown
+from fastfed._face import Displayed
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.sensitivity import RELATIONS, UNITS
 
@@ -87,7 +87,7 @@ class Side(NamedTuple):
     conditions: tuple[Condition, ...] = ()
 
 
-class SideCertificate(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     """A guarantee with its unit, relation and trust model; the shape of entries under `also`.
 
     unit: "user" | "item" | "silo". relation: "replace" | "zero-out".

@@ -28,7 +28,7 @@ from fastfed.privacy.account import (
 from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
-from fastfed.privacy.mechanisms.local_gaussian import NoisyPoints
+from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.peers import Part, PeerPlan
@@ -176,7 +176,7 @@ def _points(plan: Plan, claim: Claim) -> Described:
     layout, bias, ratio = _unit(plan, plan.user_std)
     if not bias:
         return RawData(claim.asked)
-    return NoisyPoints(
+    return LocalGaussian(
         batch_size=plan.batch_size,
         returning=claim.max_participations,
         layout=layout,

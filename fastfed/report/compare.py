@@ -20,7 +20,7 @@ from fastfed.report.figure import experiment_folders, read_source
 from fastfed.report.source import Source
 from fastfed.results.results import CurveResult
 
-#: Keys of an identity that must agree for two runs to have met the same users and rewards.
+#: Config of an identity that must agree for two runs to have met the same users and rewards.
 SAME_ROUNDS = ("semantics", "environment", "seed", "silos", "horizon")
 
 #: What must agree for two guarantees to be one.
@@ -233,7 +233,7 @@ def _side(curve: CurveResult) -> dict[str, Any]:
 
 
 def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
-    """Keys with different values; of curves, those that both have."""
+    """Config with different values; of curves, those that both have."""
     before, now = _flat(a), _flat(b)
     shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}
     found = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed._face import Shown, notebook
+from fastfed._face import Displayed, notebook
 from fastfed._validate import InputError, choice
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def means(counts: np.ndarray) -> list[float]:
 # ---- The results of an experiment in memory: curves over replicates, with their certificates -----
 
 
-class StoredCertificate(dict[str, Any], Shown):
+class StoredCertificate(dict[str, Any], Displayed):
     """A certificate as it is stored: plain data, shown as sentences in notebooks."""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -51,7 +51,7 @@ class StoredCertificate(dict[str, Any], Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class CurveResult(Shown):
+class CurveResult(Displayed):
     """One curve: every replicate's regret and messages at the checkpoints, and its guarantee.
 
     What was sent is a mean over replicates: an int where all of them counted the same, a float
@@ -246,7 +246,7 @@ def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Results(Shown):
+class Results(Displayed):
     """All curves of one experiment; what ``simulate`` returns and ``load`` reads."""
 
     experiment: str

@@ -19,7 +19,7 @@ from fastfed import _reference, _reference_agent
 from fastfed._kernels import native
 from fastfed._validate import InputError, nearest
 from fastfed.bandits.system import System
-from fastfed.environments import Environment, FixedSet, RewardLaw, Sphere
+from fastfed.environments import Environment, FixedSet, RewardDistribution, Sphere
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.simulation import compiled
@@ -66,7 +66,7 @@ class SyntheticPool(PoolEnvironment):
     kind = "synthetic-pool"
 
     def __init__(self, actions: int, dimension: int, queries: int = QUERIES) -> None:
-        super().__init__(sampling="with-replacement", reward=RewardLaw("none"))
+        super().__init__(sampling="with-replacement", reward=RewardDistribution("none"))
         draw = np.random.default_rng(0)
         rows = draw.normal(size=(queries * actions, dimension))
         self.rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)

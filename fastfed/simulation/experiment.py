@@ -24,8 +24,8 @@ from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
     Environment,
-    Facts,
-    LossFacts,
+    EnvironmentSpec,
+    LossSpec,
     environment_from_spec,
 )
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -63,11 +63,11 @@ TOP_KEYS = (
 
 
 @dataclass(frozen=True)
-class World:
+class Problem:
     """Where a curve is played: curves of one world see the same contexts and reward noise."""
 
     environment: Environment
-    facts: Facts | LossFacts
+    facts: EnvironmentSpec | LossSpec
     silos: int
 
     def open(self, seed: int, replicate: int) -> native.Environment | Adversary:
@@ -83,7 +83,7 @@ class Curve:
     algorithm: str
     keys: dict[str, Any]  # every key with its value, defaults filled in
     system: System
-    world: World
+    world: Problem
     sizes: dict[str, Any]  # what the curve changes of silos and environment
 
     @property
@@ -112,7 +112,7 @@ class Experiment:
     """What `run` plays. Equal identities play equal rounds."""
 
     name: str
-    world: World  # of every curve that does not say otherwise
+    world: Problem  # of every curve that does not say otherwise
     horizon: int
     replicates: int
     seed: int
@@ -125,7 +125,7 @@ class Experiment:
         return self.world.environment
 
     @property
-    def facts(self) -> Facts | LossFacts:
+    def facts(self) -> EnvironmentSpec | LossSpec:
         return self.world.facts
 
     @property
@@ -192,7 +192,7 @@ def batch_of(curve: dict[str, Any]) -> int | None:
 
 
 def since(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys of a curve but for those that came later and say nothing: older stores stay valid."""
+    """Config of a curve but for those that came later and say nothing: older stores stay valid."""
     return {key: value for key, value in keys.items() if (key, value) != ("score", UCB)}
 
 
@@ -233,10 +233,10 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
     return expanded
 
 
-def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
+def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
     """The curve of one expanded table; errors name curve and key.
 
-    Keys that are none of the algorithm's but of the environment, or ``silos``, change the world.
+    Config that are none of the algorithm's but of the environment, or ``silos``, change the world.
     """
     label = spec["label"]
     try:
@@ -254,7 +254,7 @@ def build_curve(spec: dict[str, Any], base: World, horizon: int) -> Curve:
     return Curve(label, entry.id, complete(checked), system, world, sizes)
 
 
-def size_keys(world: World) -> set[str]:
+def size_keys(world: Problem) -> set[str]:
     """What a curve may change of its world: the number of silos, and the environment's numbers, but
     for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ def size_keys(world: World) -> set[str]:
     return {"silos", *(name for name in numbers if name not in keys)}
 
 
-def changed(base: World, sizes: dict[str, Any], horizon: int) -> World:
+def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
     """The world with these sizes; the base itself when nothing changes."""
     if not sizes:
         return base
@@ -275,7 +275,7 @@ def changed(base: World, sizes: dict[str, Any], horizon: int) -> World:
     return make_world(environment, sizes.get("silos", base.silos), horizon)
 
 
-def make_world(environment: Environment, silos: int | None, horizon: int) -> World:
+def make_world(environment: Environment, silos: int | None, horizon: int) -> Problem:
     """A world whose number of silos agrees with its data."""
     natural = environment.natural_silos()
     if silos is None:
@@ -287,7 +287,7 @@ def make_world(environment: Environment, silos: int | None, horizon: int) -> Wor
         raise InputError(f"silos must be {natural}, as the data say, got {silos}")
     with ENVIRONMENTS.guard(environment.kind):
         facts = environment.facts(silos, horizon)
-    return World(environment, facts, silos)
+    return Problem(environment, facts, silos)
 
 
 def complete(keys: msgspec.Struct) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not TOML: {error}") from None
 
 
-#: Keys of an environment that name files; a spec may give them relative to itself.
+#: Config of an environment that name files; a spec may give them relative to itself.
 PATH_KEYS = ("path", "data", "losses")
 
 

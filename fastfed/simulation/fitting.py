@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fastfed._memory import available, shown, size_of
 from fastfed._validate import InputError
 from fastfed.simulation import memory
-from fastfed.simulation.experiment import Experiment, World
+from fastfed.simulation.experiment import Experiment, Problem
 from fastfed.simulation.memory import Term
 from fastfed.simulation.passes import MOST_TOGETHER, Resources, check_threads, missing_passes
 
@@ -99,7 +99,7 @@ def estimate(
     return Layout(at_once, together, memory.merged(terms))
 
 
-def _of_world(world: World, horizon: int, processes: int) -> list[Term]:
+def _of_world(world: Problem, horizon: int, processes: int) -> list[Term]:
     """What the replicates of a process share; workers have data of their own."""
     environment, silos = world.environment, world.silos
     of = environment.kind

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastfed._memory import available, shown
 from fastfed._validate import InputError
-from fastfed.environments import Facts, LossFacts
+from fastfed.environments import EnvironmentSpec, LossSpec
 from fastfed.experts.plan import ExpertPlan
 from fastfed.privacy.mechanisms.winsorized import padded_dimension
 from fastfed.protocols.peers import PeerPlan
@@ -114,7 +114,7 @@ def sentence(terms: Iterable[Term]) -> str:
 
 def of_pass(
     environment: Any,
-    facts: Facts | LossFacts,
+    facts: EnvironmentSpec | LossSpec,
     plans: list[AnyPlan],
     checkpoints: int,
     threads: int,
@@ -132,7 +132,7 @@ def of_pass(
     terms: list[Term] = []
     for plan in plans:
         terms += of_plan(plan, checkpoints, steps=steps, record=record)
-    if isinstance(facts, Facts):
+    if isinstance(facts, EnvironmentSpec):
         most = max(_bit_levels(plan) for plan in plans)
         terms.append(scratch(facts, most, len(plans), 1 if steps else min(threads, first.silos)))
     own = getattr(environment, "memory", None)
@@ -276,7 +276,7 @@ def _outcome(checkpoints: int, size: int) -> Term:
     return Term("counts at checkpoints", made, spaced(checkpoints), "checkpoints")
 
 
-def scratch(facts: Facts, bit_levels: int, curves: int, threads: int) -> Term:
+def scratch(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int) -> Term:
     """Of all threads: the actions of a round, and what scores are computed in.
 
     As ff_play_scratch of src/ff_play.c, of which only what is written to counts.

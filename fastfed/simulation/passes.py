@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastfed._validate import integer
 from fastfed.simulation import dispatch
-from fastfed.simulation.experiment import Experiment, World
+from fastfed.simulation.experiment import Experiment, Problem
 from fastfed.simulation.outcome import Outcome
 
 # ---- What a run may use of a machine, and who plays it. No result depends on it ------------------
@@ -35,7 +35,7 @@ MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Pass:
+class RunBatch:
     """Curves of one replicate that are played together, over the same contexts."""
 
     replicate: int
@@ -48,12 +48,12 @@ class Interrupted(Exception):
 
 def missing_passes(
     experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
-) -> list[Pass]:
+) -> list[RunBatch]:
     """What is left to play, at most so many curves in a pass.
 
     Curves of one world share contexts where making them is work.
     """
-    worlds: list[tuple[World, list[int]]] = []
+    worlds: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
         for world, positions in worlds:
             if world == curve.world:
@@ -61,17 +61,17 @@ def missing_passes(
                 break
         else:
             worlds.append((curve.world, [position]))
-    passes: list[Pass] = []
+    passes: list[RunBatch] = []
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
             together = [i for i in left if dispatch.shared(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
-                Pass(replicate, tuple(together[i : i + size]))
+                RunBatch(replicate, tuple(together[i : i + size]))
                 for i in range(0, len(together), size)
             )
-            passes.extend(Pass(replicate, (i,)) for i in left if i not in together)
+            passes.extend(RunBatch(replicate, (i,)) for i in left if i not in together)
     return passes
 
 
@@ -89,7 +89,7 @@ def check_threads(threads: int | None) -> int:
 
 def play_pass(
     experiment: Experiment,
-    work: Pass,
+    work: RunBatch,
     threads: int,
     progress: Callable[[int], None] | None = None,
     record: bool = False,
@@ -115,7 +115,7 @@ def play_pass(
 TIMED_SECONDS = 0.02
 
 
-def predict_seconds(experiment: Experiment, passes: list[Pass], threads: int) -> float:
+def predict_seconds(experiment: Experiment, passes: list[RunBatch], threads: int) -> float:
     """Seconds the passes will take, from playing a few rounds of each kind."""
     if not passes:
         return 0.0

@@ -15,10 +15,10 @@ from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import Cell, CurveRow, Store
 from fastfed.simulation import dispatch
 from fastfed.simulation.engines import open_engine
-from fastfed.simulation.experiment import Experiment, World, make_experiment
+from fastfed.simulation.experiment import Experiment, Problem, make_experiment
 from fastfed.simulation.fitting import Layout, fit, memory_ends
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.passes import Pass, Resources, check_threads, missing_passes
+from fastfed.simulation.passes import Resources, RunBatch, check_threads, missing_passes
 
 # ---- Running an experiment: which cells are missing, who plays them, and committing each one -----
 
@@ -32,7 +32,7 @@ UNCOVERED = (
 )
 
 
-def about_records(world: World) -> list[str]:
+def about_records(world: Problem) -> list[str]:
     """What to know first where records are real; nothing where they are drawn."""
     facts = world.facts
     if not facts.real_records:
@@ -79,7 +79,7 @@ def run(
     engine: str = "local",
     scheduler: str | None = None,
     memory_limit: int | str | None = None,
-    on_start: Callable[[list[Pass], int], None] | None = None,
+    on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
     """Play what is missing of an experiment in an output folder, and read its results.
@@ -118,7 +118,7 @@ def run_by(
     folder: str | Path,
     resources: Resources,
     *,
-    on_start: Callable[[list[Pass], int], None] | None = None,
+    on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
     """`run`, divided as `layout_for` said."""
@@ -148,7 +148,7 @@ def run_by(
         return store.results(experiment.replicates)
 
 
-def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
+def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[Cell]:
     """The rows of one pass."""
     return [
         Cell(
@@ -164,7 +164,7 @@ def cells(work: Pass, outcomes: Iterable[Outcome]) -> list[Cell]:
     ]
 
 
-def left_to_play(experiment: Experiment, folder: str | Path) -> list[Pass]:
+def left_to_play(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
     """What ``run`` would play of an experiment in an output folder; nothing is written.
 
     InputError where the folder holds another experiment.

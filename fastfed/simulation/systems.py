@@ -12,8 +12,8 @@ from fastfed.environments import (
     ADVERSARIES,
     BANDIT_ENVIRONMENTS,
     ENVIRONMENTS,
-    Facts,
-    LossFacts,
+    EnvironmentSpec,
+    LossSpec,
 )
 from fastfed.privacy import MECHANISMS
 from fastfed.privacy.certificate import Condition
@@ -56,11 +56,11 @@ def of_experts(entry: _system.Algorithm) -> bool:
 
 
 def setting_of(
-    facts: Facts | LossFacts, silos: int, horizon: int
-) -> bandits.Setting | experts.Setting:
+    facts: EnvironmentSpec | LossSpec, silos: int, horizon: int
+) -> bandits.ProblemSpec | experts.ProblemSpec:
     """The environment's facts as a system wants them."""
-    if isinstance(facts, LossFacts):
-        return experts.Setting(
+    if isinstance(facts, LossSpec):
+        return experts.ProblemSpec(
             silos=silos,
             horizon=horizon,
             experts=facts.dimension,
@@ -75,7 +75,7 @@ def setting_of(
             notes=facts.notes,
         )
     low, high = facts.reward_range or (0.0, 1.0)
-    return bandits.Setting(
+    return bandits.ProblemSpec(
         silos=silos,
         horizon=horizon,
         dimension=facts.dimension,
@@ -91,9 +91,9 @@ def setting_of(
     )
 
 
-def check_kind(entry: _system.Algorithm, kind: str, facts: Facts | LossFacts) -> None:
+def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | LossSpec) -> None:
     """InputError where a bandit is put to losses, or experts to contexts."""
-    losses = isinstance(facts, LossFacts)
+    losses = isinstance(facts, LossSpec)
     if of_experts(entry) == losses:
         return
     fitting = BANDIT_ENVIRONMENTS if losses else ADVERSARIES
@@ -109,14 +109,14 @@ def make_system(
     silos: int = 1,
     horizon: int,
     dimension: int,
-    losses: LossFacts | None = None,
+    losses: LossSpec | None = None,
     **keys: object,
 ) -> Any:
     """The plan and certificate of one system, to deploy it step by step.
 
     Bandits go with Silo and Server, experts with ExpertClient and ExpertServer. ``silos`` M (1 for
     the systems of a single agent), ``horizon`` T, ``dimension`` d, the number of experts where
-    there are experts; ``losses``: what is promised of experts' losses, such as LossFacts(
+    there are experts; ``losses``: what is promised of experts' losses, such as LossSpec(
     dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0), where they are no vectors
     in [0, 1]; ``keys`` are the algorithm's own, as in a spec (epsilon, delta, batch_size,
     ...). Rewards and losses are clipped to [0, 1] and features to norm 1 by default, so what is
@@ -139,8 +139,8 @@ def make_system(
             )
     if of_experts(entry):
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
-        promised = losses if losses is not None else LossFacts(d)
-        if not isinstance(promised, LossFacts):
+        promised = losses if losses is not None else LossSpec(d)
+        if not isinstance(promised, LossSpec):
             raise InputError(f"losses must be LossFacts, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
@@ -148,7 +148,7 @@ def make_system(
         return entry.make(keys, replace(setting, notes=(*setting.notes, LOSSES_ON_TRUST)))
     if losses is not None:
         raise InputError(f"losses go with systems of experts, not with {algorithm}")
-    linear = bandits.Setting(
+    linear = bandits.ProblemSpec(
         silos=silos,
         horizon=horizon,
         dimension=integer("dimension", dimension, at_least=1, at_most=2**15),

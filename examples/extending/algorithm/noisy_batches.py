@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed.bandits import Algorithm, Setting, System
+from fastfed.bandits import Algorithm, ProblemSpec, System
 from fastfed.bandits.assemble import Noise, assemble
 from fastfed.bandits.certify import certify
-from fastfed.bandits.noise_distributions import NoiseLaw
-from fastfed.bandits.system import Keys
+from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.system import Config
 from fastfed.privacy import Budget
 from fastfed.privacy.releases.gaussian_release import calibrate_tree
 from fastfed.protocols.plan import NoiseStd
@@ -32,20 +32,22 @@ PROTOCOL = Protocol(
 )
 
 
-class NoisyKeys(Keys, frozen=True, kw_only=True):
-    """Keys of a curve: those of every linear system, and the budget."""
+class NoisyKeys(Config, frozen=True, kw_only=True):
+    """Config of a curve: those of every linear system, and the budget."""
 
     epsilon: float
     delta: float
 
 
-def build(keys: NoisyKeys, setting: Setting) -> System:
+def build(keys: NoisyKeys, setting: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
     batch_size = keys.rounds_per_batch(setting)
     releases = setting.horizon // batch_size
     mechanism = calibrate_tree(Budget(keys.epsilon, keys.delta), 1)  # a tree of one node
     std = NoiseStd(*mechanism.stds)
-    law = NoiseLaw(std, setting.silos, np.arange(releases + 1.0))  # k noises after k releases
+    law = NoiseDistribution(
+        std, setting.silos, np.arange(releases + 1.0)
+    )  # k noises after k releases
     clip = keys.bounds(published=False)
     noise = Noise(mechanism, law, std)
     plan, theory = assemble(keys, setting, PROTOCOL, batch_size, clip, noise)

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 import fastfed
-from fastfed.environments import Facts, RewardLaw, described
+from fastfed.environments import EnvironmentSpec, RewardDistribution, described
 from fastfed.keyed import key_of, normal
 
 
@@ -50,9 +50,9 @@ class Logistic:
     def natural_silos(self) -> int | None:
         return None
 
-    def facts(self, silos: int, horizon: int) -> Facts:
-        return Facts(
-            self.dimension, self.actions, RewardLaw(), linear=False, features_bounded=False
+    def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        return EnvironmentSpec(
+            self.dimension, self.actions, RewardDistribution(), linear=False, features_bounded=False
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Any:

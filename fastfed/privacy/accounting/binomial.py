@@ -234,7 +234,7 @@ class Probits:
 
 
 # ---- A proven bound on the privacy of vector sums with binomial noise, in closed form ------------
-# Setting. Node j of the release adds, to every coordinate i of an integer vector, its own noise
+# ProblemSpec. Node j of the release adds, to every coordinate i of an integer vector, its own noise
 # X ~ Bin(N_j, 1/4). One record is encoded in fixed point, w = g x rounded at random to one of the
 # two neighbouring integers with mean w, independently in each coordinate and node. Replacing the
 # record moves w by a real vector D_j with ||D_j||_2 <= S_j; all else is the same in both worlds,
@@ -463,7 +463,7 @@ Move = tuple[float, float]
 Masses = tuple[int, np.ndarray, np.ndarray]
 
 
-def least_delta(
+def hockey_stick_lower_bound(
     trials: int, g: tuple[int, int], dimension: int, relation: str, epsilon: float
 ) -> float:
     """A lower bound of delta at epsilon of Bin(trials, 1/4) noise in every coordinate.

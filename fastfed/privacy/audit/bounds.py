@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._face import Shown
+from fastfed._face import Displayed
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.accounting.gdp import epsilon_of
 
@@ -32,7 +32,7 @@ _CANDIDATES = 1000  # thresholds tried on the first half
 _CHOICE_TAIL = 1.0 / 500.0
 
 
-class AuditResult(Shown, msgspec.Struct, frozen=True):
+class AuditResult(Displayed, msgspec.Struct, frozen=True):
     """What an audit found.
 
     delta, claimed_epsilon: the claim. epsilon_lower_bound: the mechanism's true epsilon at delta is

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fastfed._face import Shown
+from fastfed._face import Displayed
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.privacy.accounting.gdp import mu_of
@@ -16,7 +16,7 @@ from fastfed.privacy.accounting.privacy_loss import largest_share
 from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
 from fastfed.privacy.mechanisms.laplace import Laplace
-from fastfed.privacy.mechanisms.local_gaussian import calibrate_points
+from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
 from fastfed.privacy.releases.gaussian_release import (
@@ -27,7 +27,7 @@ from fastfed.privacy.releases.gaussian_release import (
 from fastfed.privacy.sensitivity import Budget, sum_sensitivity
 
 
-class Calibrated(Shown, msgspec.Struct, frozen=True):
+class Calibrated(Displayed, msgspec.Struct, frozen=True):
     """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
 
     mechanism: str
@@ -122,7 +122,9 @@ def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrat
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
         if integer("releases", releases, at_least=0) == 0:
             return _answer(name, budget, 0, 0.0, 0.0, NOTHING)
-        made = calibrate_points(budget, size.users or 1, returning=releases, shuffled=shuffled)
+        made = calibrate_local_gaussian(
+            budget, size.users or 1, returning=releases, shuffled=shuffled
+        )
         return _answer(name, budget, releases, made.noise_std, made.mu(), made.source)
 
     return calibrated

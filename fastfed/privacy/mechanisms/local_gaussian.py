@@ -251,7 +251,7 @@ HIDING = Condition(
 )
 
 
-class NoisyPoints(msgspec.Struct, frozen=True, kw_only=True):
+class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     """Both streams of every user's data point, x y and x x^T, with Gaussian noise of the user.
 
     batch_size: B, the users of a batch. returning: M0, in how many batches one user may take part,
@@ -442,7 +442,7 @@ def _verb(holds: bool) -> str:
 # ---- from a budget to the noise ------------------------------------------------------------------
 
 
-def calibrate_points(
+def calibrate_local_gaussian(
     budget: Budget,
     batch_size: int,
     *,
@@ -452,7 +452,7 @@ def calibrate_points(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     batches: int | None = None,
-) -> NoisyPoints:
+) -> LocalGaussian:
     """Noise on every user's data point for a budget, with or without a shuffler of each batch.
 
     batch_size: B. returning: M0, in how many batches one user may take part, once in each. batches:
@@ -498,7 +498,7 @@ def calibrate_points(
     else:
         most = users if shuffled else 1
         std = math.sqrt(math.log(2.5 * most / budget.delta) / (2.0 * most)) / budget.epsilon
-    points = NoisyPoints(
+    points = LocalGaussian(
         batch_size=users,
         returning=count,
         layout=layout,
@@ -531,7 +531,7 @@ def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
     return 4.0 * math.sqrt(2.0 * logs / users) / epsilon
 
 
-def _within_budget(points: NoisyPoints) -> NoisyPoints:
+def _within_budget(points: LocalGaussian) -> LocalGaussian:
     """The same with as much more noise as rounding, and the two searches' grids, may ask for."""
     step = 1e-12
     while points.exact() > points.budget.epsilon:

@@ -17,7 +17,7 @@ from fastfed.privacy.accounting.binomial import (
     TAIL_SHARES,
     Node,
     VectorSumAccount,
-    least_delta,
+    hockey_stick_lower_bound,
 )
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
@@ -161,7 +161,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self._account(self.b).epsilon(self.budget.delta if delta is None else delta)
 
-    def least_delta(self, epsilon: float) -> float:
+    def hockey_stick_lower_bound(self, epsilon: float) -> float:
         """A lower bound of the true delta of one batch at epsilon >= 0.
 
         The divergence between what two neighbouring records make of the counted noise, roundings
@@ -169,7 +169,9 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         0 beyond 2^28 counted bits, where it is not computed.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
-        return least_delta(self.counted, self.g, self.dimension, self.relation, epsilon)
+        return hockey_stick_lower_bound(
+            self.counted, self.g, self.dimension, self.relation, epsilon
+        )
 
     @property
     def remark(self) -> str:
@@ -206,7 +208,10 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
                 f"under {budget.relation}, is at most {budget.epsilon:g}"
             )
             notes = ["computed"]
-        if found > budget.epsilon and (least := self.least_delta(budget.epsilon)) > budget.delta:
+        if (
+            found > budget.epsilon
+            and (least := self.hockey_stick_lower_bound(budget.epsilon)) > budget.delta
+        ):
             notes.append(f"its delta at epsilon {budget.epsilon:g} is at least {_down(least)}")
         if self.remark:
             notes.append(self.remark)

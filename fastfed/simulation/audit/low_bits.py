@@ -359,7 +359,7 @@ def attack_all(
     messages, candidates : int
         Messages of each kind, and records tested for each.
     kinds : sequence of str, optional
-        Keys of KINDS.
+        Config of KINDS.
     seed : int
         Of the records. Noise is the operating system's.
 

@@ -19,7 +19,7 @@ import fastfed
 from fastfed._validate import InputError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.passes import Pass
+from fastfed.simulation.passes import RunBatch
 
 # ---- What every engine is, and how it is told that a pass cannot be played -----------------------
 
@@ -39,7 +39,7 @@ class EngineError(RuntimeError):
 class Played:
     """A pass that was played to its end."""
 
-    work: Pass
+    work: RunBatch
     outcomes: list[Outcome]  # one for each of its curves
     seconds: float
     threads: int
@@ -54,7 +54,7 @@ class Engine(Protocol):
         ...
 
     def play(
-        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
     ) -> Iterator[Played]:
         """Every pass as it ends. What an environment raises is raised here too.
 
@@ -69,12 +69,12 @@ class Tally:
 
     def __init__(self, experiment: Experiment, progress: Progress | None) -> None:
         self._experiment, self._progress = experiment, progress
-        self._seen: dict[Pass, int] = {}
-        self._ended: set[Pass] = set()
+        self._seen: dict[RunBatch, int] = {}
+        self._ended: set[RunBatch] = set()
         # Workers of a cluster are heard in another thread than the one that plays.
         self._lock = threading.Lock()
 
-    def heard(self, work: Pass, agent_rounds: int) -> None:
+    def heard(self, work: RunBatch, agent_rounds: int) -> None:
         """So much of a pass has been played in all."""
         with self._lock:
             more = 0 if work in self._ended else agent_rounds - self._seen.get(work, 0)
@@ -82,7 +82,7 @@ class Tally:
         if more and self._progress is not None:
             self._progress(more)
 
-    def ended(self, work: Pass) -> None:
+    def ended(self, work: RunBatch) -> None:
         """All of it has been played."""
         self.heard(work, self._experiment.agent_rounds(work.positions))
         self._ended.add(work)
@@ -213,7 +213,7 @@ HOPELESS = 8
 class Suspect:
     """A pass that has lost too many workers."""
 
-    work: Pass
+    work: RunBatch
     end: str  # how the last of them ended
 
 
@@ -222,14 +222,16 @@ class Left:
     """What a round did not play."""
 
     suspects: list[Suspect] = field(default_factory=list)
-    untried: list[Pass] = field(default_factory=list)
+    untried: list[RunBatch] = field(default_factory=list)
 
 
 #: (passes, whether one at a time): yields what is played, returns what is not.
-Round = Callable[[list[Pass], bool], Generator[Played, None, Left]]
+Round = Callable[[list[RunBatch], bool], Generator[Played, None, Left]]
 
 
-def play_rounds(experiment: Experiment, passes: list[Pass], play_round: Round) -> Iterator[Played]:
+def play_rounds(
+    experiment: Experiment, passes: list[RunBatch], play_round: Round
+) -> Iterator[Played]:
     """All passes together; then those that lost their workers alone, curve by curve.
 
     EngineError names the ones that die even so, after everything else has been played.
@@ -246,11 +248,11 @@ def play_rounds(experiment: Experiment, passes: list[Pass], play_round: Round) -
         raise EngineError(_sentence(experiment, dead, len(waiting)))
 
 
-def _singles(passes: Iterable[Pass]) -> Iterator[Pass]:
+def _singles(passes: Iterable[RunBatch]) -> Iterator[RunBatch]:
     """Curve by curve: one of those that are played together may be what ends all of them."""
     for work in passes:
         for position in work.positions:
-            yield Pass(work.replicate, (position,))
+            yield RunBatch(work.replicate, (position,))
 
 
 def _sentence(experiment: Experiment, dead: list[Suspect], untried: int) -> str:

@@ -45,7 +45,7 @@ from fastfed.simulation.engines.base import (
 )
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
-from fastfed.simulation.passes import Interrupted, Pass, check_threads, play_pass, seconds_of
+from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass, seconds_of
 
 #: Short passes share a task, which then takes about so long: a task costs some milliseconds.
 BLOCK_SECONDS = 2.0
@@ -65,7 +65,7 @@ LOCAL = {
     "distributed.admin.system-monitor.interval": "10s",
 }
 
-Block = tuple[Pass, ...]
+Block = tuple[RunBatch, ...]
 
 
 @contextmanager
@@ -89,7 +89,7 @@ class Dask:
     at_once: int | None = None  # of a cluster that it starts
 
     def play(
-        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
     ) -> Iterator[Played]:
         packed = pack(experiment)
         if not passes:
@@ -102,7 +102,7 @@ class Dask:
             _heard(client, name, Tally(experiment, progress)) as tally,
         ):
 
-            def play_round(passes: list[Pass], alone: bool) -> Generator[Played, None, Left]:
+            def play_round(passes: list[RunBatch], alone: bool) -> Generator[Played, None, Left]:
                 inner = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(passes) // (4 * workers))
                 tasks = {
@@ -114,10 +114,10 @@ class Dask:
             yield from play_rounds(experiment, passes, play_round)
 
 
-def blocks(experiment: Experiment, passes: list[Pass], most: int) -> Iterator[Block]:
+def blocks(experiment: Experiment, passes: list[RunBatch], most: int) -> Iterator[Block]:
     """Passes in their order, short ones together, at most so many."""
     seconds: dict[tuple[int, ...], float] = {}
-    block: list[Pass] = []
+    block: list[RunBatch] = []
     filled = 0.0
     for work in passes:
         if most > 1 and work.positions not in seconds:
@@ -224,7 +224,7 @@ def play_block(
     return played
 
 
-def _telling(worker: Any, topic: str, key: str, work: Pass) -> Callable[[int], None]:
+def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
     """Says now and then how far a pass has come; Interrupted where nobody wants it any more."""
     told, played = time.perf_counter(), 0
 
@@ -315,7 +315,7 @@ def _heard(client: Client, topic: str, tally: Tally) -> Iterator[Tally]:
 
     def hear(event: tuple[float, Any]) -> None:
         replicate, positions, agent_rounds = event[1]
-        tally.heard(Pass(replicate, tuple(positions)), agent_rounds)
+        tally.heard(RunBatch(replicate, tuple(positions)), agent_rounds)
 
     client.subscribe_topic(topic, hear)
     try:

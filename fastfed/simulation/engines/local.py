@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fastfed.simulation import passes as playing
 from fastfed.simulation.engines.base import Engine, Played, Progress
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Interrupted, Pass, check_threads
+from fastfed.simulation.passes import Interrupted, RunBatch, check_threads
 
 
 @contextmanager
@@ -32,7 +32,7 @@ class Local:
     at_once: int | None = None
 
     def play(
-        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
     ) -> Iterator[Played]:
         stop = threading.Event()
         workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
@@ -44,7 +44,7 @@ class Local:
             if progress is not None:
                 progress(agent_rounds)
 
-        def job(work: Pass) -> Played:
+        def job(work: RunBatch) -> Played:
             start = time.perf_counter()
             outcomes = playing.play_pass(experiment, work, inner, heard)
             return Played(work, outcomes, time.perf_counter() - start, inner)

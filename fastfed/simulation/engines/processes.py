@@ -31,7 +31,7 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Interrupted, Pass, check_threads, play_pass
+from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass
 
 # What a worker process does: it plays the passes that come through its pipe, until that closes.
 
@@ -120,13 +120,13 @@ class Processes:
     at_once: int | None = None
 
     def play(
-        self, experiment: Experiment, passes: list[Pass], progress: Progress | None = None
+        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
     ) -> Iterator[Played]:
         packed, tally = pack(experiment), Tally(experiment, progress)
 
-        def play_round(passes: list[Pass], alone: bool) -> Generator[Played, None, Left]:
+        def play_round(passes: list[RunBatch], alone: bool) -> Generator[Played, None, Left]:
             count = 1 if alone else min(self.threads, len(passes), self.at_once or self.threads)
-            crew = Crew(packed, count, max(1, self.threads // max(1, count)), tally)
+            crew = WorkerPool(packed, count, max(1, self.threads // max(1, count)), tally)
             try:
                 return (yield from crew.play(passes, 1 if alone else MOST_TRIES))
             finally:
@@ -146,7 +146,7 @@ class Worker:
         with no_interrupts():
             self.process.start()
         theirs.close()
-        self.queue: deque[Pass] = deque()
+        self.queue: deque[RunBatch] = deque()
         self.ready = False
 
     def send(self, value: Any) -> None:
@@ -171,7 +171,7 @@ class Worker:
 
 
 @dataclass
-class Crew:
+class WorkerPool:
     """The workers of one round."""
 
     packed: bytes
@@ -183,9 +183,9 @@ class Crew:
     played: int = 0
     never_ready: int = 0
 
-    def play(self, passes: list[Pass], tries: int) -> Generator[Played, None, Left]:
+    def play(self, passes: list[RunBatch], tries: int) -> Generator[Played, None, Left]:
         """Play passes; one that has lost ``tries`` workers is a suspect."""
-        waiting, lost, left = deque(passes), Counter[Pass](), Left()
+        waiting, lost, left = deque(passes), Counter[RunBatch](), Left()
         while waiting or any(w.queue for w in self.workers):
             self._hire(waiting)
             by_connection = {w.connection: w for w in self.workers}
@@ -227,7 +227,7 @@ class Crew:
             worker.end()
         self.workers.clear()
 
-    def _hire(self, waiting: deque[Pass]) -> None:
+    def _hire(self, waiting: deque[RunBatch]) -> None:
         """Work for whoever has none, and workers for what is left."""
         for worker in self.workers:
             self._give(worker, waiting)
@@ -235,7 +235,7 @@ class Crew:
             self.workers.append(Worker(self.threads))
             self.workers[-1].queue.append(waiting.popleft())
 
-    def _give(self, worker: Worker, waiting: deque[Pass]) -> None:
+    def _give(self, worker: Worker, waiting: deque[RunBatch]) -> None:
         while worker.ready and waiting and len(worker.queue) < self.depth:
             worker.queue.append(waiting.popleft())
             worker.send(worker.queue[-1])
@@ -245,8 +245,8 @@ class Crew:
         worker: Worker,
         end: str,
         tries: int,
-        waiting: deque[Pass],
-        lost: Counter[Pass],
+        waiting: deque[RunBatch],
+        lost: Counter[RunBatch],
         left: Left,
     ) -> None:
         """Take a dead worker's passes back: the first was running, the others only waited."""
