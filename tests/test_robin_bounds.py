@@ -15,7 +15,7 @@ from oracle import huang_2023 as oracle
 from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
 # T, M, d

@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import WINDOW, Noise, assemble, plan_of
+from fastfed.bandits.assemble import WINDOW, Noise, assemble, make_plan
 from fastfed.bandits.certify import certify
 from fastfed.bandits.fedlinucb import DIRECT_RATIO, check_bits
-from fastfed.bandits.noise_distributions import NoiseDistribution, batch_law
-from fastfed.bandits.radius import REGULARIZERS, Theory, about_rewards
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.noise_distributions import NoiseDistribution, batch_distribution
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.radius import REGULARIZERS, Theory, reward_conditions
 from fastfed.bandits.system import Config, System, batches_of_user, check_returning
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
@@ -74,9 +74,9 @@ class AgentConfig(Config, frozen=True, kw_only=True):
             return "lemma-a4"
         return super().regularizer_rule
 
-    def batch(self, setting: ProblemSpec, rule: Callable[[], int]) -> int:
+    def batch(self, problem: ProblemSpec, rule: Callable[[], int]) -> int:
         """B: as given, or what ``rule`` says for "theorem"."""
-        return rule() if self.batch_size == "theorem" else self.rounds_per_batch(setting)
+        return rule() if self.batch_size == "theorem" else self.rounds_per_batch(problem)
 
 
 class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
@@ -132,23 +132,23 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
 
-def free_ratio(keys: PrivateAgentConfig) -> float:
+def free_ratio(config: PrivateAgentConfig) -> float:
     """Noise of the covariance stream over that of the bias stream, where bits let us choose."""
-    return DIRECT_RATIO if keys.radius == "direct" and keys.calibration == "exact" else 1.0
+    return DIRECT_RATIO if config.radius == "direct" and config.calibration == "exact" else 1.0
 
 
-def check_agent(algorithm: str, setting: ProblemSpec) -> None:
+def check_agent(algorithm: str, problem: ProblemSpec) -> None:
     """InputError unless the world has one silo, which is the agent."""
-    if setting.silos != 1:
+    if problem.silos != 1:
         raise InputError(
             f"silos must be 1 for {algorithm}, where one agent serves all users, "
-            f"got {setting.silos}"
+            f"got {problem.silos}"
         )
 
 
 def planned(
-    keys: AgentConfig,
-    setting: ProblemSpec,
+    config: AgentConfig,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -161,21 +161,21 @@ def planned(
 
     Every round (B = 1) without noise the agent's estimate changes by rank-one steps.
     """
-    clip = keys.bounds(published=False)
+    clip = config.bounds(published=False)
     alone = noise is None and batch_size == 1
     rounds = 0 if alone else batch_size
-    if keys.radius == "published-code":
-        theory = published_theory(published, keys, setting, noise, clip)
-        plan = plan_of(keys, setting, protocol, rounds, clip, theory, noise)
+    if config.radius == "published-code":
+        theory = published_theory(published, config, problem, noise, clip)
+        plan = make_plan(config, problem, protocol, rounds, clip, theory, noise)
         return replace(plan, individual=individual, release=release), theory, clip
-    made = assemble(keys, setting, protocol, rounds, clip, noise, individual, release)
+    made = assemble(config, problem, protocol, rounds, clip, noise, individual, release)
     return (*made, clip)
 
 
 def private(
     algorithm: str,
-    keys: PrivateAgentConfig,
-    setting: ProblemSpec,
+    config: PrivateAgentConfig,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -186,12 +186,12 @@ def private(
 ) -> System:
     """A private system of one agent, from its noise."""
     plan, theory, _ = planned(
-        keys, setting, protocol, batch_size, published, noise, individual=individual,
+        config, problem, protocol, batch_size, published, noise, individual=individual,
         release=release,
     )  # fmt: skip
     check_bits(plan)
     source = f"{protocol.source}; {noise.mechanism.source}"
-    plan, certificate = certify(plan, setting, theory, noise, source)
+    plan, certificate = certify(plan, problem, theory, noise, source)
     return System(algorithm, plan, certificate, theory=theory)
 
 
@@ -199,27 +199,29 @@ def private(
 
 
 def gaussian_noise(
-    keys: GaussianConfig, setting: ProblemSpec, batch_size: int, *, shuffled: bool
+    config: GaussianConfig, problem: ProblemSpec, batch_size: int, *, shuffled: bool
 ) -> Noise:
     """Every user's own Gaussian noise: as many independent ones add up as a batch has users."""
-    releases = setting.horizon // batch_size
+    releases = problem.horizon // batch_size
     mechanism = calibrate_local_gaussian(
-        keys.budget,
+        config.budget,
         batch_size,
-        returning=keys.returns(releases),
+        returning=config.returns(releases),
         shuffled=shuffled,
-        calibration=keys.calibration,
-        layout=keys.layout,
-        covariance_ratio=keys.ratio if keys.calibration == "exact" else keys.covariance_ratio or 1,
+        calibration=config.calibration,
+        layout=config.layout,
+        covariance_ratio=config.ratio
+        if config.calibration == "exact"
+        else config.covariance_ratio or 1,
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
-    law = NoiseDistribution(std, 1, np.arange(releases + 1.0))
-    return Noise(mechanism, law, std)
+    distribution = NoiseDistribution(std, 1, np.arange(releases + 1.0))
+    return Noise(mechanism, distribution, std)
 
 
 def vector_noise(
-    keys: PrivateAgentConfig,
-    setting: ProblemSpec,
+    config: PrivateAgentConfig,
+    problem: ProblemSpec,
     batch_size: int,
     *,
     local: bool = False,
@@ -228,22 +230,22 @@ def vector_noise(
     ratio: float = 1.0,
 ) -> Noise:
     """Every user's own noise bits."""
-    releases = setting.horizon // batch_size
+    releases = problem.horizon // batch_size
     mechanism = calibrate_vector_batches(
-        keys.budget,
+        config.budget,
         batch_size,
-        setting.dimension,
-        returning=keys.returns(releases),
+        problem.dimension,
+        returning=config.returns(releases),
         local=local,
-        calibration=keys.calibration,
+        calibration=config.calibration,
         vector_scale=vector_scale,
         honest_fraction=honest_fraction,
         covariance_ratio=ratio,
     )
-    law = batch_law(mechanism, releases, WINDOW * keys.failure_probability)
+    distribution = batch_distribution(mechanism, releases, WINDOW * config.failure_probability)
     g, b = mechanism.g, mechanism.b
     encoding = Encoding((g[0],), (b,), (g[1],))
-    return Noise(mechanism, law, encoding=encoding)
+    return Noise(mechanism, distribution, encoding=encoding)
 
 
 # ---- Ridge and width of the experiment code of chowdhury-zhou-2022, in features of norm 1 --------
@@ -278,7 +280,7 @@ class PublishedCode:
 NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
 
 
-def of_users(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def user_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
     """Gamma where each user adds noise: s sqrt(T d), s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B).
 
     ``users`` B is 1 for local privacy.
@@ -287,33 +289,39 @@ def of_users(epsilon: float, delta: float, users: int, horizon: int, dimension: 
     return std * math.sqrt(horizon * dimension)
 
 
-def of_agent(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
+def joint_gamma(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
     """Gamma of a trusted agent: s sqrt(d ln T), s = sqrt(ln T) ln(2.5/delta) / epsilon."""
     log = math.log(horizon)
     return math.sqrt(log) * math.log(2.5 / delta) / epsilon * math.sqrt(dimension * log)
 
 
-def of_vector(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def vector_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
     """Gamma of the vector sum: ln(d/delta) / (4 epsilon sqrt B) sqrt(T d)."""
     log = math.log(dimension) - math.log(delta)
     return log / (4.0 * epsilon * math.sqrt(users)) * math.sqrt(horizon * dimension)
 
 
 def published_theory(
-    code: PublishedCode, keys: Config, setting: ProblemSpec, noise: Noise | None, clip: Clip | None
+    code: PublishedCode,
+    config: Config,
+    problem: ProblemSpec,
+    noise: Noise | None,
+    clip: Clip | None,
 ) -> Theory:
     """Ridge and width of the code, with what is known of them: nothing is proven."""
-    d, regularizer = setting.dimension, keys.regularizer
+    d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
     largest = 0.0
     if noise is not None:
-        largest = float(noise.law.operator_norms(d, keys.failure_probability / 4.0).max())
+        largest = float(
+            noise.distribution.operator_norms(d, config.failure_probability / 4.0).max()
+        )
     lam = np.array([ridge])
     # Rows of V play no part: the logarithm's argument is 1.
-    width = code.width(setting.horizon, d) - math.sqrt(code.gamma * d)
+    width = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
     base = (width / REWARD_SCALE) ** 2
     radius = Radius(
-        keys.radius_multiplier,
+        config.radius_multiplier,
         REWARD_SCALE,
         base,
         np.array([math.sqrt(code.gamma * d)]),
@@ -326,7 +334,7 @@ def published_theory(
         nu=np.zeros(1),
         radius=radius,
         conditions=(
-            *about_rewards(setting, clip),
+            *reward_conditions(problem, clip),
             Condition(
                 "the regularizer exceeds the noise's operator norm with high probability",
                 ridge > largest,

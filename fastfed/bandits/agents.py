@@ -16,11 +16,11 @@ from fastfed.bandits.agent import (
     check_agent,
     free_ratio,
     gaussian_noise,
-    of_agent,
-    of_users,
-    of_vector,
+    joint_gamma,
     planned,
     private,
+    user_gamma,
+    vector_gamma,
     vector_noise,
 )
 from fastfed.bandits.assemble import Noise
@@ -35,7 +35,7 @@ from fastfed.bandits.linucb_bounds import (
     batch_size_f_4,
 )
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint
 from fastfed.privacy.releases.gaussian_release import RELEASES
@@ -48,12 +48,12 @@ from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 # radius counts the running round, too (t for t - 1).
 
 
-def build_linucb(keys: AgentConfig, setting: ProblemSpec) -> System:
+def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_agent("linucb", setting)
-    batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
-    plan, theory, _ = planned(keys, setting, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE)
-    plan, certificate = certify(plan, setting, theory, None, "chowdhury-zhou-2022, Algorithm 1")
+    check_agent("linucb", problem)
+    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
+    plan, theory, _ = planned(config, problem, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE)
+    plan, certificate = certify(plan, problem, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
 
 
@@ -61,7 +61,7 @@ AGENT_LINUCB = Algorithm(
     id="linucb",
     paper="chowdhury-zhou-2022",
     summary="one agent, every round or in batches, not private",
-    keys=AgentConfig,
+    config=AgentConfig,
     build=build_linucb,
 )
 
@@ -83,32 +83,32 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         choice("release", self.release, RELEASES)
 
 
-def build_jdp(keys: JointConfig, setting: ProblemSpec) -> System:
+def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_agent("linucb-jdp", setting)
-    batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
-    if setting.horizon == 1 and keys.calibration == "published-code":
+    check_agent("linucb-jdp", problem)
+    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
+    if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
-    releases = setting.horizon // batch_size
+    releases = problem.horizon // batch_size
     mechanism = calibrate_joint(
-        keys.budget,
+        config.budget,
         releases,
-        setting.horizon,
-        release=keys.release,
-        calibration=keys.calibration,
-        layout=keys.layout,
-        covariance_ratio=keys.ratio,
-        returning=keys.returns(releases),
+        problem.horizon,
+        release=config.release,
+        calibration=config.calibration,
+        layout=config.layout,
+        covariance_ratio=config.ratio,
+        returning=config.returns(releases),
     )
     std = NoiseStd(*mechanism.stds)
     noise = Noise(mechanism, NoiseDistribution(std, 1, mechanism.variance_factors), std)
-    release = "nested" if isinstance(mechanism, NestedNoise) else keys.release
-    budget = keys.budget
-    gamma = of_agent(budget.epsilon, budget.delta, max(setting.horizon, 2), setting.dimension)
+    release = "nested" if isinstance(mechanism, NestedNoise) else config.release
+    budget = config.budget
+    gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)
     return private(
         "linucb-jdp",
-        keys,
-        setting,
+        config,
+        problem,
         released_as(AGENT_PROTOCOLS["agent-central"], release),
         batch_size,
         PublishedCode(gamma),
@@ -121,7 +121,7 @@ AGENT_JDP = Algorithm(
     id="linucb-jdp",
     paper="chowdhury-zhou-2022",
     summary="one trusted agent adds noise to its sums: joint privacy",
-    keys=JointConfig,
+    config=JointConfig,
     build=build_jdp,
 )
 
@@ -168,31 +168,31 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
         return self.mechanism == "vector-sum"
 
 
-def build_ldp(keys: LocalConfig, setting: ProblemSpec) -> System:
+def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_agent("linucb-ldp", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
+    check_agent("linucb-ldp", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
 
     def rule() -> int:
-        if keys.bits:
+        if config.bits:
             return batch_size_c_3(horizon, d, epsilon, delta)
         return batch_size_f_2(horizon)
 
-    batch_size = keys.batch(setting, rule)
-    if keys.bits:
-        noise = vector_noise(keys, setting, batch_size, local=True, ratio=keys.ratio)
+    batch_size = config.batch(problem, rule)
+    if config.bits:
+        noise = vector_noise(config, problem, batch_size, local=True, ratio=config.ratio)
     else:
-        noise = gaussian_noise(keys, setting, batch_size, shuffled=False)
+        noise = gaussian_noise(config, problem, batch_size, shuffled=False)
     return private(
         "linucb-ldp",
-        keys,
-        setting,
-        AGENT_PROTOCOLS["user-ldp-vector" if keys.bits else "user-ldp"],
+        config,
+        problem,
+        AGENT_PROTOCOLS["user-ldp-vector" if config.bits else "user-ldp"],
         batch_size,
-        PublishedCode(of_users(epsilon, delta, 1, horizon, d)),
+        PublishedCode(user_gamma(epsilon, delta, 1, horizon, d)),
         noise,
-        individual=keys.messages == "individual",
+        individual=config.messages == "individual",
     )
 
 
@@ -200,7 +200,7 @@ AGENT_LDP = Algorithm(
     id="linucb-ldp",
     paper="chowdhury-zhou-2022",
     summary="one agent whose users add noise to their own data: local privacy",
-    keys=LocalConfig,
+    config=LocalConfig,
     build=build_ldp,
     deployed=(("messages", "individual"),),
 )
@@ -227,22 +227,22 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
         choice("messages", self.messages, MESSAGES)
 
 
-def build_amp(keys: AmplifiedConfig, setting: ProblemSpec) -> System:
+def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_agent("linucb-sdp-amp", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
-    rule = batch_size_b_2 if keys.returning == 1 else batch_size_e_4
-    batch_size = keys.batch(setting, lambda: rule(horizon, d, epsilon, delta))
+    check_agent("linucb-sdp-amp", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
+    rule = batch_size_b_2 if config.returning == 1 else batch_size_e_4
+    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
     return private(
         "linucb-sdp-amp",
-        keys,
-        setting,
+        config,
+        problem,
         AGENT_PROTOCOLS["user-shuffle-amplified"],
         batch_size,
-        PublishedCode(of_users(epsilon, delta, batch_size, horizon, d)),
-        gaussian_noise(keys, setting, batch_size, shuffled=True),
-        individual=keys.messages == "individual",
+        PublishedCode(user_gamma(epsilon, delta, batch_size, horizon, d)),
+        gaussian_noise(config, problem, batch_size, shuffled=True),
+        individual=config.messages == "individual",
     )
 
 
@@ -250,7 +250,7 @@ AGENT_AMP = Algorithm(
     id="linucb-sdp-amp",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' noisy data through a shuffler",
-    keys=AmplifiedConfig,
+    config=AmplifiedConfig,
     build=build_amp,
     deployed=(("messages", "individual"),),
 )
@@ -297,30 +297,30 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
         return free_ratio(self)
 
 
-def build_vec(keys: VectorConfig, setting: ProblemSpec) -> System:
+def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_agent("linucb-sdp-vec", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
-    rule = batch_size_c_2 if keys.returning == 1 else batch_size_e_6
-    batch_size = keys.batch(setting, lambda: rule(horizon, d, epsilon, delta))
+    check_agent("linucb-sdp-vec", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
+    rule = batch_size_c_2 if config.returning == 1 else batch_size_e_6
+    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
     noise = vector_noise(
-        keys,
-        setting,
+        config,
+        problem,
         batch_size,
-        vector_scale=keys.vector_scale,
-        honest_fraction=keys.honest_fraction,
-        ratio=keys.ratio,
+        vector_scale=config.vector_scale,
+        honest_fraction=config.honest_fraction,
+        ratio=config.ratio,
     )
     return private(
         "linucb-sdp-vec",
-        keys,
-        setting,
+        config,
+        problem,
         AGENT_PROTOCOLS["user-shuffle-vector"],
         batch_size,
-        PublishedCode(of_vector(epsilon, delta, batch_size, horizon, d)),
+        PublishedCode(vector_gamma(epsilon, delta, batch_size, horizon, d)),
         noise,
-        individual=keys.messages == "individual",
+        individual=config.messages == "individual",
     )
 
 
@@ -328,7 +328,7 @@ AGENT_VEC = Algorithm(
     id="linucb-sdp-vec",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' data as noisy bits through a shuffler",
-    keys=VectorConfig,
+    config=VectorConfig,
     build=build_vec,
     deployed=(("messages", "individual"),),
 )

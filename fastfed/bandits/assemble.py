@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_distribution
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, make_theory
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
@@ -54,7 +54,7 @@ class Noise:
     """A mechanism, and what drivers and theory need to know of its noise."""
 
     mechanism: Mechanism
-    law: NoiseDistribution
+    distribution: NoiseDistribution
     std: NoiseStd = field(default_factory=NoiseStd)  # of the Gaussian noise that a node gets
     encoding: Encoding | None = None
     #: Where silos have budgets of their own: each one's noise in units of ``std``, and epsilon.
@@ -62,38 +62,38 @@ class Noise:
     silo_epsilon: tuple[float, ...] = ()
 
 
-def make_noise(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
+def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
     """The noise of a private curve; InputError where the calibration has none for the protocol."""
-    if keys.silo_epsilon is not None:
-        return _by_silo(keys, setting, batch_size)
-    budget = Budget(keys.epsilon, keys.delta, keys.relation)
-    if keys.release != "tree":
-        if keys.protocol not in RELEASABLE:
+    if config.silo_epsilon is not None:
+        return _by_silo(config, problem, batch_size)
+    budget = Budget(config.epsilon, config.delta, config.relation)
+    if config.release != "tree":
+        if config.protocol not in RELEASABLE:
             raise InputError(
-                f'release "{keys.release}" needs protocol '
+                f'release "{config.release}" needs protocol '
                 f"{' or '.join(RELEASABLE)}: elsewhere a node's noise belongs to the node, got "
-                f'"{keys.protocol}"'
+                f'"{config.protocol}"'
             )
-        return _released(keys, setting, batch_size, budget)
-    return _MAKERS[keys.protocol](keys, setting, batch_size, budget)
+        return _released(config, problem, batch_size, budget)
+    return _MAKERS[config.protocol](config, problem, batch_size, budget)
 
 
-def _by_silo(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
+def _by_silo(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
     """Every silo's own budget (zhou-chowdhury-2024, Definition 2.1): noise of its own strength."""
-    budgets = keys.silo_epsilon
-    if keys.returning != 1:
+    budgets = config.silo_epsilon
+    if config.returning != 1:
         raise InputError(
             "returning must be 1 with silo_epsilon: a user of several silos has no budget of "
-            f"their own, got {keys.returning}"
+            f"their own, got {config.returning}"
         )
-    if len(budgets) != setting.silos:
+    if len(budgets) != problem.silos:
         raise InputError(
-            f"silo_epsilon must hold one number for each of {setting.silos} silos, "
+            f"silo_epsilon must hold one number for each of {problem.silos} silos, "
             f"got {len(budgets)}"
         )
     each = {
         epsilon: make_noise(
-            msgspec.structs.replace(keys, epsilon=epsilon, silo_epsilon=None), setting, batch_size
+            msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None), problem, batch_size
         )
         for epsilon in dict.fromkeys(budgets)
     }
@@ -101,71 +101,71 @@ def _by_silo(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
     scales = tuple(each[e].std.bias / weakest.std.bias for e in budgets)
     return replace(
         weakest,
-        law=replace(weakest.law, noises=sum(f * f for f in scales)),
+        distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
         silo_noise=scales,
         silo_epsilon=tuple(float(epsilon) for epsilon in budgets),
     )
 
 
-def _gaussian(mechanism: GaussianRelease, keys: Any, setting: ProblemSpec) -> Noise:
+def _gaussian(mechanism: GaussianRelease, config: Any, problem: ProblemSpec) -> Noise:
     std = NoiseStd(*mechanism.stds)
-    silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
+    silos = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
     return Noise(mechanism, NoiseDistribution(std, silos, mechanism.variance_factors), std)
 
 
-def _tree(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    returning = batches_of_user(keys.returning, releases)
+def _tree(config: Any, problem: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
+    releases = problem.horizon // batch_size
+    returning = batches_of_user(config.returning, releases)
     tree = calibrate_tree(
-        budget, releases, keys.calibration, keys.layout, keys.ratio, returning=returning
+        budget, releases, config.calibration, config.layout, config.ratio, returning=returning
     )
-    return _gaussian(tree, keys, setting)
+    return _gaussian(tree, config, problem)
 
 
-def _released(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    returning = batches_of_user(keys.returning, releases)
+def _released(config: Any, problem: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
+    releases = problem.horizon // batch_size
+    returning = batches_of_user(config.returning, releases)
     made = calibrate_release(
-        keys.release,
+        config.release,
         budget,
         releases,
-        keys.calibration,
-        keys.layout,
-        keys.ratio,
+        config.calibration,
+        config.layout,
+        config.ratio,
         returning=returning,
     )
-    return _gaussian(made, keys, setting)
+    return _gaussian(made, config, problem)
 
 
-def _amplified(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
+def _amplified(config: Any, problem: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
+    releases = problem.horizon // batch_size
     tree = calibrate_shuffled_tree(
         budget,
         releases,
-        setting.silos,
+        problem.silos,
         batch_size,
-        setting.horizon,
-        keys.calibration,
-        keys.layout,
-        returning=batches_of_user(keys.returning, releases),
+        problem.horizon,
+        config.calibration,
+        config.layout,
+        returning=batches_of_user(config.returning, releases),
     )
-    return _gaussian(tree, keys, setting)
+    return _gaussian(tree, config, problem)
 
 
-def _vector(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
+def _vector(config: Any, problem: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
+    releases = problem.horizon // batch_size
     tree = calibrate_vector_sum(
         budget,
         releases,
-        setting.silos * batch_size,
-        setting.dimension,
-        keys.calibration,
-        keys.vector_scale,
-        keys.honest_fraction,
-        returning=batches_of_user(keys.returning, releases),
+        problem.silos * batch_size,
+        problem.dimension,
+        config.calibration,
+        config.vector_scale,
+        config.honest_fraction,
+        returning=batches_of_user(config.returning, releases),
     )
-    law = bit_law(tree, WINDOW * keys.failure_probability)
-    return Noise(tree, law, encoding=Encoding(tree.g, tree.b))
+    distribution = bit_distribution(tree, WINDOW * config.failure_probability)
+    return Noise(tree, distribution, encoding=Encoding(tree.g, tree.b))
 
 
 _MAKERS: dict[str, Callable[[Any, ProblemSpec, int, Budget], Noise]] = {
@@ -180,17 +180,17 @@ _MAKERS: dict[str, Callable[[Any, ProblemSpec, int, Budget], Noise]] = {
 # ---- One way from a curve's keys and its noise to a plan: shared by every linear system ----------
 
 
-def released_only(keys: Config, batch_size: int) -> bool:
+def released_only(config: Config, batch_size: int) -> bool:
     """Whether actions depend on synchronised statistics alone.
 
     With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
     """
-    return batch_size == 1 or (keys.lazy and batch_size > 0)
+    return batch_size == 1 or (config.lazy and batch_size > 0)
 
 
 def assemble(
-    keys: Config,
-    setting: ProblemSpec,
+    config: Config,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
@@ -206,30 +206,32 @@ def assemble(
     ``only_released``: as `released_only` says by default. ``ordered``: whether the rounds of
     synchronisation are known in advance.
     """
-    releases = setting.horizon // batch_size if batch_size else 0
-    law = noise.law if noise else NoiseDistribution(variances=np.zeros(releases + 1))
+    releases = problem.horizon // batch_size if batch_size else 0
+    distribution = (
+        noise.distribution if noise else NoiseDistribution(variances=np.zeros(releases + 1))
+    )
     if only_released is None:
-        only_released = released_only(keys, batch_size)
+        only_released = released_only(config, batch_size)
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
-        setting if batch_size else replace(setting, silos=1),
-        law,
-        radius=keys.radius,
-        radius_multiplier=keys.radius_multiplier,
-        regularizer=keys.regularizer_rule,
-        failure_probability=keys.failure_probability,
+        problem if batch_size else replace(problem, silos=1),
+        distribution,
+        radius=config.radius,
+        radius_multiplier=config.radius_multiplier,
+        regularizer=config.regularizer_rule,
+        failure_probability=config.failure_probability,
         clip=clip,
         released_only=only_released,
-        union=setting.silos,
+        union=problem.silos,
         ordered=ordered,
     )
-    made = plan_of(keys, setting, protocol, batch_size, clip, theory, noise)
+    made = make_plan(config, problem, protocol, batch_size, clip, theory, noise)
     return replace(made, individual=individual, release=release), theory
 
 
-def plan_of(
-    keys: Config,
-    setting: ProblemSpec,
+def make_plan(
+    config: Config,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
@@ -238,12 +240,12 @@ def plan_of(
 ) -> Plan:
     """The plan of a theory and its noise."""
     return Plan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        dimension=setting.dimension,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        dimension=problem.dimension,
         batch_size=batch_size,
         # Alone there is nothing to wait for: a silo uses what it has seen.
-        lazy=keys.lazy and batch_size > 0,
+        lazy=config.lazy and batch_size > 0,
         protocol=protocol,
         noise_std=noise.std if noise else NoiseStd(),
         regularizer=theory.regularizer,
@@ -251,5 +253,5 @@ def plan_of(
         clip=clip,
         encoding=noise.encoding if noise else None,
         silo_noise=noise.silo_noise if noise else (),
-        score=score_named(keys.score),
+        score=score_named(config.score),
     )

@@ -10,8 +10,8 @@ import msgspec
 
 from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
 from fastfed.privacy.certificate import (
     DRAWS,
@@ -94,7 +94,7 @@ def declared(
 
 def certify(
     plan: Plan,
-    setting: ProblemSpec,
+    problem: ProblemSpec,
     theory: Theory,
     noise: Noise | None,
     source: str,
@@ -109,7 +109,7 @@ def certify(
     else:
         claim = declared(noise.mechanism, source, theory, noise.silo_epsilon)
     made = sealed(replace(plan, privacy=claim))
-    return made, account(made, setting)
+    return made, account(made, problem)
 
 
 # ---- the certificate -----------------------------------------------------------------------------
@@ -124,12 +124,12 @@ class Assumptions:
     features: Condition
     rewards: Condition
     once: Condition
-    world: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
+    environment: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
 
     @classmethod
-    def of(cls, plan: Plan, setting: ProblemSpec) -> Assumptions:
+    def of(cls, plan: Plan, problem: ProblemSpec) -> Assumptions:
         clip, (feature, reward) = plan.clip, bounds(plan)
-        low, high = setting.reward_range or (float("-inf"), float("inf"))
+        low, high = problem.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
         where = "clipped" if clip is not None else "as the environment gives them"
         return cls(
@@ -140,18 +140,18 @@ class Assumptions:
             ),
             features=Condition(
                 f"feature norms <= {feature:g} ({where})",
-                clip is not None or setting.features_bounded,
+                clip is not None or problem.features_bounded,
             ),
             rewards=Condition(
                 f"rewards bounded by {reward:g} in absolute value ({where})", bounded
             ),
-            once=Condition("no record is served twice", setting.multiplicity == 1),
-            world=_world(plan, setting),
+            once=Condition("no record is served twice", problem.multiplicity == 1),
+            environment=_environment_conditions(plan, problem),
         )
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        return (*self.about_run, *self.world)
+        return (*self.about_run, *self.environment)
 
     @property
     def about_run(self) -> tuple[Condition, ...]:
@@ -161,11 +161,11 @@ class Assumptions:
     @property
     def about_data(self) -> tuple[Condition, ...]:
         """Those that every statement about the release rests on, whatever it protects."""
-        return (self.schedule, self.features, self.rewards, self.once, *self.world)
+        return (self.schedule, self.features, self.rewards, self.once, *self.environment)
 
 
-def _world(plan: Plan, setting: ProblemSpec) -> tuple[Condition, ...]:
-    return (*setting.conditions, *((plan.score.condition,) if plan.score is not None else ()))
+def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
+    return (*problem.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
 def _schedule(plan: Plan) -> Condition:
@@ -175,7 +175,7 @@ def _schedule(plan: Plan) -> Condition:
 
 
 @account.register
-def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
+def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     """The certificate of one linear system, its noise taken from seeded streams.
 
     The top is the user-level claim: proven where every assumption holds, conditional where only
@@ -189,21 +189,21 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
     found = released(plan)
     assert found is not None
     if claim.budget is None:
-        return _unclaimed(plan, setting, claim, found[0])
+        return _unclaimed(plan, problem, claim, found[0])
     top, protocol, budget = found[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = epsilon_at(top)
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
-    assumed, lazy = Assumptions.of(plan, setting), released_only(plan)
+    assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
     met = (*trust, *claim.conditions, *top.conditions())
     # Where nothing leaves a silo nothing has to be assumed; its own users it does not hide.
     silent = isinstance(top, Nothing) and protocol.senders == "silos"
     # The account is of what this run does; of the world around it the conditions speak.
     covered = known and (silent or all(c.holds for c in assumed.about_run))
-    proven = covered and all(c.holds for c in assumed.world)
+    proven = covered and all(c.holds for c in assumed.environment)
     kept = all(c.holds for c in assumed.about_data)
     #: Of a side statement whose value is known.
     status = "proven" if kept else "conditional"
@@ -239,7 +239,7 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
         )
-    for other in _beside(plan, top):
+    for other in _side_guarantees(plan, top):
         also.append(
             SideCertificate(
                 unit="user",
@@ -271,7 +271,7 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
         )
     conditions = (*assumed.all, *met)
     if silent:
-        conditions = tuple(c for c in conditions if c.holds or c in assumed.world)
+        conditions = tuple(c for c in conditions if c.holds or c in assumed.environment)
     none = not assumed.schedule.holds and not silent
     return Certificate(
         unit="user",
@@ -284,14 +284,14 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
         conditions=conditions,
         caveats=(
             *((RAW_SCHEDULE,) if none else ()),
-            *_caveats(plan, setting, claim, epsilon),
+            *_caveats(plan, problem, claim, epsilon),
         ),
         source=claim.source,
         also=tuple(also),
     )
 
 
-def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: Described) -> Certificate:
+def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: Described) -> Certificate:
     """Of a system that claims nothing: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
@@ -299,9 +299,9 @@ def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: Described) -
     if isinstance(top, Nothing) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
         stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
-        world = _world(plan, setting)
-        status = "proven" if all(c.holds for c in world) else "conditional"
-        return msgspec.structs.replace(stated, status=status, conditions=world)
+        environment = _environment_conditions(plan, problem)
+        status = "proven" if all(c.holds for c in environment) else "conditional"
+        return msgspec.structs.replace(stated, status=status, conditions=environment)
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
@@ -313,7 +313,7 @@ def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
     return top.noise_stds
 
 
-def _beside(plan: Plan, top: Described) -> list[Side]:
+def _side_guarantees(plan: Plan, top: Described) -> list[Side]:
     """What the noise of a single agent's users is worth towards others than the claim is about."""
     if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
         return []
@@ -332,9 +332,9 @@ def _beside(plan: Plan, top: Described) -> list[Side]:
     return others
 
 
-def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
+def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
     caveats = []
-    budget, users = claim.asked, setting.silos * setting.horizon
+    budget, users = claim.asked, problem.silos * problem.horizon
     if not math.isfinite(found):
         caveats.append("no finite epsilon is proven for this noise")
     elif found > budget.epsilon:
@@ -345,9 +345,9 @@ def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tu
             "that the paper's proof does not cover; lazy = true closes it"
         )
         caveats.append(SAME_SILO)
-    if setting.multiplicity > 1:
+    if problem.multiplicity > 1:
         caveats.append(
-            f"one record can be served up to {setting.multiplicity} times: a user is not one round"
+            f"one record can be served up to {problem.multiplicity} times: a user is not one round"
         )
     if budget.delta * users >= 1.0:
         caveats.append(
@@ -356,13 +356,13 @@ def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tu
         )
     # Bits are integers on a wire as on paper; real numbers are not.
     machine = DRAWS if plan.protocol.bits else FLOATS
-    return (*caveats, *claim.caveats, SIMULATION, machine, *setting.notes)
+    return (*caveats, *claim.caveats, SIMULATION, machine, *problem.notes)
 
 
 @account.register
-def _of_peers(plan: PeerPlan, setting: ProblemSpec) -> Certificate:
+def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
     """Of a federation without a server: that of the part that costs most, and who reads it."""
-    stated = _of_plan(worst_part(plan).plan, setting)
+    stated = _of_plan(worst_part(plan).plan, problem)
     if stated.claimed is None:
         return stated
     hops = "1 hop" if plan.gamma == 1 else f"{plan.gamma} hops"
@@ -373,7 +373,7 @@ def _of_peers(plan: PeerPlan, setting: ProblemSpec) -> Certificate:
 
 
 @account.register
-def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
+def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
     """Of phases: what holds for everything one client holds."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
@@ -381,7 +381,7 @@ def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
     found: Any = released(plan)
     top, budget = found[0], claim.budget
     epsilon = epsilon_at(top)
-    known, kept = math.isfinite(epsilon), all(c.holds for c in setting.conditions)
+    known, kept = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
     sends = not isinstance(top, Nothing)
     return Certificate(
         unit="silo",
@@ -399,9 +399,9 @@ def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
                 True,
             ),
             Condition("one person's data are at one client (taken on trust)", True),
-            *setting.conditions,
+            *problem.conditions,
             *top.conditions(),
         ),
-        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *setting.notes),
+        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *problem.notes),
         source=claim.source,
     )

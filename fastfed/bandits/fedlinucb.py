@@ -7,7 +7,7 @@ from dataclasses import replace
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, make_noise
 from fastfed.bandits.certify import certify
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
@@ -20,11 +20,13 @@ from fastfed.protocols.vector_sum import MOST_BITS
 # last-batch rules as private-fedlinucb, so that two curves differ in nothing but privacy.
 
 
-def build_fedlinucb(keys: Config, setting: ProblemSpec) -> System:
+def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    clip = keys.bounds(published=keys.radius == "published-code")
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], keys.rounds_per_batch(setting), clip)
-    plan, certificate = certify(plan, setting, theory, None, "zhou-chowdhury-2024, Section 6")
+    clip = config.bounds(published=config.radius == "published-code")
+    plan, theory = assemble(
+        config, problem, PROTOCOLS["none"], config.rounds_per_batch(problem), clip
+    )
+    plan, certificate = certify(plan, problem, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
 
@@ -32,7 +34,7 @@ FEDLINUCB = Algorithm(
     id="fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches, not private",
-    keys=Config,
+    config=Config,
     build=build_fedlinucb,
 )
 
@@ -152,19 +154,19 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
                 )
 
 
-def build_private(keys: PrivateConfig, setting: ProblemSpec) -> System:
+def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    protocol = released_as(PROTOCOLS[keys.protocol], keys.release)
-    batch_size = keys.rounds_per_batch(setting)
-    noise = make_noise(keys, setting, batch_size)
-    clip = keys.bounds(published=keys.calibration == "published-code")
-    individual = keys.messages == "individual"
+    protocol = released_as(PROTOCOLS[config.protocol], config.release)
+    batch_size = config.rounds_per_batch(problem)
+    noise = make_noise(config, problem, batch_size)
+    clip = config.bounds(published=config.calibration == "published-code")
+    individual = config.messages == "individual"
     plan, theory = assemble(
-        keys, setting, protocol, batch_size, clip, noise, individual, keys.release
+        config, problem, protocol, batch_size, clip, noise, individual, config.release
     )
     check_bits(plan)
     source = f"{protocol.source}; {noise.mechanism.source}"
-    plan, certificate = certify(plan, setting, theory, noise, source)
+    plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
 
 
@@ -205,7 +207,7 @@ PRIVATE_FEDLINUCB = Algorithm(
     id="private-fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches under a privacy protocol",
-    keys=PrivateConfig,
+    config=PrivateConfig,
     build=build_private,
 )
 
@@ -228,12 +230,12 @@ class LocalConfig(Config, frozen=True, kw_only=True):
             raise InputError("lazy has no meaning for local-linucb: silos never synchronise")
 
 
-def build_local(keys: LocalConfig, setting: ProblemSpec) -> System:
+def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    clip = keys.bounds(published=keys.radius == "published-code")
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
+    clip = config.bounds(published=config.radius == "published-code")
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
-    plan, certificate = certify(plan, setting, theory, None, source)
+    plan, certificate = certify(plan, problem, theory, None, source)
     return System("local-linucb", plan, certificate, theory=theory)
 
 
@@ -241,7 +243,7 @@ LOCAL_LINUCB = Algorithm(
     id="local-linucb",
     paper="huang-2023",
     summary="each silo alone: LinUCB without federation",
-    keys=LocalConfig,
+    config=LocalConfig,
     build=build_local,
 )
 
@@ -264,11 +266,11 @@ class RandomConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 
-def build_random(keys: RandomConfig, setting: ProblemSpec) -> System:
+def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, None)
     plan = replace(plan, policy="random", lazy=True)
-    plan, certificate = certify(plan, setting, theory, None, "uniformly random actions")
+    plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")
     return System("random", plan, certificate, theory=theory)
 
 
@@ -276,6 +278,6 @@ RANDOM = Algorithm(
     id="random",
     paper="none",
     summary="a uniformly random action each round: what chance gives",
-    keys=RandomConfig,
+    config=RandomConfig,
     build=build_random,
 )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.radius import Theory, about_rewards
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.radius import Theory, reward_conditions
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import Privatizer, privatizer_levels
 from fastfed.privacy.releases.tree import max_prefix_nodes
@@ -247,14 +247,14 @@ class Federation:
     the rounds; failures are added up over all silos, all estimators and all ``cliques``.
     """
 
-    setting: ProblemSpec
+    problem: ProblemSpec
     whole: ProblemSpec | None = None
     gamma: int = 1
     cliques: int = 1
 
     @property
     def all(self) -> ProblemSpec:
-        return self.whole or self.setting
+        return self.whole or self.problem
 
 
 @dataclass(frozen=True)
@@ -277,20 +277,20 @@ class Constants:
         return (self.rho_min + self.rho_max) / 2.0
 
 
-def constants(keys: Any, federation: Federation, noise: Privatizer | None) -> Constants:
+def constants(config: Any, federation: Federation, noise: Privatizer | None) -> Constants:
     """rho_min, rho_max and kappa: as printed for "theorem", from the noise for "exact".
 
     A given rho_min stands for Lambda, so rho_max is three times that.
     """
     if noise is None:
-        rho = PLAIN_RHO if keys.rho_min is None else keys.rho_min
+        rho = PLAIN_RHO if config.rho_min is None else config.rho_min
         return Constants(rho, rho, 0.0)
-    d, alpha = federation.setting.dimension, keys.failure_probability
+    d, alpha = federation.problem.dimension, config.failure_probability
     n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
     proven = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
     budget = noise.budget
-    if keys.rho_min is not None:
-        rho = keys.rho_min
+    if config.rho_min is not None:
+        rho = config.rho_min
     elif noise.calibration == "theorem":
         rho = noise_bound(d, silos, budget.epsilon, budget.delta, n, alpha, gamma=gamma)
     else:
@@ -303,7 +303,7 @@ def constants(keys: Any, federation: Federation, noise: Privatizer | None) -> Co
 
 
 def proposition_2(
-    keys: Any,
+    config: Any,
     federation: Federation,
     found: Constants,
     clip: Clip | None,
@@ -317,17 +317,17 @@ def proposition_2(
     an order of its own (eager play), "exact" takes it once for each: ln(2 M / alpha). Without a
     server every clique has an order of its own in every estimator.
     """
-    setting, alpha = federation.setting, keys.failure_probability
-    m = setting.silos
+    problem, alpha = federation.problem, config.failure_probability
+    m = problem.silos
     orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
-    counted = keys.calibration == "exact"
+    counted = config.calibration == "exact"
     base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
     low, high = m * found.rho_min, m * found.rho_max
     lam = np.array([low, m * found.shift])
     offset = math.sqrt(high) + found.kappa * math.sqrt(m)
-    ordered = keys.schedule == "fixed" or released_only or federation.all.silos == 1
+    ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
-        *about_rewards(setting, clip),
+        *reward_conditions(problem, clip),
         Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),
         Condition("kappa exceeds the bias noise in every release", found.biased),
         Condition(
@@ -335,8 +335,9 @@ def proposition_2(
             (orders == 1 or counted) and ordered,
         ),
         Condition(
-            f"the radius is that of Proposition 2 at least (multiplier {keys.radius_multiplier:g})",
-            keys.radius_multiplier >= 1.0,
+            "the radius is that of Proposition 2 at least "
+            f"(multiplier {config.radius_multiplier:g})",
+            config.radius_multiplier >= 1.0,
         ),
     )
     return Theory(
@@ -345,8 +346,8 @@ def proposition_2(
         lambda_max=np.full(2, high),
         nu=np.full(2, found.kappa * math.sqrt(m)),
         radius=Radius(
-            keys.radius_multiplier,
-            setting.reward_scale,
+            config.radius_multiplier,
+            problem.reward_scale,
             base,
             np.full(2, offset),
             np.full(2, low),
@@ -357,35 +358,35 @@ def proposition_2(
     )
 
 
-def threshold_of(keys: Any, federation: Federation, found: Constants) -> float:
+def threshold_of(config: Any, federation: Federation, found: Constants) -> float:
     """D: a number as given, or that of the level of communication."""
-    setting, low, high = federation.setting, found.rho_min, found.rho_max
-    if not isinstance(keys.communication, str):
-        return float(keys.communication)
+    problem, low, high = federation.problem, found.rho_min, found.rho_max
+    if not isinstance(config.communication, str):
+        return float(config.communication)
     if federation.whole is None:
-        sizes = setting.horizon, setting.silos, setting.dimension
-        return threshold(keys.communication, *sizes, low, high)
-    if keys.communication != "log-T":
+        sizes = problem.horizon, problem.silos, problem.dimension
+        return threshold(config.communication, *sizes, low, high)
+    if config.communication != "log-T":
         raise InputError(
             'communication must be "log-T", "MT" or a number without a server, got '
-            f'"{keys.communication}"'
+            f'"{config.communication}"'
         )
-    sizes = federation.whole.horizon, setting.dimension, federation.gamma
+    sizes = federation.whole.horizon, problem.dimension, federation.gamma
     # Algorithm 3 divides by 1 + L^2 (line 6).
     return decentralised_threshold(*sizes, low, high) / 2.0
 
 
 def trigger(
-    keys: Any, federation: Federation, found: Constants, noise: Privatizer | None
+    config: Any, federation: Federation, found: Constants, noise: Privatizer | None
 ) -> Trigger | None:
     """The rule of the keys' schedule; None where the rounds of synchronisation are fixed."""
-    if keys.schedule == "fixed":
+    if config.schedule == "fixed":
         return None
-    bar = threshold_of(keys, federation, found)
+    bar = threshold_of(config, federation, found)
     # Without a server everybody has heard by the estimator's next round, and reports after that.
     delay = 0 if federation.whole is None else 1
-    if keys.schedule == "determinant":
-        extra = federation.setting.silos * (found.rho_max - found.rho_min)
+    if config.schedule == "determinant":
+        extra = federation.problem.silos * (found.rho_max - found.rho_min)
         return Trigger(DETERMINANT, bar, extra, delay=delay)
     assert noise is not None
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std

@@ -18,7 +18,7 @@ from fastfed.protocols.plan import NoiseStd
 
 
 #: Above this dimension the table costs more than it is worth; the closed bound is used alone.
-MOST_EXACT = 500
+MAX_EXACT_DIMENSION = 500
 STEP = 2e-3
 
 
@@ -73,7 +73,7 @@ def largest_eigenvalue(dimension: int, probability: float) -> float:
     function of standard normals.
     """
     closed = 2.0 * (math.sqrt(dimension) + math.sqrt(-math.log(probability)))
-    if dimension > MOST_EXACT or probability < 1e-60:
+    if dimension > MAX_EXACT_DIMENSION or probability < 1e-60:
         return closed
     x, log_expected = _expected_above(dimension)
     # One grid step to the safe side is worth far more than the error of the trapezoids.
@@ -279,12 +279,12 @@ BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
 #: Variance of one bit of mean 1/4.
 VARIANCE = 0.1875
 #: Beyond this many bits the incomplete beta function is not trusted to the last digits.
-MOST_COUPLED = 10**12
+MAX_COUPLED_BITS = 10**12
 #: Spacing of the points at which the two distributions are compared, in standard deviations.
 SPACING = 0.005
 
 
-def bit_law(tree: BinomialTree, probability: float) -> NoiseDistribution:
+def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistribution:
     """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
 
     A prefix adds up its nodes, at most one of each level.
@@ -292,15 +292,19 @@ def bit_law(tree: BinomialTree, probability: float) -> NoiseDistribution:
     levels = range(tree.depth)
     held = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
     nodes = [Node(tree.users(j), tree.trials(j), (tree.g[j], tree.g[j])) for j in levels]
-    law = _law(np.array(held, np.float64), nodes, tree.coordinates, probability)
-    return replace(law, published_std=tree.published_std)
+    distribution = _sum_distribution(
+        np.array(held, np.float64), nodes, tree.coordinates, probability
+    )
+    return replace(distribution, published_std=tree.published_std)
 
 
-def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseDistribution:
+def batch_distribution(
+    batches: VectorBatches, releases: int, probability: float
+) -> NoiseDistribution:
     """The same for vector sums of single batches, which are added up."""
     node = Node(batches.batch_size, batches.trials, batches.g)
     held = np.arange(releases + 1.0)[:, None]
-    return _law(held, [node], batches.coordinates, probability)
+    return _sum_distribution(held, [node], batches.coordinates, probability)
 
 
 @dataclass(frozen=True)
@@ -312,7 +316,7 @@ class Node:
     g: tuple[int, int]
 
 
-def _law(
+def _sum_distribution(
     held: np.ndarray, nodes: list[Node], coordinates: int, probability: float
 ) -> NoiseDistribution:
     """The law of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
@@ -330,7 +334,7 @@ def _law(
     draws = max(releases * coordinates, 1)
     coarse = [min(node.g) for node in nodes]
     rounding = [node.users / (4.0 * g**2) for node, g in zip(nodes, coarse, strict=True)]
-    if nodes and nodes[-1].trials > MOST_COUPLED:
+    if nodes and nodes[-1].trials > MAX_COUPLED_BITS:
         # Too many bits to compare: the noise as sub-Gaussian as a whole.
         rounding = [
             r + BIT_SCALE_SQUARED * node.trials / g**2

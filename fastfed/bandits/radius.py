@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, Plan, Radius
 
@@ -53,27 +53,33 @@ class Theory:
         )
 
 
-def published_regularizer(setting: ProblemSpec, law: NoiseDistribution, alpha: float) -> float:
+def published_regularizer(
+    problem: ProblemSpec, distribution: NoiseDistribution, alpha: float
+) -> float:
     """Lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
-    if law.none:
-        return math.sqrt(setting.silos)
-    n = law.releases.bit_length()
-    std = law.node.bias if law.published_std is None else law.published_std
-    spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(setting.dimension)
-    return math.sqrt(law.noises * n) * std * spread
+    if distribution.none:
+        return math.sqrt(problem.silos)
+    n = distribution.releases.bit_length()
+    std = (
+        distribution.node.bias if distribution.published_std is None else distribution.published_std
+    )
+    spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(problem.dimension)
+    return math.sqrt(distribution.noises * n) * std * spread
 
 
-def printed_regularizer(law: NoiseDistribution, dimension: int, alpha: float) -> float:
+def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
     """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
-    if law.none:
+    if distribution.none:
         return 1.0
-    std = law.node.bias * float(law.scales.max())
-    return max(1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(law.releases / alpha))))
+    std = distribution.node.bias * float(distribution.scales.max())
+    return max(
+        1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(distribution.releases / alpha)))
+    )
 
 
 def make_theory(
-    setting: ProblemSpec,
-    law: NoiseDistribution,
+    problem: ProblemSpec,
+    distribution: NoiseDistribution,
     *,
     radius: str,
     radius_multiplier: float,
@@ -99,13 +105,15 @@ def make_theory(
     which drops constants of its own proof. "published-code": the experiment code's. "lemma-a2" and
     "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022, Appendix A).
     """
-    d, alpha = setting.dimension, failure_probability
-    noise_share = 0.0 if law.none else alpha / 2.0
-    n_bound = law.operator_norms(d, alpha / 4.0)
+    d, alpha = problem.dimension, failure_probability
+    noise_share = 0.0 if distribution.none else alpha / 2.0
+    n_bound = distribution.operator_norms(d, alpha / 4.0)
     union = 1 if released_only else union
     rewards = alpha - noise_share
     if radius == "direct":
-        lam, made, definite = _direct(law, setting, regularizer, n_bound, alpha, rewards / union)
+        lam, made, definite = _direct(
+            distribution, problem, regularizer, n_bound, alpha, rewards / union
+        )
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max, nu = lam + n_bound, np.zeros_like(lam)
     else:
@@ -114,14 +122,14 @@ def make_theory(
         elif regularizer == "from-noise":
             lam = np.maximum(1.0, 2.0 * n_bound)
         elif regularizer == "lemma-a4":
-            lam = np.full_like(n_bound, printed_regularizer(law, d, alpha))
+            lam = np.full_like(n_bound, printed_regularizer(distribution, d, alpha))
         else:
-            lam = np.full_like(n_bound, published_regularizer(setting, law, alpha))
+            lam = np.full_like(n_bound, published_regularizer(problem, distribution, alpha))
         definite = lam > n_bound
         # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max = lam + n_bound
-        nu = law.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
+        nu = distribution.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
         if radius in ("lemma-c2", "lemma-a2"):
             union *= len(np.unique(lambda_min))
             base = 2.0 * math.log(union / rewards)
@@ -130,11 +138,11 @@ def make_theory(
             base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), np.sqrt(lam), lam
         else:
             base, offset, log_lambda = math.log(1.0 / alpha), np.sqrt(lam * d), lam
-        made = Radius(1.0, setting.reward_scale, base, offset, log_lambda)
+        made = Radius(1.0, problem.reward_scale, base, offset, log_lambda)
     # The published code takes R = 1 where rewards carry no noise.
-    scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
+    scale = 1.0 if radius == "published-code" and problem.noise_free else problem.reward_scale
     conditions = (
-        *about_rewards(setting, clip),
+        *reward_conditions(problem, clip),
         Condition(
             "the regularizer exceeds the noise's operator norm with high probability",
             bool(definite.all()),
@@ -156,23 +164,23 @@ def make_theory(
     )
 
 
-def about_rewards(setting: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
+def reward_conditions(problem: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
     """What every proof here asks of the environment."""
-    inside = setting.reward_range is not None and (
+    inside = problem.reward_range is not None and (
         clip is None
-        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
+        or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
     )
     return (
         Condition(
-            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", problem.linear
         ),
         Condition("rewards are bounded, and clipping does not move their mean", inside),
     )
 
 
 def _direct(
-    law: NoiseDistribution,
-    setting: ProblemSpec,
+    distribution: NoiseDistribution,
+    problem: ProblemSpec,
     regularizer: str | float,
     n_bound: np.ndarray,
     alpha: float,
@@ -195,13 +203,13 @@ def _direct(
     noise, lambda falls to 0 and with it half of the second term.
     """
     n_max = float(n_bound.max())
-    error = law.errors(setting.dimension, alpha / 4.0)
+    error = distribution.errors(problem.dimension, alpha / 4.0)
     if isinstance(regularizer, str) and regularizer == "published-code":
-        regularizer = published_regularizer(setting, law, alpha)
+        regularizer = published_regularizer(problem, distribution, alpha)
     if isinstance(regularizer, str):
         anchor = max(1.0, ANCHOR * n_max)
         lam = n_bound + anchor
-        floor = FLOOR * lam if not law.none else np.zeros_like(lam)
+        floor = FLOOR * lam if not distribution.none else np.zeros_like(lam)
         floor[0] = 0.0
     else:
         lam = np.full_like(n_bound, regularizer)
@@ -209,7 +217,7 @@ def _direct(
         floor = np.zeros_like(lam)
     made = Radius(
         1.0,
-        setting.reward_scale,
+        problem.reward_scale,
         2.0 * math.log(1.0 / rewards),
         np.zeros_like(lam),
         np.full_like(lam, anchor),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
 # Constants of ROBIN: its phases, the radius its estimates concentrate in, when sharing can work.
@@ -18,37 +18,37 @@ from fastfed.protocols.phases import last_round, phases_of
 
 
 #: Beyond this many phases no horizon is left to play.
-MOST_PHASES = 200
+MAX_PHASES = 200
 
 
-def concentration(setting: ProblemSpec, lambda_0: float, beta: float) -> float:
+def concentration(problem: ProblemSpec, lambda_0: float, beta: float) -> float:
     """c_1 = 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0: estimates of a phase of n rounds lie
     within c_1 / sqrt n of theta* (Theorem 3.3)."""
-    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     return 4.0 * math.sqrt(2.0 * d * math.log(16.0 * d * (m + 1) * phases / beta)) / lambda_0
 
 
-def initial_phases(setting: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
+def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
     """U of Proposition C.3: the least U with both of its conditions, the second one implicit in U.
 
     2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
     2^U >= 144 d U^2 (C_0 + lambda_0)^2 ln(2 d M P/beta) ln 2 / lambda_0^4.
     """
-    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     log = math.log(2.0 * d * m * phases / beta)
     first = math.log2(64.0 * log) - 2.0 * math.log2(lambda_0)
     second = math.log2(144.0 * d * log * math.log(2.0))
     second += 2.0 * math.log2(margin + lambda_0) - 4.0 * math.log2(lambda_0)
-    for u in range(1, MOST_PHASES):
+    for u in range(1, MAX_PHASES):
         if u >= first and u >= second + 2.0 * math.log2(u):
             return u
-    return MOST_PHASES
+    return MAX_PHASES
 
 
-def sharing_pays(setting: ProblemSpec, epsilon: float) -> bool:
+def sharing_pays(problem: ProblemSpec, epsilon: float) -> bool:
     """Whether epsilon >= sqrt(d) ln^1.5(T) / M: Remark 4.6, its hidden constant taken as 1."""
-    rounds = max(math.log(setting.horizon), 0.0)
-    return epsilon >= math.sqrt(setting.dimension) * rounds**1.5 / setting.silos
+    rounds = max(math.log(problem.horizon), 0.0)
+    return epsilon >= math.sqrt(problem.dimension) * rounds**1.5 / problem.silos
 
 
 # ---- Bounds on the regret of ROBIN and of any user-level private algorithm: huang-2023 -----------
@@ -176,7 +176,7 @@ def theorem_c_6(
     alone for the initial ones, at a regret of 1 a round where 2 is possible.
     """
     t, m, _ = _sizes(horizon, silos, 1)
-    first = integer("initial_phases", initial_phases, at_least=1, at_most=MOST_PHASES)
+    first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
     phase = 8.0 * _margin(margin) * error * error
     if boolean("printed", printed):
@@ -251,12 +251,12 @@ def proposition_c_3(
     epsilon, delta = _epsilon(epsilon), _delta(delta)
     spread, c_0 = _diversity(diversity), _margin(margin)
     beta = _failure(failure_probability)
-    setting = ProblemSpec(silos=m, horizon=t, dimension=d)
-    p, u = phases_of(t), initial_phases(setting, spread, c_0, beta)
+    problem = ProblemSpec(silos=m, horizon=t, dimension=d)
+    p, u = phases_of(t), initial_phases(problem, spread, c_0, beta)
     releases = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
     log_delta = math.log(2 * p) - math.log(delta)  # ln(1/delta_0)
     log_all = math.log(16 * d * m * p) - math.log(beta)
-    c_1 = concentration(setting, spread, beta)
+    c_1 = concentration(problem, spread, beta)
     noise = 80.0 * (math.log(16 * d * p) - math.log(beta))
     noise *= math.sqrt(6.0 * d * log_all * log_delta) / math.sqrt(m) * releases / epsilon
     c_2 = c_1 * (noise + 1.0)
@@ -393,15 +393,15 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
 # ---- ROBIN's bounds along a run: what a figure may draw beside a curve, by round -----------------
 
 
-def lower(keys: Any, setting: ProblemSpec, rounds: np.ndarray) -> dict[str, list[float]]:
+def lower(config: Any, problem: ProblemSpec, rounds: np.ndarray) -> dict[str, list[float]]:
     """Lower bounds with epsilon of the curve, hidden constants taken as 1.
 
     Theorem 4.5 for a trusted server, Theorem 5.3 for none, where the margin constant is known; and
     Proposition D.1 for the one silo whose context nobody shares, without diversity.
     """
-    sizes = setting.silos, setting.dimension, keys.epsilon, keys.margin
-    alone = [proposition_d_1(int(t), keys.epsilon, keys.delta) for t in rounds]
-    if keys.margin is None:
+    sizes = problem.silos, problem.dimension, config.epsilon, config.margin
+    alone = [proposition_d_1(int(t), config.epsilon, config.delta) for t in rounds]
+    if config.margin is None:
         return {"proposition-d-1": alone}
     return {
         "theorem-4-5": [theorem_4_5(int(t), *sizes) for t in rounds],
