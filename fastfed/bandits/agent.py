@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import WINDOW, Noise, assemble, make_plan
+from fastfed.bandits.assemble import COUPLING_SHARE, Noise, assemble, make_plan
 from fastfed.bandits.certify import certify
 from fastfed.bandits.fedlinucb import DIRECT_RATIO, check_bits
 from fastfed.bandits.noise_distributions import NoiseDistribution, batch_distribution
@@ -242,7 +242,9 @@ def vector_noise(
         honest_fraction=honest_fraction,
         covariance_ratio=ratio,
     )
-    distribution = batch_distribution(mechanism, releases, WINDOW * config.failure_probability)
+    distribution = batch_distribution(
+        mechanism, releases, COUPLING_SHARE * config.failure_probability
+    )
     g, b = mechanism.g, mechanism.b
     encoding = Encoding((g[0],), (b,), (g[1],))
     return Noise(mechanism, distribution, encoding=encoding)

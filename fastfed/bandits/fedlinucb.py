@@ -1,4 +1,28 @@
-"""Federated LinUCB in fixed batches, with and without privacy, and its two baselines."""
+"""Federated LinUCB in fixed batches, with and without privacy, and its two baselines.
+
+Private-FedLinUCB is zhou-chowdhury-2024, Algorithms 1 and 8, under the paper's privacy protocols.
+``fedlinucb`` is Algorithm 1 with exact sums, the curve that all others approach. Deviations from
+the paper, which both share where they can, so that two curves differ in privacy alone:
+
+- Features and rewards are clipped in code to what the proof bounds (``clip = false`` turns it off).
+- ``lazy = true`` (Algorithm 8) is the default: in Algorithm 1 raw data of one user choose the
+  features of later users of the batch, which the proof of Theorem 5.1 does not cover.
+- The covariance noise is one symmetric matrix of a named layout; the paper leaves it open.
+- kappa is 1 + floor(log2(T/B)); the paper writes log.
+- The radius is our own direct one, smaller than the paper's and proven. Lemma C.2 is an option,
+  with its own constants, from the actual noise distribution and, without lazy updates, with a union
+  over silos; so is Lemma C.4 as printed.
+- lambda is chosen for each release from the noise it has; the paper has one for all.
+- Releases "honaker" and "toeplitz" replace the tree by continual releases of less noise.
+- Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
+  the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
+- A data point is rounded for all its tree nodes when it arrives, not when a node is released: the
+  distribution is the same, and nothing is stored.
+- T need not be a multiple of B: a short last batch is used locally and never sent.
+
+Local LinUCB (huang-2023, Algorithm 2) runs each silo alone, with the same clipping and radius.
+``random`` is of no paper: where privacy leaves nothing to learn from, regret is this policy's.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +39,11 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.protocols.vector_sum import MOST_BITS
 
-# FedLinUCB: federated LinUCB in fixed batches without privacy, the curve all others aim at.
-# zhou-chowdhury-2024, Algorithm 1 with exact sums. Deviation: the same clipping, radius and
-# last-batch rules as private-fedlinucb, so that two curves differ in nothing but privacy.
+# ---- FedLinUCB without privacy -------------------------------------------------------------------
 
 
 def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one fedlinucb curve."""
     clip = config.bounds(published=config.radius == "published-code")
     plan, theory = assemble(
         config, problem, PROTOCOLS["none"], config.rounds_per_batch(problem), clip
@@ -39,34 +61,48 @@ FEDLINUCB = Algorithm(
 )
 
 
-# ---- Private-FedLinUCB (zhou-chowdhury-2024, Algorithms 1 and 8) under its privacy protocols -----
-# Deviations from the paper, and why:
-# - Features and rewards are clipped in code to what the proof bounds (``clip = false`` undoes it).
-# - ``lazy = true`` (Algorithm 8) is the default: Algorithm 1 lets raw data of one user choose the
-#   features of later users of the batch, which the proof of Theorem 5.1 does not cover.
-# - The covariance noise is one symmetric matrix of named layout; the paper leaves it open.
-# - kappa is 1 + floor(log2(T/B)); the paper writes log.
-# - The radius is a direct one of ours, smaller than the paper's and proven; Lemma C.2 is an option,
-#   with its own constants, from the actual noise law and for eager play with a union over silos,
-#   and so is Lemma C.4 as printed.
-# - lambda is chosen for each release from the noise it has; the paper has one for all.
-# - release "honaker" or "toeplitz" replaces the tree by continual releases of less noise.
-# - Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
-#   the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
-# - A data point is rounded for all its tree nodes when it comes, not when a node is released: the
-#   same law, and nothing is kept.
-# - T need not be a multiple of B: a short last batch is played and never sent.
-
+# ---- Private-FedLinUCB ---------------------------------------------------------------------------
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
-#: covariance_ratio where the radius is direct: of all with the same privacy it makes the bound on
-#: ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
+#: Default covariance_ratio with the direct radius: of all with the same privacy it makes the bound
+#: on ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
 DIRECT_RATIO = 0.7
 
 
 class PrivateConfig(Config, frozen=True, kw_only=True):
-    """Config of a private-fedlinucb curve."""
+    """Keys of a private-fedlinucb curve, beside those of `Config`.
+
+    Parameters
+    ----------
+    protocol : str, default "silo-ldp"
+        The privacy protocol, one of ``PRIVATE_PROTOCOLS``.
+    epsilon : float
+        Budget of one user, > 0; required unless ``silo_epsilon`` is given.
+    delta : float
+        Budget of one user, in (0, 1); required.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chooses the noise: the least that gives the budget, or a paper's.
+    relation : {"replace", "zero-out"}
+        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
+        cousin.
+    release : {"tree", "honaker", "toeplitz"}
+        The continual release of prefix sums.
+    layout : str, optional
+        Variances of the symmetric covariance noise; by default the calibration's own.
+    covariance_ratio : float, optional
+        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+    silo_epsilon : tuple of float, optional
+        One epsilon for each silo, in place of ``epsilon``; the silos must add the noise.
+    returning : int or "every-batch", default 1
+        Participations: the most batches, over all silos, of one user, at most once in each.
+    messages : {"aggregate", "individual"}
+        For "shuffle-vector" alone: counts of bits, or every bit drawn by itself.
+    vector_scale : float, default 1
+        For "shuffle-vector" with published code alone: factor on b.
+    honest_fraction : float, default 1
+        For "shuffle-vector" alone: the share of users whose noise bits are counted on.
+    """
 
     protocol: str = "silo-ldp"
     epsilon: float | None = None
@@ -76,11 +112,8 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     release: str = "tree"
     layout: str | None = None
     covariance_ratio: float | None = None
-    #: One epsilon for each silo, in place of epsilon; silos must add the noise.
     silo_epsilon: tuple[float, ...] | None = None
-    #: In how many batches one user may take part, once in each over all silos.
     returning: int | str = 1
-    #: shuffle-vector only: bits as counts, or really made; b times this; who is counted on.
     messages: str = "aggregate"
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
@@ -117,7 +150,7 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
         choice("messages", self.messages, MESSAGES)
         number("vector_scale", self.vector_scale, above=0.0)
         number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)
-        self._check_protocol_keys()
+        self._check_protocol()
 
     @property
     def ratio(self) -> float:
@@ -127,8 +160,8 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
         free = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
-    def _check_protocol_keys(self) -> None:
-        """Config that would say nothing are refused: whoever sets them expects something."""
+    def _check_protocol(self) -> None:
+        """Raise InputError for a key without effect here: whoever sets it expects one."""
         if PROTOCOLS[self.protocol].shuffled and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 "covariance_ratio belongs to protocols that are not shuffled, got "
@@ -155,14 +188,36 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
 
 
 def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one private-fedlinucb curve.
+
+    Parameters
+    ----------
+    config : PrivateConfig
+        The curve's keys, checked.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+
+    Returns
+    -------
+    System
+
+    Raises
+    ------
+    InputError
+        If the protocol, release or calibration do not fit each other or the problem.
+    """
     protocol = released_as(PROTOCOLS[config.protocol], config.release)
     batch_size = config.rounds_per_batch(problem)
     noise = make_noise(config, problem, batch_size)
-    clip = config.bounds(published=config.calibration == "published-code")
-    individual = config.messages == "individual"
     plan, theory = assemble(
-        config, problem, protocol, batch_size, clip, noise, individual, config.release
+        config,
+        problem,
+        protocol,
+        batch_size,
+        config.bounds(published=config.calibration == "published-code"),
+        noise,
+        individual=config.messages == "individual",
+        release=config.release,
     )
     check_bits(plan)
     source = f"{protocol.source}; {noise.mechanism.source}"
@@ -171,7 +226,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
 
 
 def check_bits(plan: Plan) -> None:
-    """InputError for bits that cannot be made one by one, or not even be counted."""
+    """Raise InputError for bits too many to draw one by one, or even to count in 64 bits."""
     if plan.encoding is None or not plan.levels:
         return
     top = plan.levels - 1
@@ -181,7 +236,7 @@ def check_bits(plan: Plan) -> None:
             f"epsilon or delta is too small for {plan.protocol.id}: a node would hold "
             f"{points * plan.encoding.message_bits(top):.3g} bits an entry, more than 2^62"
         )
-    # Without a shuffler nobody needs more than their number.
+    # Without a shuffler only the number of ones matters.
     if not plan.individual or not plan.protocol.shuffled:
         return
     if plan.clip is None:
@@ -194,7 +249,7 @@ def check_bits(plan: Plan) -> None:
         for j in range(plan.levels)
     )
     if held > MOST_BITS:
-        remedy = '"aggregate" plays their counts, which have the same law'
+        remedy = '"aggregate" draws their counts, which have the same distribution'
         if plan.by_users:
             remedy = f"a batch_size below {plan.batch_size} sends fewer"
         raise InputError(
@@ -212,13 +267,11 @@ PRIVATE_FEDLINUCB = Algorithm(
 )
 
 
-# ---- Local LinUCB: each silo alone, the "no federation" baseline (huang-2023, Algorithm 2) -------
-# Deviation: clipping and radius rules as in the federated systems. ``batch_size`` and ``lazy`` have
-# no meaning here and are refused.
+# ---- Local LinUCB: no federation -----------------------------------------------------------------
 
 
 class LocalConfig(Config, frozen=True, kw_only=True):
-    """Config of a local-linucb curve."""
+    """Keys of a local-linucb curve: those of `Config` but ``batch_size`` and ``lazy``."""
 
     lazy: bool = False
 
@@ -231,7 +284,7 @@ class LocalConfig(Config, frozen=True, kw_only=True):
 
 
 def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one local-linucb curve."""
     clip = config.bounds(published=config.radius == "published-code")
     plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
@@ -248,13 +301,11 @@ LOCAL_LINUCB = Algorithm(
 )
 
 
-# The random policy: a uniformly random action each round, the line nobody should be above.
-# Of no paper, but behind every figure: where privacy leaves nothing to learn from, regret is this
-# policy's. Nothing is learned and nothing is sent, so no key has a meaning here.
+# ---- Random actions ------------------------------------------------------------------------------
 
 
 class RandomConfig(Config, frozen=True, kw_only=True):
-    """Config of a random curve: none that could be changed."""
+    """Keys of a random curve: none that can be changed, for nothing is learned or sent."""
 
     lazy: bool = False
 
@@ -267,7 +318,7 @@ class RandomConfig(Config, frozen=True, kw_only=True):
 
 
 def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one random curve."""
     plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, None)
     plan = replace(plan, policy="random", lazy=True)
     plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")
