@@ -1,4 +1,9 @@
-"""Regularizers and confidence radii, and the regret bound that the radius gives."""
+"""Regularizer and confidence radius from the noise's distribution, and the regret bound they give.
+
+A `Theory` holds what the proof of a regret bound rests on: lambda, lambda_min, lambda_max, nu, the
+radius made of them, and every condition with whether it holds. docs/radius.md has the proofs of the
+direct radius, which is our own.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +17,34 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, Plan, Radius
 
-# Regularizer and confidence radius from the law of the privacy noise, and whether they are proven.
-# One object holds what the proof of a regret bound rests on: reward law, clip interval, noise law,
-# lambda, lambda_min, lambda_max, nu, and the radius made of them.
-
-
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
 
-#: Of the direct radius: c as a share of the largest ||N||, and the eigenvalues of V that let lambda
-#: fall, in units of ||N|| + c. Any positive numbers are proven.
+#: The direct radius' c as a share of the largest ||N||; any positive number is proven.
 ANCHOR = 0.1
+#: The least eigenvalue of V at which lambda falls, in units of ||N|| + c; likewise.
 FLOOR = 1.0
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What the regret bound of a run rests on, by release k = 0..K, and whether each part holds."""
+    """Foundations of a run's regret bound, by release k = 0..K.
 
-    regularizer: np.ndarray  # lambda; the most of it for the direct radius
+    Parameters
+    ----------
+    regularizer : ndarray, shape (K + 1,)
+        lambda; its largest value for the direct radius.
+    lambda_min, lambda_max : ndarray, shape (K + 1,)
+        Bounds on the eigenvalues of lambda I + N.
+    nu : ndarray, shape (K + 1,)
+        Bound on ||h|| in the inverse regularizer's norm.
+    radius : Radius
+        Numbers of the confidence radius, as drivers use them.
+    conditions : tuple of Condition
+        Conditions of the bound, and whether they hold.
+    """
+
+    regularizer: np.ndarray
     lambda_min: np.ndarray
     lambda_max: np.ndarray
     nu: np.ndarray
@@ -39,12 +53,12 @@ class Theory:
 
     @property
     def proven(self) -> bool:
-        """Whether the confidence sets are proven to hold with probability 1 - alpha."""
+        """True if the confidence sets are proven to hold with probability 1 - alpha."""
         return all(c.holds for c in self.conditions)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a certificate says of the regret bound: nothing when it is proven."""
+        """Caveats of a certificate about the regret bound: none if it is proven."""
         failing = [c.text for c in self.conditions if not c.holds]
         return (
             (f"the regret bound is unproven here; missing: {'; '.join(failing)}",)
@@ -56,7 +70,7 @@ class Theory:
 def published_regularizer(
     problem: ProblemSpec, distribution: NoiseDistribution, alpha: float
 ) -> float:
-    """Lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
+    """lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
     if distribution.none:
         return math.sqrt(problem.silos)
     n = distribution.releases.bit_length()
@@ -68,7 +82,7 @@ def published_regularizer(
 
 
 def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
-    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
+    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the noisiest release."""
     if distribution.none:
         return 1.0
     std = distribution.node.bias * float(distribution.scales.max())
@@ -90,20 +104,44 @@ def make_theory(
     union: int,
     ordered: bool = True,
 ) -> Theory:
-    """lambda and beta for one curve, at each release k = 0..K.
+    """Regularizer and confidence radius of one curve, at each release k = 0..K.
 
-    ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
-    self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
-    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha). That
-    needs ``ordered``, synchronisations at rounds known in advance: the end of a batch must not
-    depend on rounds of others that come after it in the silo's own order.
+    Parameters
+    ----------
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    distribution : NoiseDistribution
+        The noise in the synchronised sums.
+    radius : str
+        "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
+        equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
+        sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and
+        the bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as
+        printed, which drops constants of its own proof. "published-code": the experiment code's.
+        "lemma-a2" and "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022,
+        Appendix A).
+    radius_multiplier : float
+        Factor > 0 on the radius.
+    regularizer : str or float
+        The rule for lambda, or its value.
+    failure_probability : float
+        alpha, in (0, 1).
+    clip : Clip or None
+        Bounds that features and rewards are clipped to.
+    released_only : bool
+        True if actions are chosen from synchronised statistics alone, so that one self-normalised
+        bound serves all silos. Otherwise each of ``union`` silos has its own V and the bound is
+        taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
+    union : int
+        M, silos whose own batches choose their actions.
+    ordered : bool, default True
+        True if the rounds of synchronisation are known in advance. A union over silos needs it: the
+        end of a batch must not depend on rounds of others that come after it in the silo's own
+        order.
 
-    radius "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
-    equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
-    sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and the
-    bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed,
-    which drops constants of its own proof. "published-code": the experiment code's. "lemma-a2" and
-    "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022, Appendix A).
+    Returns
+    -------
+    Theory
     """
     d, alpha = problem.dimension, failure_probability
     noise_share = 0.0 if distribution.none else alpha / 2.0
@@ -126,7 +164,7 @@ def make_theory(
         else:
             lam = np.full_like(n_bound, published_regularizer(problem, distribution, alpha))
         definite = lam > n_bound
-        # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
+        # Where lambda is below the noise there is no lambda_min: the radius is then unproven.
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max = lam + n_bound
         nu = distribution.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
@@ -165,7 +203,7 @@ def make_theory(
 
 
 def reward_conditions(problem: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
-    """What every proof here asks of the environment."""
+    """Conditions of every proof here about the environment's rewards."""
     inside = problem.reward_range is not None and (
         clip is None
         or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
@@ -186,14 +224,14 @@ def _direct(
     alpha: float,
     rewards: float,
 ) -> tuple[np.ndarray, Radius, np.ndarray]:
-    """The direct radius: width without passing through ||.||_V, and lambda as small as V allows.
+    """The direct radius: a width without the detour by ||.||_V, and the least lambda that V allows.
 
     With G and u the raw sums, V = lambda I + G + N, u + h and S = sum x eta,
         theta* - theta_hat = V^-1 (lambda theta* + (N theta* - h) - S).
     On the events N >= -n I, ||N theta* - h|| <= E (both at every release) and
     ||S||^2_{(G + c I)^-1} <= R^2 (2 ln(1 / alpha') + ln det(G + c I) - d ln c) (all rounds, one
-    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and with
-    eager play every silo has an order of its own, its batch before the others'), for any
+    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and
+    without lazy updates every silo has an order of its own, its batch before the others'), for any
     lambda >= 0, chosen in view of V if need be:
     G + c I <= V + (n + c - lambda) I <= f V, with f = 1 for lambda >= n + c and else
     f = 1 + (n + c - lambda) / floor where every eigenvalue of V is at least floor. Hence
@@ -230,34 +268,47 @@ def _direct(
     return lam, made, lam > n_bound
 
 
-# ---- A regret bound with all its constants, for the direct radius: what a run truly promises -----
-# The bounds of ``bounds.py`` are orders; this one is a number, and often vacuous. Proof, with the
-# notation of docs/radius.md, on its three events (probability 1 - alpha):
-#
-# 1. In a round the regret is at most 2 w, w = beta ||x||_{V^-1} + gamma ||V^-1 x||, times the
-# radius' multiplier, which is at least 1.
-# 2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <= f V,
-# f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 + gamma /
-# sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
-# 3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and with
-# it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
-# 4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add up
-# to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the batch is
-# at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for each eigenvalue
-# r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz. Batches with L > ln 2
-# number at most Lambda / ln 2, and cost at most M B each.
-# 5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
-#
-# A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
-# batch.
-
-
 def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
-    """Bound on the group regret, which holds with probability 1 - failure_probability.
+    """Bound on the group regret with all its constants, for the direct radius.
 
-    None where no proof covers the run: another radius, a multiplier below 1, rewards or features
-    that break the theory's conditions, eager play of a federation, or a schedule of the data's.
-    At least M T means vacuous: regret in a round is at most 1 where rewards lie in [0, 1].
+    The bounds of `bandits.bounds` are orders; this one is a number, and often vacuous. It holds
+    with probability 1 - failure_probability.
+
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan.
+    theory : Theory
+        The theory that the plan was made with.
+
+    Returns
+    -------
+    float or None
+        The bound; at least M T means vacuous, as regret in a round is at most 1 where rewards lie
+        in [0, 1]. None where no proof covers the run: another radius, a multiplier below 1, rewards
+        or features that break the theory's conditions, a federation without lazy updates, or a
+        schedule chosen by the data.
+
+    Notes
+    -----
+    Proof, with the notation of docs/radius.md, on its three events (probability 1 - alpha):
+
+    1. In a round the regret is at most 2 w, w = beta ||x||_{V^-1} + gamma ||V^-1 x||, times the
+       radius' multiplier, which is at least 1.
+    2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <=
+       f V, f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 +
+       gamma / sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
+    3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and
+       with it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
+    4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add
+       up to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the
+       batch is at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for
+       each eigenvalue r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz.
+       Batches with L > ln 2 number at most Lambda / ln 2, and cost at most M B each.
+    5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
+
+    A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
+    batch.
     """
     radius = plan.radius
     eager = plan.batch_size > 1 and not plan.lazy
