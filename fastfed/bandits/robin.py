@@ -1,4 +1,4 @@
-"""ROBIN (huang-2023, Algorithms 1-4): everything one client holds is protected, not one round.
+"""ROBIN (huang-2023, Algorithms 1-4), which protects all data of one client, not one round.
 
 Deviations from the paper, and why:
 - ``calibration = "exact"`` takes the most that the budget allows in every coordinate, by composing
@@ -6,7 +6,7 @@ Deviations from the paper, and why:
 - Only phases that another one follows release a model; the paper counts all P.
 - The rotation is H D / sqrt d on vectors padded with zeros to a power of two, and is undone by
   D H' / sqrt d; the paper leaves d and the order open.
-- Estimates that are not finite count as 0: an error that depends on data would tell of them.
+- Estimates that are not finite count as 0: an error that depends on data would disclose them.
 - U initial phases of local LinUCB are those of ``local-linucb``, with its radius, reset in greedy
   phases only; where U reaches beyond T the two systems are the same.
 - Features and rewards are clipped in code as elsewhere; the guarantee does not need it.
@@ -25,7 +25,12 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.assemble import assemble
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.robin_bounds import concentration, initial_phases, lower, sharing_pays
+from fastfed.bandits.robin_bounds import (
+    concentration,
+    initial_phases,
+    lower_bound_curves,
+    sharing_pays,
+)
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
@@ -34,27 +39,49 @@ from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import UCB
 
-#: B of Algorithm 4: rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)].
+#: B of Algorithm 4: the range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)].
 BOUND = 1.0
 PRINTED = "printed"
 
 
 class RobinConfig(Config, frozen=True, kw_only=True):
-    """Config of a robin curve."""
+    """Keys of a robin curve, beside those of `Config`.
+
+    Parameters
+    ----------
+    lazy : bool
+        Always false: phases decide who learns from what.
+    clip : bool, default False
+        True to clip: the guarantee does not need it, and the paper's rewards are not bounded.
+    private : bool, default True
+        False for plain means.
+    epsilon : float
+        Budget of everything that one client holds, > 0; required if private.
+    delta : float
+        Likewise, in (0, 1); required if private.
+    calibration : {"exact", "printed"}
+        The least noise that gives the budget, or the paper's.
+    initial_phases : int or "printed"
+        U, phases of local LinUCB; "printed" is Proposition C.3.
+    diversity : float
+        lambda_0 of the environment; required if private or "printed".
+    margin : float
+        C_0 of the environment; required for "printed".
+    concentration_multiplier : float, default 1
+        Factor on the radius within which estimates are taken to concentrate.
+    memory : bool, default False
+        True to learn alone if sharing cannot pay (Remark 4.6).
+    """
 
     lazy: bool = False
-    #: The guarantee does not need clipping, and the paper's rewards are not bounded.
     clip: bool | None = False
     private: bool = True
     epsilon: float | None = None
     delta: float | None = None
     calibration: str = "exact"
-    #: U, or "printed": Proposition C.3.
     initial_phases: int | str = PRINTED
-    #: lambda_0 and C_0 of the environment.
     diversity: float | None = None
     margin: float | None = None
-    #: Of the radius that estimates are trusted to concentrate in.
     concentration_multiplier: float = 1.0
     memory: bool = False
 
@@ -85,6 +112,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
         self._check_privacy()
 
     def _check_privacy(self) -> None:
+        """Raise InputError for keys of the budget that do not fit each other."""
         if not self.private:
             for key in ("epsilon", "delta"):
                 if getattr(self, key) is not None:
@@ -102,7 +130,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 
 
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one robin curve."""
     clip = config.bounds(published=config.radius == "published-code")
     local, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
     phases = phases_of(problem.horizon)
@@ -116,7 +144,7 @@ def build(config: RobinConfig, problem: ProblemSpec) -> System:
         return System("robin", plan, account(plan, problem), theory=theory)
     plan = replace(plan, means=private_means(config, problem, plan))
     plan = sealed(replace(plan, privacy=declared(config, problem, plan, theory, shares)))
-    bound_curves = partial(lower, config, problem)
+    bound_curves = partial(lower_bound_curves, config, problem)
     return System("robin", plan, account(plan, problem), bound_curves, theory=theory)
 
 
@@ -131,7 +159,7 @@ def initial(config: RobinConfig, problem: ProblemSpec) -> int:
 def private_means(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan
 ) -> tuple[WinsorizedMean, ...]:
-    """The mean of every phase that releases one: a common budget, a radius for each."""
+    """Private means of all phases that release a model: one budget, a radius for each."""
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
     spread = config.concentration_multiplier * concentration(problem, config.diversity, beta)
@@ -163,7 +191,7 @@ def private_means(
 def declared(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
 ) -> Claim:
-    """What the plan claims for everything one client holds."""
+    """The claim of the plan, for everything that one client holds."""
     assert config.epsilon is not None and config.delta is not None
     source = "huang-2023, Algorithm 1, of which no greedy phase is reached"
     if plan.means:
@@ -182,7 +210,7 @@ def _learning_caveats(
     means: tuple[WinsorizedMean, ...],
     shares: bool,
 ) -> list[str]:
-    """What a reader should know before trusting the regret."""
+    """Caveats about the regret."""
     found = []
     if not shares:
         found.append("epsilon is below sqrt(d) ln^1.5(T) / M, so clients learn alone (Remark 4.6)")
