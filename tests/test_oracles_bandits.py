@@ -130,26 +130,6 @@ def agrees(
     assert regret == approx(np.cumsum(lost))
 
 
-# The tree.
-
-
-def test_tree_by_hand() -> None:
-    """Section 4.2 of Zhou and Chowdhury: at k = 6 the node is [5, 6], the prefix has [1, 4] too."""
-    assert zhou.node_interval(6) == (5, 6)
-    for k in (1, 6, 8, 39):
-        nodes = zhou.tree_nodes(k)
-        assert nodes == dubey.tree_nodes(k) and len(nodes) == k.bit_count()
-        assert [leaf for node in nodes for leaf in dubey.leaves_under(node)] == [*range(1, k + 1)]
-        assert zhou.node_interval(k) == (dubey.leaves_under(k)[0], k)
-    for n in (1, 2, 9, 32):
-        prefixes = [dubey.tree_nodes(k) for k in range(1, n + 1)]
-        used = {node for prefix in prefixes for node in prefix}
-        over = [sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)]
-        assert dubey.charged_nodes(n) == max(over)
-        assert dubey.prefix_nodes(n) == max(map(len, prefixes))
-        assert dubey.levels(n) == 1 + int(np.ceil(np.log2(n)))
-
-
 # Zhou and Chowdhury (2024).
 
 
@@ -248,111 +228,6 @@ def test_zhou_vector_sums_by_their_bits() -> None:
 def test_zhou_refuses_errors(protocol: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         zhou_replay(protocol, **changes)
-
-
-# Releases other than the tree, and the direct radius.
-
-
-def test_square_root_of_the_prefix_matrix() -> None:
-    root = zhou.square_root(30)
-    assert root @ root == approx(np.tri(30), abs=1e-13)
-    assert root[3, :] == approx([5 / 16, 3 / 8, 1 / 2, 1, *[0] * 26])
-
-
-@pytest.mark.parametrize("level", [0, 1, 3])
-def test_honaker_estimate_is_the_best_of_its_subtree(level: int) -> None:
-    """Compare with least squares for the total of 2^level leaves, from all noisy nodes."""
-    leaves = 2**level
-    nodes = [(k, 2**j) for k in range(1, leaves + 1) for j in range((k & -k).bit_length())]
-    design = np.array(
-        [[k - size < leaf <= k for leaf in range(1, leaves + 1)] for k, size in nodes]
-    )
-    best = np.linalg.pinv(design.astype(float)).T @ np.ones(leaves)
-    found = zhou.honaker_estimate(leaves, level, lambda n: np.eye(len(nodes))[n - 1])
-    assert found == approx(best, abs=1e-13)
-    assert zhou.honaker_weight(level) == approx(found @ found)
-
-
-def test_prefix_noises_by_hand() -> None:
-    def noise_of(release: str, k: int) -> float:
-        return float(zhou.prefix_noise(release, k, lambda n: np.array([10.0 ** (n - 1)]))[0])
-
-    assert noise_of("toeplitz", 3) == approx(100 + 10 / 2 + 3 / 8)
-    # Release 2 draws numbers 2 and 3, release 3 number 4, release 4 numbers 5, 6 and 7.
-    pair = 2 / 3 * 100 + (1 + 10) / 3
-    assert noise_of("honaker", 3) == approx(pair + 1_000)
-    second = 2 / 3 * 100_000 + (1_000 + 10_000) / 3
-    assert noise_of("honaker", 4) == approx(4 / 7 * 1_000_000 + 3 / 7 * (pair + second))
-    for release, last in (("honaker", 127), ("toeplitz", 64)):
-        numbers = [n for k in range(1, 65) for n in zhou.new_numbers(release, k)]
-        assert numbers == [*range(1, last + 1)]
-
-
-def direct(**changes: Any) -> zhou.Direct:
-    given: dict[str, Any] = {"full": lambda k: 8.0, "floor": lambda k: 4.0, "error": lambda k: 0.5}
-    return zhou.Direct(**given | {"anchor": 1.0, "base": 2.0, "scale": 0.5} | changes)
-
-
-@pytest.mark.parametrize(
-    ("eigenvalues", "lam", "nearest"),
-    [
-        # V's least eigenvalue is the total's plus 0, 1, ..., 7, and must lie above 4.
-        ([4.5, 6.0], 0.0, 0.5 / 6.0),
-        ([-0.75, 9.0], 5.0, 0.25 / 14.0),
-        ([4.0, 6.0], 1.0, 0.0),
-        ([-2.5, 0.0], 7.0, 0.5 / 7.0),
-        ([-4.0, 6.0], 8.0, 1.0 / 13.0),
-    ],
-)
-def test_direct_regularizer(eigenvalues: list[float], lam: float, nearest: float) -> None:
-    total = np.diag(eigenvalues)
-    assert zhou.chosen_regularizer(direct(), 1, total) == (lam, approx(nearest))
-    assert zhou.chosen_regularizer(direct(floor=lambda k: 0.0), 1, total) == (8.0, np.inf)
-
-
-def test_direct_bonuses_by_hand() -> None:
-    V = np.array([[5.0, 3.0], [3.0, 5.0]])  # of determinant 16
-    assert zhou.direct_bonuses(direct(), 1, 8.0, V) == approx((sqrt(2 + log(16)) / 2, 8.5))
-    # lambda = 6: f = 1 + 2/4, and the determinant of V at full is at most f^2 times V's.
-    inside = 1.5 * (2 + log(16) + 2 * log(1.5 / 2.0))
-    rule = direct(anchor=2.0, multiplier=0.1)
-    assert zhou.direct_bonuses(rule, 1, 6.0, V) == approx((0.05 * sqrt(inside), 0.65))
-    # A V smaller than the anchor gains nothing.
-    assert zhou.direct_bonuses(direct(anchor=9.0), 1, 8.0, V)[0] == approx(sqrt(2) / 2)
-    with pytest.raises(ValueError, match="positive definite"):
-        zhou.direct_bonuses(direct(), 1, 8.0, np.diag([1.0, -1.0]))
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_direct_radius_in_one_dimension(lazy: bool) -> None:
-    """x = +-1: V is counted, so that lambda, beta and gamma of every round are known beforehand."""
-    phi = np.array([[1.0], [-1.0]])
-    noises = [0.25, 0.25, -4.5, 0.25, 0.25]  # of the node that k = 1, 2, ... releases
-    rule = direct(full=lambda k: 3.0 if k == 0 else 8.0, floor=lambda k: 0.0 if k == 0 else 4.0)
-    given: dict[str, Any] = {
-        "contexts": lambda t, i: phi,
-        "means": lambda t, i: phi[:, 0],
-        "actions": np.array([[0] * 8 + [1, 1]]),
-        "rewards": np.ones((1, 10)),
-        "batch_size": 2,
-        "protocol": "silo-ldp",
-        "lazy": lazy,
-        "noise": lambda i, k: (np.zeros(1), np.array([[noises[k - 1]]])),
-    }
-    # Totals 2.25, 4.25, 1.75, 8.25, 10.0: V = 4.25, 4.25, 4.75, 8.25, 10.0 above the floor 4.
-    lambdas, totals = [3.0, 2.0, 0.0, 3.0, 0.0, 0.0], [0.0, 2.25, 4.25, 1.75, 8.25]
-
-    def bonus(t: int, k: int) -> float:
-        V = lambdas[k] + totals[k] + (0 if lazy else (t - 1) % 2)
-        f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / 4.0
-        return 0.5 * sqrt(f * (2.0 + log(V * f))) + (lambdas[k] + 0.5) / sqrt(V)
-
-    by_rule = zhou.replay(**given, direct=rule)
-    by_hand = zhou.replay(**given, radius=bonus, regularizer=lambda k: lambdas[k])
-    assert by_rule.regularizers == by_hand.regularizers == lambdas
-    assert (by_rule.nearest_floor, by_hand.nearest_floor) == (approx(0.25 / 4.25), np.inf)
-    assert by_rule.worst_gap == approx(by_hand.worst_gap, rel=1e-12)
-    assert by_rule.worst_gap > 0.1
 
 
 # Dubey and Pentland (2020).
@@ -617,6 +492,7 @@ def test_robin_by_definition(U: int | None, private: bool, first: str) -> None:
     assert out.client_regret == approx(np.cumsum(lost, axis=1))
     assert out.group_regret == approx(np.cumsum(lost.sum(axis=0)))
     assert out.released == released
+    assert out.nearest_rank > 2
     assert out.bytes_up == out.bytes_down == len(released) * M * 3 * 8
 
 
@@ -637,13 +513,3 @@ def test_robin_schedule_and_scores() -> None:
     assert huang.greedy_shortfall(np.eye(2), np.zeros(2), 1) == 0.0
     with pytest.raises(ValueError, match="action"):
         huang.greedy_shortfall(np.eye(2), np.zeros(2), 2)
-
-
-@pytest.mark.parametrize(("n", "d", "rank"), [(7, 3, 3), (2, 4, 2), (6, 4, 1), (1, 1, 1)])
-def test_least_squares_has_the_least_norm(n: int, d: int, rank: int) -> None:
-    rng = keyed(12, n, d)
-    X = rng.standard_normal((n, rank)) @ rng.standard_normal((rank, d))
-    y = rng.standard_normal(n)
-    found, near = huang.least_squares(X, y)
-    assert found == approx(np.linalg.lstsq(X, y, rcond=None)[0], abs=1e-8)
-    assert near > 2

@@ -11,6 +11,7 @@ import pytest
 from oracle import chowdhury_zhou_2022 as chowdhury
 from oracle import dubey_pentland_2020 as dubey
 from oracle import huang_2023 as huang
+from oracle import zhou_chowdhury_2024 as zhou
 from pytest import approx
 
 # Chowdhury and Zhou (2022).
@@ -104,6 +105,76 @@ def test_published_constants() -> None:
     assert [run[name].batch_size for name in chowdhury.SYSTEMS] == [1, 1, 1, 20, 20]
     assert [chowdhury.published_draws(t) for t in (1, 2, 3, 20_000)] == [1, 1, 2, 10]
     assert jdp.draws == 10
+
+
+# The direct radius beside Zhou and Chowdhury (2024).
+
+
+def direct(**changes: Any) -> zhou.Direct:
+    given: dict[str, Any] = {"full": lambda k: 8.0, "floor": lambda k: 4.0, "error": lambda k: 0.5}
+    return zhou.Direct(**given | {"anchor": 1.0, "base": 2.0, "scale": 0.5} | changes)
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "lam", "nearest"),
+    [
+        # V's least eigenvalue is the total's plus 0, 1, ..., 7, and must lie above 4.
+        ([4.5, 6.0], 0.0, 0.5 / 6.0),
+        ([-0.75, 9.0], 5.0, 0.25 / 14.0),
+        ([4.0, 6.0], 1.0, 0.0),
+        ([-2.5, 0.0], 7.0, 0.5 / 7.0),
+        ([-4.0, 6.0], 8.0, 1.0 / 13.0),
+    ],
+)
+def test_direct_regularizer(eigenvalues: list[float], lam: float, nearest: float) -> None:
+    total = np.diag(eigenvalues)
+    assert zhou.chosen_regularizer(direct(), 1, total) == (lam, approx(nearest))
+    assert zhou.chosen_regularizer(direct(floor=lambda k: 0.0), 1, total) == (8.0, np.inf)
+
+
+def test_direct_bonuses_by_hand() -> None:
+    V = np.array([[5.0, 3.0], [3.0, 5.0]])  # of determinant 16
+    assert zhou.direct_bonuses(direct(), 1, 8.0, V) == approx((sqrt(2 + log(16)) / 2, 8.5))
+    # lambda = 6: f = 1 + 2/4, and the determinant of V at full is at most f^2 times V's.
+    inside = 1.5 * (2 + log(16) + 2 * log(1.5 / 2.0))
+    rule = direct(anchor=2.0, multiplier=0.1)
+    assert zhou.direct_bonuses(rule, 1, 6.0, V) == approx((0.05 * sqrt(inside), 0.65))
+    # A V smaller than the anchor gains nothing.
+    assert zhou.direct_bonuses(direct(anchor=9.0), 1, 8.0, V)[0] == approx(sqrt(2) / 2)
+    with pytest.raises(ValueError, match="positive definite"):
+        zhou.direct_bonuses(direct(), 1, 8.0, np.diag([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_direct_radius_in_one_dimension(lazy: bool) -> None:
+    """x = +-1: V is counted, so that lambda, beta and gamma of every round are known beforehand."""
+    phi = np.array([[1.0], [-1.0]])
+    noises = [0.25, 0.25, -4.5, 0.25, 0.25]  # of the node that k = 1, 2, ... releases
+    rule = direct(full=lambda k: 3.0 if k == 0 else 8.0, floor=lambda k: 0.0 if k == 0 else 4.0)
+    given: dict[str, Any] = {
+        "contexts": lambda t, i: phi,
+        "means": lambda t, i: phi[:, 0],
+        "actions": np.array([[0] * 8 + [1, 1]]),
+        "rewards": np.ones((1, 10)),
+        "batch_size": 2,
+        "protocol": "silo-ldp",
+        "lazy": lazy,
+        "noise": lambda i, k: (np.zeros(1), np.array([[noises[k - 1]]])),
+    }
+    # Totals 2.25, 4.25, 1.75, 8.25, 10.0: V = 4.25, 4.25, 4.75, 8.25, 10.0 above the floor 4.
+    lambdas, totals = [3.0, 2.0, 0.0, 3.0, 0.0, 0.0], [0.0, 2.25, 4.25, 1.75, 8.25]
+
+    def bonus(t: int, k: int) -> float:
+        V = lambdas[k] + totals[k] + (0 if lazy else (t - 1) % 2)
+        f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / 4.0
+        return 0.5 * sqrt(f * (2.0 + log(V * f))) + (lambdas[k] + 0.5) / sqrt(V)
+
+    by_rule = zhou.replay(**given, direct=rule)
+    by_hand = zhou.replay(**given, radius=bonus, regularizer=lambda k: lambdas[k])
+    assert by_rule.regularizers == by_hand.regularizers == lambdas
+    assert (by_rule.nearest_floor, by_hand.nearest_floor) == (approx(0.25 / 4.25), np.inf)
+    assert by_rule.worst_gap == approx(by_hand.worst_gap, rel=1e-12)
+    assert by_rule.worst_gap > 0.1
 
 
 # Dubey and Pentland (2020).
@@ -260,6 +331,12 @@ def test_huang_lower_bounds() -> None:
     # E16: printed, it beats a coin; the mended bound is reached by randomised response.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
     assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
+    # Probabilities p and q of one answer on two datasets: those that are (0.4, 0.01)-DP.
+    p, q = np.meshgrid(np.linspace(0, 1, 401), np.linspace(0, 1, 401))
+    pairs = ((p, q), (q, p), (1 - p, 1 - q), (1 - q, 1 - p))
+    private = np.all([a <= exp(0.4) * b + 0.01 for a, b in pairs], axis=0)
+    least = np.min((1 - p + q)[private]) / 2
+    assert least == approx(huang.proposition_d1_mended(1, 0.4, 0.01), abs=3e-3)
 
 
 # Hard instances, and the constants of a law of contexts.

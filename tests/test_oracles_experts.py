@@ -167,13 +167,13 @@ def test_argmin_law_and_cost() -> None:
     assert gao.argmin_cost(scores, 1.0, 1.0, one_sided=True) == approx(1 - log(43 / 42))
 
 
-@pytest.mark.parametrize("at, printed", [(0, 1.0), (16, 2.0)])
+@pytest.mark.parametrize("at, printed", [(0, 1.0), (64, 2.0)])
 def test_expert_sequence_by_its_exact_law(at: int, printed: float) -> None:
-    """Two leaves, the sample of the root (0) or of the right child (16) replaced.
+    """Two leaves, the sample of the root (0) or of the right child (64) replaced.
 
     With the printed mu the sequence costs up to 1 and 2 eps, with twice that half as much (E2).
     """
-    b, epsilon, d, p = 16, 2.0, 3, 7
+    b, epsilon, d, p = 64, 2.0, 3, 9
     for scale, share in ((gao.mu_printed, printed), (gao.mu_corrected, printed / 2)):
         laws = [
             gao.ope_law(
@@ -188,10 +188,13 @@ def test_expert_sequence_by_its_exact_law(at: int, printed: float) -> None:
             for u in np.array([[1.0, -1.0, 1.0], [-1.0, 1.0, 1.0]])
         ]
         assert sum(laws[0].values()) == approx(1.0)
-        assert 0.8 * share * epsilon < gao.log_ratio(*laws) <= share * epsilon + 1e-9
+        assert 0.95 * share * epsilon < gao.log_ratio(*laws) <= share * epsilon + 1e-9
 
 
 # Fed-SVT.
+
+
+COSTS = (gao.advanced_epsilon, gao.response_epsilon, gao.zcdp_epsilon)
 
 
 def test_constants_of_fed_svt() -> None:
@@ -202,6 +205,14 @@ def test_constants_of_fed_svt() -> None:
     assert gao.advanced_epsilon(0.5, 9, delta) == approx(72**0.5 / 2 + 4.5 * (exp(0.5) - 1))
     assert gao.zcdp_epsilon(gao.eta_zcdp(1.0, 1e-6, 20), 20, 1e-6) == approx(0.5)
     assert gao.zcdp_epsilon(0.4, 9, delta) == approx(0.18 + 4 * 0.18**0.5)
+    # Printed: .5 beside 1.4888 by advanced composition, 1.0589 exactly and 0.7162 by zCDP (E9).
+    eta = gao.eta_printed(1.0, 1e-6, 20)
+    costs = [cost(eta, 20, 1e-6) for cost in COSTS]
+    assert costs == approx([1.4888175, 1.0589, 0.7162], abs=1e-4)
+    for share, holds in [(1.88, True), (1.92, False)]:
+        whole = share * log(1e6)
+        found = gao.advanced_epsilon(gao.eta_advanced(whole, 1e-6, 20), 20, 1e-6)
+        assert (found <= whole / 2) == holds
     assert (gao.threshold_scale_printed(0.5), gao.query_scale_printed(0.5)) == (8.0, 16.0)
     assert (gao.svt_cost(4.0, 8.0), gao.svt_cost_standard(4.0, 8.0)) == (0.25, 0.5)
     assert gao.svt_cost(8.0, 4.0) == 0.25

@@ -12,6 +12,7 @@ from oracle import chowdhury_zhou_2022 as chowdhury
 from oracle import dubey_pentland_2020 as dubey
 from oracle import huang_2023 as huang
 from oracle import vector_sum
+from oracle import zhou_chowdhury_2024 as zhou
 from pytest import approx
 from scipy import stats
 
@@ -113,6 +114,61 @@ def test_noise_of_the_privatizer_by_hand() -> None:
         norm, vector = chowdhury.noise_bounds(1.5, **given)
         assert norm * shrunk == approx(1.5 * (4 + 2 * sqrt(log(100))))
         assert vector == approx(1.5 * (2 + sqrt(2 * log(50))))
+
+
+# The tree, and releases other than the tree.
+
+
+def test_tree_by_hand() -> None:
+    """Section 4.2 of Zhou and Chowdhury: at k = 6 the node is [5, 6], the prefix has [1, 4] too."""
+    assert zhou.node_interval(6) == (5, 6)
+    for k in (1, 6, 8, 39):
+        nodes = zhou.tree_nodes(k)
+        assert nodes == dubey.tree_nodes(k) and len(nodes) == k.bit_count()
+        assert [leaf for node in nodes for leaf in dubey.leaves_under(node)] == [*range(1, k + 1)]
+        assert zhou.node_interval(k) == (dubey.leaves_under(k)[0], k)
+    for n in (1, 2, 9, 32):
+        prefixes = [dubey.tree_nodes(k) for k in range(1, n + 1)]
+        used = {node for prefix in prefixes for node in prefix}
+        over = [sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)]
+        assert dubey.charged_nodes(n) == max(over)
+        assert dubey.prefix_nodes(n) == max(map(len, prefixes))
+        assert dubey.levels(n) == 1 + int(np.ceil(np.log2(n)))
+
+
+def test_square_root_of_the_prefix_matrix() -> None:
+    root = zhou.square_root(30)
+    assert root @ root == approx(np.tri(30), abs=1e-13)
+    assert root[3, :] == approx([5 / 16, 3 / 8, 1 / 2, 1, *[0] * 26])
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_honaker_estimate_is_the_best_of_its_subtree(level: int) -> None:
+    """Compare with least squares for the total of 2^level leaves, from all noisy nodes."""
+    leaves = 2**level
+    nodes = [(k, 2**j) for k in range(1, leaves + 1) for j in range((k & -k).bit_length())]
+    design = np.array(
+        [[k - size < leaf <= k for leaf in range(1, leaves + 1)] for k, size in nodes]
+    )
+    best = np.linalg.pinv(design.astype(float)).T @ np.ones(leaves)
+    found = zhou.honaker_estimate(leaves, level, lambda n: np.eye(len(nodes))[n - 1])
+    assert found == approx(best, abs=1e-13)
+    assert zhou.honaker_weight(level) == approx(found @ found)
+
+
+def test_prefix_noises_by_hand() -> None:
+    def noise_of(release: str, k: int) -> float:
+        return float(zhou.prefix_noise(release, k, lambda n: np.array([10.0 ** (n - 1)]))[0])
+
+    assert noise_of("toeplitz", 3) == approx(100 + 10 / 2 + 3 / 8)
+    # Release 2 draws numbers 2 and 3, release 3 number 4, release 4 numbers 5, 6 and 7.
+    pair = 2 / 3 * 100 + (1 + 10) / 3
+    assert noise_of("honaker", 3) == approx(pair + 1_000)
+    second = 2 / 3 * 100_000 + (1_000 + 10_000) / 3
+    assert noise_of("honaker", 4) == approx(4 / 7 * 1_000_000 + 3 / 7 * (pair + second))
+    for release, last in (("honaker", 127), ("toeplitz", 64)):
+        numbers = [n for k in range(1, 65) for n in zhou.new_numbers(release, k)]
+        assert numbers == [*range(1, last + 1)]
 
 
 # Amplification by shuffling, and users who return.
