@@ -416,6 +416,12 @@ def test_chowdhury_by_definition(system: str, source: dict[str, Any], added: Any
     assert out.realised_regret == approx(np.cumsum((REWARDS[1] - REWARDS[0]) * missed))
 
 
+def test_chowdhury_every_round() -> None:
+    rule: dict[str, Any] = {"regularizer": lambda m: 40.0 + m, "radius": width, "batch_size": 1}
+    out = chowdhury.replay(**OF_ONE, **rule, system="linucb")
+    agrees(out, lambda m: data(1, range(1, m + 1)), silos=1, lazy=True, batch=1)
+
+
 @pytest.mark.parametrize("ones_of", ["users", "batches", "bits"])
 def test_chowdhury_vector_sums_by_their_bits(ones_of: str) -> None:
     # Some entries are beyond L.
@@ -513,3 +519,12 @@ def test_robin_schedule_and_scores() -> None:
     assert huang.greedy_shortfall(np.eye(2), np.zeros(2), 1) == 0.0
     with pytest.raises(ValueError, match="action"):
         huang.greedy_shortfall(np.eye(2), np.zeros(2), 2)
+
+
+@pytest.mark.parametrize(("n", "d", "rank"), [(7, 3, 3), (6, 4, 1), (1, 1, 1)])
+def test_least_squares_has_the_least_norm(n: int, d: int, rank: int) -> None:
+    X = keyed(12, n).standard_normal((n, rank)) @ keyed(13, d).standard_normal((rank, d))
+    y = keyed(14, n).standard_normal(n)
+    found, near = huang.least_squares(X, y)
+    assert found == approx(np.linalg.lstsq(X, y, rcond=None)[0], abs=1e-8)
+    assert near > 2

@@ -54,9 +54,10 @@ POWER, LOGS = 4**1.25, log(1e4) * log(1e6)
 )
 def test_chowdhury_regret_bounds(result: str, by_hand: float) -> None:
     """T = 1e4, B = 100, d = 4, alpha = delta = 0.01, eps = 1/4, M0 = 9."""
-    sizes: dict[str, Any] = {"T": 10_000, "B": 100, "d": 4, "alpha": 0.01}
-    found = chowdhury.regret_bound(result, epsilon=0.25, delta=0.01, M0=9, constant=2.0, **sizes)
-    assert found == approx(2 * by_hand)
+    sizes: dict[str, Any] = {"T": 10_000, "B": 100, "d": 4, "alpha": 0.01, "M0": 9}
+    sizes |= {"epsilon": 0.25, "delta": 0.01}
+    assert chowdhury.regret_bound(result, **sizes) == approx(by_hand)
+    assert chowdhury.regret_bound(result, **sizes, constant=2.0) == approx(2 * by_hand)
 
 
 def test_chowdhury_batch_rules() -> None:
@@ -82,8 +83,9 @@ def test_chowdhury_batch_rules() -> None:
     found = [chowdhury.batch_size("F.4", **sizes, constant=c) for c in (1.0, 1e-9, 1e9)]
     assert found == [100, 1, 10**4]
     assert chowdhury.batch_size("3.3", **sizes) == 252
-    found = chowdhury.corollary_bound("3.3", **sizes, constant=3.0)
-    assert found == approx(3 * 2 * 10**2.4 * log(1e6) ** 0.5)
+    for c in ({}, {"constant": 3.0}):
+        found = chowdhury.corollary_bound("3.3", **sizes, **c)
+        assert found == approx(c.get("constant", 1) * 2 * 10**2.4 * log(1e6) ** 0.5)
 
 
 def test_published_constants() -> None:
@@ -225,6 +227,7 @@ def test_dubey_bounds() -> None:
     rest = sqrt(log(200)) + 2 * sqrt(12) + 0.5
     found = dubey.theorem_1(**law, **sizes, constant=3.0)
     assert found == approx(1.5 * sqrt(800) * (grown + rest))
+    assert dubey.theorem_1(**law, **sizes) == approx(found / 3)
     found = dubey.theorem_2(**law, **sizes, cliques=3, gamma=2, constant=3.0)
     assert found == approx(1.5 * sqrt(4800) * (log(28) + rest))
     given: dict[str, Any] = {"T": 100, "d": 2, "grown": 3.5}
@@ -248,6 +251,7 @@ def test_huang_radii() -> None:
     assert found == approx(20 * sqrt(log(2560)))
     assert huang.concentration_radius(80.0, 4, 0.5) == approx(10.0)
     assert huang.rotated_radius(0.01, 8, 50, 0.02) == approx(0.1 * sqrt(log(2e4) / 8))
+    assert huang.rotated_radius(5.0, 8, 50, 0.02) == approx(sqrt(8))
     assert huang.rotated_radius(5.0, 8, 50, 0.02, B=2.0) == approx(2 * sqrt(8))
     assert huang.call_beta(0.8, 10) == approx(0.005)
     assert huang.laplace_scale(0.1, 50, 0.5) == approx(0.032)
@@ -255,8 +259,8 @@ def test_huang_radii() -> None:
     assert huang.linucb_alpha(5, 3, 0.1, 4) == approx(1 + root)
     assert huang.linucb_alpha_mended(5, 3, 0.1, 9) == approx(1 + root)
     edge = sqrt(5) * log(1000) ** 1.5 / 200
-    for factor, constant, shared in [(1.001, 1.0, True), (0.999, 1.0, False), (0.501, 0.5, True)]:
-        assert huang.shares(factor * edge, 200, 5, 1000, constant) == shared
+    assert huang.shares(edge, 200, 5, 1000) and not huang.shares(0.999 * edge, 200, 5, 1000)
+    assert huang.shares(0.501 * edge, 200, 5, 1000, constant=0.5)
 
 
 def test_huang_initial_phases() -> None:

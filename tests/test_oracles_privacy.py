@@ -64,7 +64,7 @@ def test_sensitivities_are_attained(layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "true", "tight", "std"),
-    [(1.0, 1e-3, 0.281, 5.15, 15.8), (10.0, 0.1, 4.10, 0.564, 1.015)],
+    [(0.2, 0.1, 0.0, 4.6, 50.7), (1.0, 1e-3, 0.281, 5.15, 15.8), (10.0, 0.1, 4.10, 0.564, 1.015)],
 )
 def test_local_noise(epsilon: float, delta: float, true: float, tight: float, std: float) -> None:
     s = chowdhury.ldp_noise_std(epsilon, delta)
@@ -247,9 +247,9 @@ def test_parameters_of_vector_sums() -> None:
     # Corollary C.3 is one user's batch; the noise of a batch depends on neither g nor B.
     assert chowdhury.vec_local(1.0, 0.1, 5) == (5, chowdhury.vec_b(1.0, 0.1, 1, 5, 5))
     assert chowdhury.vec_local_budget(0.25, 0.1, 16) == (1.0, 0.1)
-    for g, B in [(9, 20), (64, 1000)]:
-        found = chowdhury.vec_noise_std(g, chowdhury.vec_b(1.0, 0.1, B, 5, g), B, L=2.0)
-        assert found == approx(2 * sqrt(3 / 16 * 24e4) * log(4 * 26 / 0.1))
+    for g, B, L in [(9, 20, {}), (64, 1000, {"L": 2.0})]:
+        found = chowdhury.vec_noise_std(g, chowdhury.vec_b(1.0, 0.1, B, 5, g), B, **L)
+        assert found == approx(L.get("L", 1) * sqrt(3 / 16 * 24e4) * log(4 * 26 / 0.1))
 
 
 def test_privacy_of_few_bits() -> None:
@@ -336,6 +336,8 @@ def test_draws_invert_their_laws() -> None:
 def test_rotation_by_hand_and_the_order_of_d() -> None:
     """x = (3, 1), D = diag(1, -1): H D x = (2, 4); D H' / sqrt d undoes it."""
     assert [huang.padded(d) for d in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
+    with pytest.raises(ValueError, match="d must be"):
+        huang.padded(0)
     H2 = np.array([[1.0, 1.0], [1.0, -1.0]])
     assert np.array_equal(huang.hadamard(8), np.kron(np.kron(H2, H2), H2))
     y = huang.rotate(np.array([[3.0, 1.0]]), np.array([1.0, -1.0]))[0]
