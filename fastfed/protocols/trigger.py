@@ -1,4 +1,5 @@
-"""Triggers, which let the data decide when to synchronise: the determinant rule, and a private one."""
+"""Triggers, which let the data decide when to synchronise: the determinant rule, and a private
+one."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
-    """Number of batches of runs with these terms, up to ``wanted``, that fit; InputError if none."""
+    """Number of batches of runs with these terms, up to ``wanted``, that fit; InputError if
+    none."""
     most, needed = available(), total(terms)
     if most is None or wanted * needed <= most:
         return wanted

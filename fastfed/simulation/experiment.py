@@ -60,7 +60,8 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of a curve: curves of one problem see equal contexts and reward noise."""
+    """Environment and sizes of a curve: curves of one problem see equal contexts and reward
+    noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
@@ -251,8 +252,8 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
 
 
 def size_keys(world: Problem) -> set[str]:
-    """Keys of a problem that a curve may change: the number of silos, and the environment's numbers, but
-    for those whose name is a key of some system: they would mean two things."""
+    """Keys of a problem that a curve may change: the number of silos, and the environment's
+    numbers, but for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
     # What a spec may say does not depend on the packages that happen to be installed.
     keys = {key for e in ALGORITHMS.builtin.values() for key in e.keys.__struct_fields__}

@@ -221,7 +221,8 @@ class Sums:
 
 
 class Scores:
-    """Scores that all clients of a plan send together, from gradients of losses made when needed."""
+    """Scores that all clients of a plan send together, from gradients of losses made when
+    needed."""
 
     def __init__(
         self, plan: Any, losses: compiled.Losses, noise: SeededNoise, threads: int

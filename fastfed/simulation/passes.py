@@ -19,7 +19,8 @@ from fastfed.simulation.experiment import Experiment, Problem
 
 @dataclass(frozen=True)
 class Resources:
-    """Threads, engine and memory of a run; `memory.fit` divides the work so that they are enough."""
+    """Threads, engine and memory of a run; `memory.fit` divides the work so that they are
+    enough."""
 
     threads: int | None = None  # in all; None: every processor
     engine: str = "local"
@@ -27,7 +28,7 @@ class Resources:
     memory_limit: int | str | None = None  # bytes, or "40GB"; None: what is available
 
 
-# ---- Batches of runs: which are missing, and how long they will take ------------------------------
+# ---- Batches of runs: which are missing, and how long they will take -----------------------------
 
 
 #: The compiled driver's own limit of curves in a batch of runs.

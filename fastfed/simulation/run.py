@@ -20,7 +20,7 @@ from fastfed.simulation.experiment import Experiment, Problem, make_experiment
 from fastfed.simulation.memory import Layout, fit, memory_ends
 from fastfed.simulation.passes import Resources, RunBatch, check_threads, missing_passes
 
-# ---- Running an experiment into a store ------------------------------------------------------------
+# ---- Running an experiment into a store ----------------------------------------------------------
 
 
 #: Of a run on real records, however private what it runs is.
@@ -93,8 +93,8 @@ def run(
 
     Raises InputError, and writes nothing, where the folder holds another experiment or another
     process runs into it, and where the run would not fit into memory; EngineError where workers
-    could not run some curve replicates, after the others; OutOfMemory, a MemoryError, where memory ends
-    all the same: what was run is kept.
+    could not run some curve replicates, after the others; OutOfMemory, a MemoryError, where memory
+    ends all the same: what was run is kept.
     """
     resources = Resources(threads, engine, scheduler, memory_limit)
     layout = layout_for(experiment, folder, resources)

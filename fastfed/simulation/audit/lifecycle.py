@@ -1,8 +1,8 @@
 """Audits of what happens around a release: objects made again or copied, and scores that remember.
 
 A release is accounted once. Two noisy views of one node, from an object that was made again from
-its data or copied, cost more; and lazy policies keep raw data from later users only as long as nothing
-carries them over. Noise is the operating system's, as in a deployment.
+its data or copied, cost more; and lazy policies keep raw data from later users only as long as
+nothing carries them over. Noise is the operating system's, as in a deployment.
 """
 
 from __future__ import annotations

@@ -226,7 +226,8 @@ def play_block(
 
 
 def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
-    """Reports progress now and then; raises Interrupted if the batch of runs is not wanted any more."""
+    """Reports progress now and then; raises Interrupted if the batch of runs is not wanted any
+    more."""
     told, played = time.perf_counter(), 0
 
     def heard(agent_rounds: int) -> None:

@@ -25,8 +25,8 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Local:
-    """Each batch of runs takes one thread while there are enough; fewer share the threads among their
-    silos."""
+    """Each batch of runs takes one thread while there are enough; fewer share the threads among
+    their silos."""
 
     threads: int
     at_once: int | None = None

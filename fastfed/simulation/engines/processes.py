@@ -116,7 +116,8 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Processes:
-    """One worker for each batch of runs, up to the threads; further threads are shared among them."""
+    """One worker for each batch of runs, up to the threads; further threads are shared among
+    them."""
 
     threads: int
     at_once: int | None = None
