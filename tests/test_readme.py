@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import fastfed
 from fastfed import experiments
-from fastfed.simulation.experiment import TOP_KEYS, experiment_from_spec
+from fastfed.simulation.experiment import TOP_KEYS, experiment_from_spec, load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -231,5 +231,14 @@ def test_every_algorithm_is_in_the_readme():
 def test_the_quickstart_specs_load(name):
     if name == "digits":
         pytest.importorskip("sklearn")
-    e = fastfed.load_experiment(ROOT / "examples" / f"{name}.toml")
+    e = load_experiment(ROOT / "examples" / f"{name}.toml")
     assert len(e.curves) == 4
+
+
+def test_the_keys_of_the_glossary_are_keys_of_a_spec():
+    head, *symbols = rows(GLOSSARY.split("## Symbols")[1])
+    assert head[2] == "key" and len(symbols) > 20
+    for cells in symbols:
+        assert len(cells) == len(head), cells
+        for name in re.findall(r"`([a-z_0-9]+)[` ]", cells[2]):
+            assert f"`{name}`" in SPEC, name
