@@ -184,7 +184,7 @@ def test_shapes_are_those_of_the_state_that_is_played():
             else:  # plans, and one number of each silo
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
-            clock = {k: v for k, v in state["clock"].items() if isinstance(v, np.ndarray)}
+            clock = {k: v for k, v in state["trigger"].items() if isinstance(v, np.ndarray)}
             assert set(clock) == set(compiled.clock_shapes(plan))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfed._kernels import native
+from fastfed._kernels import environments, linalg
 from fastfed.environments.pool import Pool
 
 needs_it = pytest.mark.skipif(
-    not native.has_short_sieve(), reason="this processor does without the 16-bit sieve"
+    not linalg.has_screen_i16(), reason="this processor does without the 16-bit sieve"
 )
 
 
@@ -17,17 +17,17 @@ def factor(draw, d: int, spread: float) -> np.ndarray:
     """W of a V whose eigenvalues run over so many powers of ten."""
     basis = np.linalg.qr(draw.normal(size=(d, d)))[0]
     v = basis * 10.0 ** draw.uniform(0.0, spread, d) @ basis.T
-    return native.factor(v[np.tril_indices(d)], d)
+    return linalg.factor(v[np.tril_indices(d)], d)
 
 
 def kept(actions, w, theta, beta) -> int | None:
     """How many are kept, the best among them; None where the sieve cannot tell."""
     actions = np.asfortranarray(actions, dtype=np.float32)
-    found = native.short_candidates(actions, w, theta, beta)
+    found = linalg.screen_i16(actions, w, theta, beta)
     if found is None:
         return None
     assert (np.diff(found) > 0).all() and found[0] >= 0 and found[-1] < len(actions)
-    scores = native.scores(actions, w, theta, beta, 0.0)
+    scores = linalg.scores(actions, w, theta, beta, 0.0)
     assert int(np.argmax(scores)) in found, (scores.max(), scores[found].max())
     return len(found)
 
@@ -68,7 +68,7 @@ def test_it_keeps_few():
     for d, k in ((10, 100), (57, 120), (135, 120), (135, 908)):
         rows = draw.normal(size=(3 * d, d)) / np.sqrt(d)
         v = 20.0 * np.eye(d) + rows.T @ rows
-        w = native.factor(v[np.tril_indices(d)], d)
+        w = linalg.factor(v[np.tril_indices(d)], d)
         counts = []
         for _ in range(20):
             actions = draw.normal(size=(k, d))
@@ -92,10 +92,10 @@ def test_what_is_not_finite_is_kept(value):
     actions = np.asfortranarray(draw.normal(size=(40, 6)), dtype=np.float32)
     w = np.tril(draw.normal(size=(6, 6)))
     actions[7, 3] = value
-    found = native.short_candidates(actions, w, np.ones(6), 1.0)
+    found = linalg.screen_i16(actions, w, np.ones(6), 1.0)
     assert found is None or 7 in found
     w[2, 1] = value
-    assert native.short_candidates(actions, w, np.ones(6), 1.0) is None
+    assert linalg.screen_i16(actions, w, np.ones(6), 1.0) is None
 
 
 @needs_it
@@ -106,8 +106,8 @@ def test_actions_of_any_stride_and_place():
     w, theta = factor(draw, 57, 1.0), draw.normal(size=57)
     for first, k in ((0, 1), (1, 15), (3, 16), (5, 17), (7, 130), (9, 391)):
         view = wide[:, first : first + k].T
-        one = native.short_candidates(view, w, theta, 2.0)
-        same = native.short_candidates(np.asfortranarray(view), w, theta, 2.0)
+        one = linalg.screen_i16(view, w, theta, 2.0)
+        same = linalg.screen_i16(np.asfortranarray(view), w, theta, 2.0)
         assert (one is None) == (same is None)
         assert one is None or one.tolist() == same.tolist()
         kept(view, w, theta, 2.0)
@@ -119,4 +119,4 @@ def test_a_pool_takes_room_once():
     rows, starts = draw.normal(size=(60, 4)), np.array([0, 20, 60])
     pool = Pool.from_rows(rows, np.full(60, 0.5), starts, np.array([0, 2]))
     assert pool.shorts is pool.shorts
-    assert (pool.shorts is None) == (native.Shorts(starts, 4).size == 0)
+    assert (pool.shorts is None) == (environments.QuantisedActions(starts, 4).size == 0)

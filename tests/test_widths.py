@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from test_drivers import experiment, same
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, linalg
 from fastfed.environments.base import RewardLaw
 from fastfed.environments.pool import Pool, equal_blocks
 from fastfed.environments.pool_environment import PoolEnvironment
 from fastfed.simulation import compiled, step
 
 needs_it = pytest.mark.skipif(
-    not native.has_short_sieve(), reason="this processor does without 16-bit products"
+    not linalg.has_screen_i16(), reason="this processor does without 16-bit products"
 )
 
 
@@ -58,11 +58,11 @@ def played(e):
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
     states = [compiled.state(plan, len(e.checkpoints), True) for plan in plans]
-    run = native.Pass(opened, e.silos, e.horizon, e.checkpoints, states, 1)
-    run.begin()
-    run.play(1, e.horizon)
+    run = driver.Run(opened, e.silos, e.horizon, e.checkpoints, states, 1)
+    run.initialise()
+    run.simulate(1, e.horizon)
     made = [compiled.outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
-    return made, step.play(opened, plans, e.checkpoints), run.kept_widths()
+    return made, step.play(opened, plans, e.checkpoints), run.bonus_bounds()
 
 
 @pytest.mark.parametrize("kind", ["unit", "ties", "near ties", "lengths", "few directions"])

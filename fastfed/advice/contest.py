@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed.advice.result import Regret, mean_and_stderr
 from fastfed.advice.scale import (
     release_cost,
@@ -137,7 +137,7 @@ class Contest:
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
             replicate, kind = work
             world = worlds[kind].open(self.seed, first + replicate, size.silos)
-            assert isinstance(world, native.Environment)
+            assert isinstance(world, environments.Environment)
             chosen = [plans[i] for i in groups[kind]]
             outcomes = drive.play(world, chosen, marks, threads=inner, last=size.rounds)
             curves = [o.group_regret / size.silos for o in outcomes]

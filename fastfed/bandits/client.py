@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._once import once
 from fastfed._validate import InputError
 from fastfed.bandits.silo import Silo
@@ -59,7 +59,7 @@ class Client(Silo):
         return 0.0 if self.greedy else super()._radius()
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        native.accumulate(self._statistic, x, y)
+        linalg.accumulate(self._statistic, x, y)
         if not self.greedy:
             self._estimate.observe(x, y)
 
@@ -72,7 +72,7 @@ class Client(Silo):
         if not self.due:
             raise InputError(f"silo {self.index} has no estimate due after round {self.round}")
         phase = self.phases.releasing[self._sent]
-        (values,) = native.least_squares(self._statistic[None], self.plan.dimension)
+        (values,) = linalg.least_squares(self._statistic[None], self.plan.dimension)
         self._statistic = np.zeros(self.plan.statistic_size)
         self._sent += 1
         return LocalEstimate(phase, values, self.index)

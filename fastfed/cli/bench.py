@@ -29,7 +29,8 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     Microseconds per agent-round, of the instances whose name starts with one of those given, or of
     all. The limit is what the arithmetic alone would take on one core of 2.4 GHz with AVX-512, the
     share how much of the time that is. The reference is a plain loop in NumPy, timed in the same
-    run; "ratio without data" leaves out its making of the contexts.
+    run; "ratio without data" leaves out its making of the contexts. It stands in the repository's
+    benches/: elsewhere than in a checkout there is no ratio.
     """
     from fastfed.simulation.bench import run_bench
 
@@ -38,6 +39,8 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    if all(row["ratio"] is None for row in rows):
+        say("no ratios: the reference stands in the repository's benches/, and this is no checkout")
     for row in rows:
         share = row["share_of_limit"]
         row["share_of_limit"] = None if share is None else f"{share:.0%}".replace("%", " %")

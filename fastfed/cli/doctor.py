@@ -75,7 +75,7 @@ def _version(name: str) -> str | None:
 def _build(problems: list[str]) -> dict[str, Any]:
     """How the compiled core was built, and what it may use here."""
     try:
-        from fastfed._kernels import native
+        from fastfed._kernels import _native, linalg
         from fastfed.simulation.passes import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
@@ -88,9 +88,9 @@ def _build(problems: list[str]) -> dict[str, Any]:
         }
     return {
         "compiled": True,
-        "openmp": native.HAS_OPENMP,
-        "target_clones": native.HAS_TARGET_CLONES,
-        "short_sieve": native.has_short_sieve(),
+        "openmp": _native.HAS_OPENMP,
+        "target_clones": _native.HAS_TARGET_CLONES,
+        "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError, choice, number
 from fastfed.environments.losses import Adversary, LossFacts
 
@@ -107,7 +107,7 @@ class Environment(Protocol):
         """What holds for that many silos and rounds; InputError when it cannot serve them."""
         ...
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment | Adversary:
         """The compiled environment of one replicate: keyed, the same however it is played."""
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed.environments.base import Facts, RewardLaw, described
 from fastfed.environments.pool_environment import SAMPLING
 from fastfed.environments.sphere import Sphere
@@ -60,7 +60,7 @@ class FixedSet:
         """Bytes of a replicate: every silo has a copy of the actions and of their means."""
         return silos * (self.actions * (4 * self.dimension + 8) + 24)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         # Round 0 of the sphere: no other round has its draws.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
         if self.basis_actions:
@@ -68,7 +68,7 @@ class FixedSet:
             rows[last, last] = np.float32(math.sqrt(0.5))
             means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
         flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             np.tile(flat, silos),

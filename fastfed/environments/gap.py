@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed._validate import integer, number
 from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
@@ -62,12 +62,12 @@ class Gap:
         v = instance_normals(seed, replicate, self.dimension)
         return v / math.sqrt(math.fsum(v * v))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         # At the largest gap, rounding must not carry an expected reward below zero.
         inferior = max(BEST - WIDTH - self.gap, LEAST)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
-        return native.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
 
     def describe(self) -> dict[str, Any]:
         return described(self)

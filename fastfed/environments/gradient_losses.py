@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses
 from fastfed._validate import InputError, array, number
 from fastfed.environments.losses import Adversary, LossFacts, check_experts, check_multiplicity
 from fastfed.environments.python import fingerprint, user_function
@@ -92,11 +92,11 @@ class GradientLosses:
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         key = seed, replicate, silos, self.experts, self.function
-        made: native.Losses
+        made: losses.Losses
         if self.compiled:
-            made = native.Compiled(*key, self.state, gradient=True)
+            made = losses.Compiled(*key, self.state, gradient=True)
         else:
-            made = native.Called(*key, self._check, gradient=True)
+            made = losses.Called(*key, self._check, gradient=True)
         return Adversary(made, optimum=self.optimum)
 
     def _check(self, result: Any) -> tuple[float, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, integer, number
 from fastfed.environments.base import MAX_DIMENSION, Facts, RewardLaw, described
@@ -63,9 +63,9 @@ class HardInstance:
         norms = np.sqrt(blocks[:, :1] * blocks[:, :1] + blocks[:, 1:] * blocks[:, 1:])
         return np.ravel(blocks * (self._radius() / norms))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         theta = self.theta(seed, replicate)
-        return native.HardInstance(seed, replicate, theta, self.reward.c)
+        return environments.HardInstance(seed, replicate, theta, self.reward.c)
 
     def describe(self) -> dict[str, Any]:
         return described(self)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError, integer, number
 
@@ -77,7 +77,7 @@ class Adversary:
     expert in hindsight.
     """
 
-    losses: native.Losses
+    losses: loss_kernels.Losses
     suboptimality: Callable[[np.ndarray], float] | None = None
     optimum: np.ndarray | None = None
 
@@ -111,14 +111,14 @@ def check_countable(silos: int, horizon: int, unit: float) -> None:
 
 def chances(means: np.ndarray) -> np.ndarray:
     """Means in [0, 1] as whole multiples of 2^-31."""
-    return np.rint(np.asarray(means) * native.CHANCES).astype(np.uint32)
+    return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
 def better_expert(seed: int, replicate: int, experts: int) -> int:
     """Which expert is the best one: another in every replicate, so that no tie-break favours it."""
-    from fastfed._kernels import native as kernels
+    from fastfed._kernels import rng
 
-    return kernels.below(seed, INSTANCE, replicate, 0, 0, experts)
+    return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)
 
 
 def check_means(mean: float, gap: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses
 from fastfed._validate import InputError, choice, integer
 from fastfed.environments.base import described
 from fastfed.environments.losses import (
@@ -66,7 +66,7 @@ class LowerBoundLosses:
         if self.theorem == "2.7":
             means[better_expert(seed, replicate, self.experts)] = 0.0
         return Adversary(
-            native.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
+            losses.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
         )
 
     def describe(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed.environments.base import Facts, RewardLaw, described
 from fastfed.environments.hard_instance import signed
@@ -48,12 +48,12 @@ class NoDiversity:
         """theta* of one replicate, (2,)."""
         return np.copysign(0.5, instance_normals(seed, replicate, 2))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         # (silo, action, coordinate)
         x = np.zeros((silos, 2, 2), np.float32)
         x[0, :, 0] = x[1:, :, 1] = 1.0, -1.0
         means = x.astype(np.float64) @ self.theta(seed, replicate)
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             x.ravel(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import InputError, array, boolean, integer
 from fastfed.environments.losses import (
     COMMON,
@@ -120,12 +120,12 @@ class ObliviousLosses:
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         if self.losses is not None:
-            return Adversary(native.Table(seed, replicate, silos, self._table))
+            return Adversary(loss_kernels.Table(seed, replicate, silos, self._table))
         assert self.experts is not None
         key = seed, replicate, silos, self.experts, self.function
         if self.compiled:
-            return Adversary(native.Compiled(*key, self.state, common=self.common))
-        return Adversary(native.Called(*key, self._check, common=self.common))
+            return Adversary(loss_kernels.Compiled(*key, self.state, common=self.common))
+        return Adversary(loss_kernels.Called(*key, self._check, common=self.common))
 
     def _check(self, result: Any) -> np.ndarray:
         """What the callable returned, checked each round: it is the user's code."""

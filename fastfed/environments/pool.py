@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError, array, integer
 
 #: A pool whose features take more bytes in 16 bits is played without keeping them.
@@ -103,9 +103,9 @@ class Pool:
         return np.maximum.reduceat(self.means, self.starts[:-1])
 
     @cached_property
-    def shorts(self) -> native.Shorts | None:
+    def shorts(self) -> environments.QuantisedActions | None:
         """Room for the features in 16 bits, which a fast sieve reads; None where it is too much."""
-        shorts = native.Shorts(self.starts, self.dimension)
+        shorts = environments.QuantisedActions(self.starts, self.dimension)
         return shorts if 0 < shorts.size <= LARGEST_SHORTS else None
 
     def rows(self, query: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import permutation
 from fastfed._validate import InputError, choice
 from fastfed.environments.base import Facts, RewardLaw
@@ -121,7 +121,7 @@ class PoolEnvironment(ABC):
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
         widths = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
-        return curves * (widths + silos * native.CONTENDERS_SIZE)
+        return curves * (widths + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
         """Bytes that all replicates of a process share: features in 16 bits, as they are met."""
@@ -140,7 +140,7 @@ class PoolEnvironment(ABC):
         """The share of queries that so many draws meet."""
         return -math.expm1(-silos * horizon / pool.queries)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         pool = self.pool(silos)
         order = None
         if self.sampling == "without-replacement":
@@ -151,7 +151,7 @@ class PoolEnvironment(ABC):
                     for i in range(len(starts) - 1)
                 ]
             )
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             pool.values,

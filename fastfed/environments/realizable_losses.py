@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import integer, number
 from fastfed.environments.base import described
 from fastfed.environments.losses import (
@@ -48,7 +48,7 @@ class RealizableLosses:
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         best = better_expert(seed, replicate, self.experts)
         coins = chances(np.full(self.experts, self.mean))
-        losses = native.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
         return Adversary(losses)
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, boolean, choice, integer
 from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
@@ -65,8 +65,8 @@ class Sphere:
             theta[:-1] = v * (math.sqrt(0.5) / math.sqrt(math.fsum(v * v)))
         return theta
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
-        return native.Sphere(
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        return environments.Sphere(
             seed,
             replicate,
             self.theta(seed, replicate),

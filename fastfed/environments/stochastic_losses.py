@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import choice
 from fastfed.environments.base import described
 from fastfed.environments.losses import (
@@ -64,11 +64,11 @@ class StochasticLosses:
         means = np.full(self.experts, self.mean)
         means[better_expert(seed, replicate, self.experts)] -= self.gap
         coins = chances(means)
-        drawn = coins / native.CHANCES
+        drawn = coins / loss_kernels.CHANCES
         quadratic = self.loss == "quadratic"
         law = square_suboptimality if quadratic else linear_suboptimality
         best = square_minimum(drawn) if quadratic else float(drawn.min())
-        losses = native.Coins(seed, replicate, silos, coins, quadratic=quadratic)
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
         return Adversary(losses, partial(law, drawn, best))
 
     def describe(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
@@ -88,6 +88,6 @@ class Averager(Once):
             return made_by(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
         total = np.zeros(self.plan.dimension)
         for row in finite:
-            native.add(total, row)
+            aggregation.add(total, row)
         mean_of_all = total / len(finite)
         return np.where(np.isfinite(mean_of_all), mean_of_all, 0.0)

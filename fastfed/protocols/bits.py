@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Counts, dimension_of
@@ -43,10 +43,10 @@ class BitRandomizer:
         if plan.protocol.flat:
             levels = [0] if leaf <= plan.releases else []
         else:
-            levels = native.touched_levels(leaf, plan.releases)
+            levels = aggregation.touched_levels(leaf, plan.releases)
         words = self.noise.words(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
-        native.accumulate(point, x, y)
+        linalg.accumulate(point, x, y)
         self._encode(point, levels, words, round)
         self.round = round
 
@@ -65,7 +65,7 @@ class BitRandomizer:
             size = self.plan.statistic_size
             self._drawn = release, self.noise.binomials(self.silo, release, size, trials)
         message = self._drawn[1].copy()
-        native.add(message, self._sums[level])
+        aggregation.add(message, self._sums[level])
         report = Counts(release, self.plan.dimension, message, self.silo)
         self._sums[level] = 0.0
         self.release = release
@@ -85,7 +85,9 @@ class MessageRandomizer(BitRandomizer):
         noises = [self.noise.point_binomials(self.silo, round, j, size, b[j]) for j in levels]
         for level, drawn, noise in zip(levels, words, noises, strict=True):
             count = ones_of(point, self.encoding, level, drawn, noise)
-            self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
+            self._bits[level].append(
+                aggregation.encode_bits(count, self.encoding.message_bits(level))
+            )
 
     def report(self) -> Bits:
         """All bits of the node released now."""
@@ -104,7 +106,7 @@ def round_statistic(
     """sums <- sums + (fixed point of a data point, less its g), each stream with its own g."""
     d = dimension_of(len(point))
     for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
-        native.round_point(point[part], float(g), clamped, words[part], sums[part])
+        aggregation.round_point(point[part], float(g), clamped, words[part], sums[part])
 
 
 def ones_of(

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Report
@@ -54,7 +54,7 @@ class SumRandomizer:
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""
-        native.add(self._batch, self._adder.point(x, y))
+        aggregation.add(self._batch, self._adder.point(x, y))
 
     def report(self) -> Report:
         """The batch since the last report, randomized; the batch is then forgotten."""
@@ -82,14 +82,14 @@ class SumRandomizer:
             return self._adder.node(self._batch, release), total
         if self._by_prefix:
             total = total.copy()
-            native.add(total, self._batch)
+            aggregation.add(total, self._batch)
             return self._adder.prefix(total, release), total
-        level = native.node_level(release)
-        native.psum(self._sums, self._batch, level)
+        level = aggregation.node_level(release)
+        aggregation.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:
             return self._sums[level], total
         node = self._adder.node(self._sums[level], release)
         if sends == SEND_NOISY_NODE:
             return node, total
         self._nodes[level] = node
-        return native.prefix(self._nodes, release), total
+        return aggregation.prefix(self._nodes, release), total

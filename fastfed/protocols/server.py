@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
@@ -50,7 +50,7 @@ class Server(Once):
         rows = [self._values(message) for message in ordered]
         total = np.array(rows[0])
         for row in rows[1:]:
-            native.add(total, row)
+            aggregation.add(total, row)
         release = self.release + 1
         combined, raw = self._combined(total, release)
         if not np.isfinite(combined).all():
@@ -139,7 +139,7 @@ class Server(Once):
             total = total * self.plan.units[level]
         if makes == ADD:
             combined = self._total.copy()
-            native.add(combined, total)
+            aggregation.add(combined, total)
             return combined, raw
         if makes == REPLACE:
             return total, raw
@@ -147,7 +147,7 @@ class Server(Once):
             adder.check(total, "the sum of the reports")
         if makes == NOISY_ADD:
             raw = raw.copy()
-            native.add(raw, total)
+            aggregation.add(raw, total)
             return adder.prefix(raw, release), raw
         self._nodes[level] = adder.node(total, release) if makes == NOISY_TREE else total
-        return native.prefix(self._nodes, release), raw
+        return aggregation.prefix(self._nodes, release), raw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
@@ -64,7 +64,7 @@ class User(Once):
         y, clip = number("reward", reward), self.plan.clip
         outside = beyond = False
         if clip is not None:
-            outside = native.clip_norm(features, clip.feature)
+            outside = linalg.clip_norm(features, clip.feature)
             beyond = not clip.low <= y <= clip.high
             y = min(max(y, clip.low), clip.high)
         made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
@@ -79,13 +79,13 @@ class User(Once):
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
         point = np.zeros(self.plan.statistic_size)
-        native.accumulate(point, x, y)
+        linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
         words = self.noise.words(0, self.number, size)
         noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
         count = ones_of(point, encoding, 0, words, noise)
         if self.plan.protocol.shuffled:
-            bits = native.encode_bits(count, encoding.message_bits(0))
+            bits = aggregation.encode_bits(count, encoding.message_bits(0))
             return Bits(self.release, d, bits, self.place)
         centred = count - encoding.each(0, d) - encoding.noise_bits[0] / 4.0
         return Counts(self.release, d, centred, self.place)

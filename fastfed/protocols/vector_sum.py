@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SeededNoise, SystemNoise
 from fastfed._validate import InputError, array, choice, integer, number
@@ -162,7 +162,7 @@ class VectorSum(Once):
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
         points = np.array(array("vectors", vectors, shape=shape), order="C")
         for point in points:
-            native.clip_norm(point, self.bound)
+            linalg.clip_norm(point, self.bound)
         return points / self.bound
 
     @once
@@ -178,10 +178,10 @@ class VectorSum(Once):
         (point,) = self._scaled([x], (1, self.dimension))
         d, g, b = self.dimension, self.precision, self.noise_bits
         ones, release = np.zeros(d), self._sums + 1
-        native.round_point(point, g, True, self.noise.words(user, release, d), ones)
+        aggregation.round_point(point, g, True, self.noise.words(user, release, d), ones)
         noise = self.noise.point_binomials(user, release, 0, d, b)
         count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
-        return native.encode_bits(count, self.message_bits)
+        return aggregation.encode_bits(count, self.message_bits)
 
     def _check_individual(self, users: int) -> None:
         held = users * self.dimension * self.message_bits
@@ -236,7 +236,7 @@ class VectorSum(Once):
         release = self._sums + 1
         words = self.noise.words(0, release, n * d).reshape(n, d)
         counts = self.noise.binomials(0, release, d, n * self.noise_bits)
-        native.round_points(points, self.precision, True, words, counts)
+        aggregation.round_points(points, self.precision, True, words, counts)
         self._sums = release
         return counts * (self.bound / self.precision)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed.privacy.account import verify
 from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.phases import PhasePlan, check_phase_plan
@@ -35,7 +35,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     made: Shapes = {
         "history": ((owners if plan.release == "toeplitz" else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
-        "contend": ((m, native.CONTENDERS_SIZE), np.uint8),
+        "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
         "theta": ((slots, d), float),
         "batch": ((m, s), float),
@@ -58,21 +58,21 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
 
 
 def clock_shapes(plan: Plan) -> Shapes:
-    """The same of a trigger, named as ff_clock in src/ff_clock.h."""
+    """The same of a trigger, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return {}
     m, d = plan.silos, plan.dimension
     return {
-        "rest": ((m, native.REST_SIZE), float),
-        "wide": ((m if plan.trigger.updates(d) else 0, d, d), float),
+        "skip_bound": ((m, driver.SKIP_BOUND_SIZE), float),
+        "aggregate_factor": ((m if plan.trigger.updates(d) else 0, d, d), float),
         "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
         "fired": ((m,), np.int64),
-        "saved": ((m, native.saved_size(d)), float),
+        "snapshot": ((m, driver.snapshot_size(d)), float),
     }
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+    """A curve's plan and fresh state, named as ff_curve in src/ff_run.h."""
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
     return {
@@ -107,9 +107,9 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
-        "clock": clock(plan),
-        "asked": None,
-        "met": None,
+        "trigger": clock(plan),
+        "requested": None,
+        "synchronised_rounds": None,
         "actions": None,
         "rewards": None,
         **zeros(shapes(plan, checkpoints, record)),
@@ -122,7 +122,7 @@ def zeros(made: Shapes) -> dict[str, np.ndarray]:
 
 
 def clock(plan: Plan) -> dict[str, Any] | None:
-    """A trigger and its fresh state, named as ff_clock in src/ff_clock.h."""
+    """A trigger and its fresh state, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return None
     return {
@@ -157,7 +157,7 @@ CALL_SECONDS = 0.25
 
 
 def play(
-    environment: native.Environment,
+    environment: environments.Environment,
     plans: Sequence[Plan],
     checkpoints: np.ndarray,
     *,
@@ -177,14 +177,14 @@ def play(
         check_plan(plan)
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
-    run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
-    run.begin()
+    run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
+    run.initialise()
     through(run, 1, horizon if last is None else last, rounds_per_call, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
 
 
 def through(
-    run: native.Pass,
+    run: driver.Run,
     first: int,
     last: int,
     rounds_per_call: int | None = None,
@@ -195,7 +195,7 @@ def through(
     while first <= last:
         until = min(first + step - 1, last)
         start = time.perf_counter()
-        run.play(first, until)
+        run.simulate(first, until)
         seconds = time.perf_counter() - start
         if progress is not None:
             progress(until - first + 1)
@@ -205,7 +205,7 @@ def through(
 
 
 def play_peers(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -223,9 +223,9 @@ def play_peers(
     def play_part(part: Part, own: np.ndarray) -> dict[str, Any]:
         silos = len(part.clique)
         made = state(part.plan, len(own), record)
-        made["met"] = np.zeros(part.plan.horizon, np.uint8)
-        made["asked"] = np.zeros((part.plan.horizon, silos), np.uint8)
-        run = native.Pass(
+        made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
+        made["requested"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        run = driver.Run(
             environment,
             silos,
             part.plan.horizon,
@@ -244,7 +244,7 @@ def play_peers(
                 # In whole rounds of all silos.
                 progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
 
-        run.begin()
+        run.initialise()
         through(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
         return made
 
@@ -252,7 +252,7 @@ def play_peers(
 
 
 def play_phases(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
@@ -266,10 +266,10 @@ def play_phases(
     check_phase_plan(plan)
     made = state(plan.local, len(checkpoints), record)
 
-    def open_pass(made: dict[str, Any]) -> native.Pass:
-        return native.Pass(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+    def open_pass(made: dict[str, Any]) -> driver.Run:
+        return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
 
-    def play_rounds(run: native.Pass, first: int, last: int) -> None:
+    def play_rounds(run: driver.Run, first: int, last: int) -> None:
         through(run, first, last, rounds_per_call, progress)
 
     until = plan.horizon if last is None else last

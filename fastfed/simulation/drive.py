@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed.environments import Adversary
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.peers import PeerPlan
@@ -18,7 +18,7 @@ from fastfed.simulation.outcome import Outcome
 
 Progress = Callable[[int], None]
 AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan
-World = native.Environment | Adversary
+World = environments.Environment | Adversary
 
 
 def shared(plan: AnyPlan) -> bool:
@@ -81,7 +81,7 @@ def _fastest(
     if isinstance(first, ExpertPlan):
         assert isinstance(environment, Adversary)
         return [experts.play(environment, first, checkpoints, threads=threads, **keys)]
-    assert isinstance(environment, native.Environment)
+    assert isinstance(environment, environments.Environment)
     if isinstance(first, PeerPlan):
         return [compiled.play_peers(environment, first, checkpoints, **both)]
     if isinstance(first, PhasePlan):
@@ -98,7 +98,7 @@ def play_steps(environment: World, plan: AnyPlan, checkpoints: np.ndarray) -> Ou
     if isinstance(plan, ExpertPlan):
         assert isinstance(environment, Adversary)
         return experts.play_steps(environment, plan, checkpoints)
-    assert isinstance(environment, native.Environment)
+    assert isinstance(environment, environments.Environment)
     if isinstance(plan, PeerPlan):
         return peers.play_steps(environment, plan, checkpoints)
     if isinstance(plan, PhasePlan):

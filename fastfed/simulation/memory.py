@@ -177,14 +177,18 @@ def _of_state(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Of the compiled driver."""
     sizes = {name: _bytes(*one) for name, one in compiled.shapes(plan, checkpoints, record).items()}
     # Only pools whose rows come again remember contenders: the environment counts them.
-    sizes.pop("contend")
+    sizes.pop("candidates")
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")
     for name, one in compiled.clock_shapes(plan).items():
-        kind = {"rest": DETERMINANT, "wide": DETERMINANT, "nodes": PRIVATE_DETERMINANT}.get(name)
+        kind = {
+            "skip_bound": DETERMINANT,
+            "aggregate_factor": DETERMINANT,
+            "nodes": PRIVATE_DETERMINANT,
+        }.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
-            sizes[f"clock {name}"] = _bytes(*one)
+            sizes[f"trigger {name}"] = _bytes(*one)
     # Noise scales, a tuple and an array of it, and statuses.
     states = sum(sizes.values()) + 8 * 4 * plan.silos
     marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
@@ -279,7 +283,7 @@ def _outcome(checkpoints: int, size: int) -> Term:
 def scratch(facts: Facts, bit_levels: int, curves: int, threads: int) -> Term:
     """Of all threads: the actions of a round, and what scores are computed in.
 
-    As ff_play_scratch of src/ff_play.c, of which only what is written to counts.
+    As ff_run_scratch of src/ff_run.h, of which only what is written to counts.
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import SeededNoise
 from fastfed.bandits.peer import Message, Peer
 from fastfed.protocols.network import Network
@@ -22,7 +22,7 @@ from fastfed.simulation.outcome import Outcome, linear_events
 
 
 def play_steps(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -157,8 +157,10 @@ def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.nda
     rounds = plan.rounds(part.estimator)
     edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = report * _crossed(edges.sum(axis=0), rounds[state["met"] > 0], checkpoints)
-    for row, asked in enumerate(state["asked"].T > 0):
+    total = report * _crossed(
+        edges.sum(axis=0), rounds[state["synchronised_rounds"] > 0], checkpoints
+    )
+    for row, asked in enumerate(state["requested"].T > 0):
         if asked.any():
             size = Request(part.clique[row], 0, 0).nbytes
             total += size * _crossed(edges[row], rounds[asked], checkpoints)

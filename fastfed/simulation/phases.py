@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments, linalg
 from fastfed._random import SeededNoise
 from fastfed.bandits.client import Client, rounds_between
 from fastfed.protocols.averager import Averager
@@ -15,11 +15,11 @@ from fastfed.protocols.phases import LocalEstimate, PhasePlan
 from fastfed.simulation.outcome import Outcome, linear_events
 
 #: Plays rounds first..last of a pass.
-Through = Callable[[native.Pass, int, int], None]
+Through = Callable[[driver.Run, int, int], None]
 
 
 def play_steps(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
@@ -76,11 +76,11 @@ def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def play(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     made: dict[str, Any],
-    open_pass: Callable[[dict[str, Any]], native.Pass],
+    open_pass: Callable[[dict[str, Any]], driver.Run],
     through: Through,
     until: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ def play(
     ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
     """
     run = open_pass(made)
-    run.begin()
+    run.initialise()
     through(run, 1, min(plan.initial_rounds, until))
     server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
@@ -99,7 +99,7 @@ def play(
     for phase, first, last in rounds_between(plan):
         if first - 1 > until:
             break
-        found = native.least_squares(made["batch"], plan.dimension)
+        found = linalg.least_squares(made["batch"], plan.dimension)
         model = server.combine(
             [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
         ).values

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Report
@@ -41,14 +41,14 @@ class Users:
 
 
 def play(
-    environment: native.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
+    environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
 ) -> list[Outcome]:
     """Play all rounds of all plans, one silo and round at a time; records everything."""
     return [play_one(environment, plan, checkpoints) for plan in plans]
 
 
 def play_one(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: Plan,
     checkpoints: np.ndarray,
     *,

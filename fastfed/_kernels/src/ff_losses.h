@@ -49,7 +49,7 @@ typedef struct {
 } ff_losses_scratch;
 
 /* Words of `row`: d, and room for the generator. */
-int64_t ff_losses_words(int64_t experts);
+int64_t ff_losses_row_capacity(int64_t experts);
 
 /* The row (d) of one silo in one round, in units, into scratch->row; 0 or a negative status. */
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,

@@ -19,7 +19,7 @@
 #endif
 #define VECTORS (PANEL / WIDTH)
 /* Of the sieve: two vectors, so that with ROWS rows its sums fill twelve registers of sixteen. */
-#define SIEVE_PANEL (VECTORS32 * WIDTH32)
+#define SCREEN_PANEL (VECTORS32 * WIDTH32)
 
 /* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
  * zeros of W and add exactly nothing. One definition for every element type and row count. */

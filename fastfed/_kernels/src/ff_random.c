@@ -266,12 +266,12 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
         normal_pairs(&g, 1, out + base);
 }
 
-int64_t ff_word_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+int64_t ff_random_u32_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 FF_CLONES
-void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out)
+void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
-    const int64_t capacity = ff_word_capacity(n);
+    const int64_t capacity = ff_random_u32_capacity(n);
     xoshiro x;
     xoshiro_start(s, &x);
     for (int64_t base = 0; base < capacity; base += LANES)
@@ -535,7 +535,7 @@ FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
     }
 }
 
-int64_t ff_below(const ff_stream *s, int64_t n)
+int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 {
     uint32_t block = 0;
     return below(s, (uint32_t)n, &block);

@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "ff_panel.h"
-#include "ff_short.h"
-#include "ff_sieve.h"
+#include "ff_screen_i16.h"
+#include "ff_screen_f32.h"
 
 /* From this dimension on 16 bits are faster even if the actions are yet to be brought to them. */
 #define WIDE 32
@@ -20,7 +20,7 @@ PRODUCT(product_1, double, lanes, VECTORS, 1)
 
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
-    const int64_t sieve = ff_sieve_scratch(d, actions), other = ff_short_scratch(d, actions);
+    const int64_t sieve = ff_screen_f32_scratch(d, actions), other = ff_screen_i16_scratch(d, actions);
     /* Exact panel and W x of it, candidates, the sieves' own; and room to align. */
     return 2 * PANEL * d + actions + (sieve > other ? sieve : other) + 16;
 }
@@ -149,16 +149,16 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
 
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_reach *reach)
+                  double *restrict scratch, double *restrict x, ff_bounds *bounds)
 {
     /* Panel and W x of it come first, see ff_best_of. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    if (!reach && gamma == 0.0 && (actions->shorts || d >= WIDE) && ff_short_fits(actions, d))
-        kept = ff_short_sieve(actions, w, theta, beta, d, own, candidates);
+    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) && ff_screen_i16_fits(actions, d))
+        kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
     if (kept < 0 || kept > FEW(actions->actions))
-        kept = ff_sieve(actions, w, theta, beta, gamma, d, own, candidates, reach);
+        kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
     double score;
     const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
                                                  d, scratch, &score)
@@ -198,7 +198,7 @@ int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint6
         ff_features(actions, a, d, rows + a * d);
     memcpy(factor, w, (size_t)(d * d) * sizeof(double));
     memcpy(center, theta, (size_t)d * sizeof(double));
-    /* One user's data must not reach the next one's scores: neither through the state nor through
+    /* One user's data must not bounds the next one's scores: neither through the state nor through
      * what the last call left where this one writes. */
     if (state)
         memcpy(own, state, (size_t)state_size * sizeof(double));

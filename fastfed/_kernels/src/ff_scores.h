@@ -13,7 +13,7 @@ typedef struct {
     int64_t actions;        /* K >= 1 */
     const double *mean;     /* expected reward of each action; the scores do not read it */
     double best;            /* the largest of them */
-    const void *shorts;     /* the actions in 16 bits (ff_short.h), or NULL */
+    const void *quantised;     /* the actions in 16 bits (ff_screen_i16.h), or NULL */
     int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
 } ff_actions;
 
@@ -31,13 +31,13 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
 typedef struct {
     const float *upper;
     double width, length;
-} ff_reach;
+} ff_bounds;
 
-/* The action of the largest score, ties to the lowest index; its features into x (d). reach: NULL,
+/* The action of the largest score, ties to the lowest index; its features into x (d). bounds: NULL,
  * or what the sieve has seen. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_reach *reach);
+                  double *restrict scratch, double *restrict x, ff_bounds *bounds);
 
 /* The action of the largest score among n >= 1 of them, named in ascending order, and its score. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
