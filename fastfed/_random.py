@@ -195,7 +195,7 @@ class SeededNoise:
 
 @dataclass(frozen=True)
 class InterleavedNoise:
-    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_play.h).
+    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_run.h).
 
     Round u of this system is round t = phase modulo stride of the play; its silo i is silo
     ``names[i]`` there; its tree nodes are numbered so that no two systems ask for one draw.

@@ -325,11 +325,11 @@ def test_what_travels():
         ("feducb", {"private": False, "lazy": False}),
     ],
 )
-def test_contenders_are_the_best_over_many_rounds(algorithm, keys, reward):
+def test_candidates_are_the_best_over_many_rounds(algorithm, keys, reward):
     """Eager play over rows that come again scores a few actions only, until it must look at all."""
     alone = algorithm == "linucb"
     e = make_experiment(
-        name="contenders",
+        name="candidates",
         environment=FixedSet(4, 60, RewardLaw(reward, 0.5 if reward == "gaussian" else 0.0)),
         curves=[{"label": "a", "algorithm": algorithm, **keys}],
         horizon=2500,

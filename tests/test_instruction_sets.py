@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 from fastfed._kernels import _native, aggregation, linalg, rng
-from fastfed._kernels import _native as _native_kernels
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
@@ -206,7 +205,7 @@ class Shipped(Leaves):
     """The same of the extension: one level where it has them, and what it chose elsewhere."""
 
     def __init__(self, level: str) -> None:
-        if not _native_kernels.HAS_TARGET_CLONES:
+        if not _native.HAS_TARGET_CLONES:
             pytest.skip("this build is for one level")
         skip_unless_runs(level)
         self._library = ctypes.CDLL(_native.__file__)

@@ -15,6 +15,7 @@ from fastfed._kernels.headers cimport *
 # ---- sums, trees and noise ------------------------------------------------------------------------
 
 def node_level(int64_t k):
+    """Level of the tree node that release k >= 1 completes: the lowest set bit."""
     return ff_node_level(k)
 
 
@@ -31,12 +32,14 @@ def psum(double[:, ::1] sums, const double[::1] leaf, int64_t level):
 
 
 def prefix(const double[:, ::1] nodes, int64_t k):
+    """Sum of nodes[j] over the set bits j of k, lowest first."""
     cdef double[::1] out = np.empty(nodes.shape[1])
     ff_prefix(&nodes[0, 0], k, nodes.shape[1], &out[0])
     return np.asarray(out)
 
 
 def add(double[::1] into, const double[::1] other):
+    """In place: into += other."""
     ff_add(&into[0], &other[0], into.shape[0])
 
 
@@ -76,6 +79,7 @@ def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibl
 
 
 def honaker_number(int64_t k):
+    """Key of the level-0 node that Honaker's tree releases at k."""
     return ff_honaker_number(k)
 
 

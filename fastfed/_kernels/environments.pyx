@@ -36,7 +36,7 @@ cdef class Environment:
         self.c.reward_law, self.c.reward_std = reward
 
     def error(self):
-        """The exception behind a FF_CALLBACK_FAILED status, if there is one."""
+        """The exception behind a FF_CALLBACK_FAILED status, or None."""
         return None
 
     @property
@@ -77,6 +77,8 @@ cdef class Environment:
 
 
 cdef class Sphere(Environment):
+    """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6)."""
+
     cdef ff_sphere state
 
     def __init__(self, seed, replicate, const double[::1] theta, actions, basis_actions, shared,
@@ -91,6 +93,8 @@ cdef class Sphere(Environment):
 
 
 cdef class Gap(Environment):
+    """One best action, a gap above all others (dubey-pentland-2020, Section 4.4)."""
+
     cdef ff_gap state
 
     def __init__(self, seed, replicate, const double[::1] theta, actions, inferior, best, width,
@@ -105,6 +109,8 @@ cdef class Gap(Environment):
 
 
 cdef class HardInstance(Environment):
+    """A context in one block of two coordinates (huang-2023, Appendix E.1)."""
+
     cdef ff_hard state
 
     def __init__(self, seed, replicate, const double[::1] theta, reward):
@@ -147,6 +153,8 @@ cdef class QuantisedActions:
 
 
 cdef class Pool(Environment):
+    """A finite set of queries, each a block of rows."""
+
     cdef ff_pool state
 
     def __init__(self, seed, replicate, values, dimension, feature_major,

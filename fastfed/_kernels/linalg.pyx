@@ -17,6 +17,7 @@ from fastfed._kernels.headers cimport *
 # ---- factors of V ---------------------------------------------------------------------------------
 
 def log(double x):
+    """ln x of a finite x > 0, with the same bits on every processor."""
     return ff_log(x)
 
 
@@ -29,6 +30,7 @@ def factor(const double[::1] packed, int64_t d):
 
 
 def solve(const double[:, ::1] w, const double[::1] u):
+    """V^{-1} u."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
     ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
@@ -56,6 +58,7 @@ def hadamard(values):
 
 
 def log_det(const double[:, ::1] w):
+    """ln det V."""
     return ff_log_det(&w[0, 0], w.shape[0])
 
 

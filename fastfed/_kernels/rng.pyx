@@ -12,6 +12,7 @@ from fastfed._kernels.headers cimport *
 
 
 def philox(seed, purpose, replicate, silo, index, block):
+    """The four 32-bit words of one block of a stream."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef uint32_t[::1] out = np.empty(4, np.uint32)
     ff_philox(&s, block, &out[0])
@@ -25,6 +26,7 @@ def key(seed, purpose, replicate, silo, index):
 
 
 def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
+    """n standard normals in float32, for contexts."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef float[::1] out = np.empty(max(1, ff_normal_capacity_f32(n)), np.float32)
     ff_normals_f32(&s, n, &out[0])
@@ -32,6 +34,7 @@ def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
+    """n standard normals in float64, every bit from Philox."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, ff_normal_capacity_f64(n)))
     ff_normals_f64(&s, n, &out[0])
@@ -47,16 +50,19 @@ def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
 
 
 def uniform(seed, purpose, replicate, silo, index):
+    """A uniform of 53 bits, never 0."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     return ff_uniform(&s, 0)
 
 
 def uniform_int(seed, purpose, replicate, silo, index, int64_t n):
+    """A uniform integer in [0, n), n < 2^31."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     return ff_uniform_int(&s, n)
 
 
 def permutation(seed, purpose, replicate, silo, index, int64_t n):
+    """A uniform permutation of 0..n-1."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef int64_t[::1] out = np.empty(max(1, n), np.int64)
     ff_permutation(&s, n, &out[0])
@@ -64,6 +70,7 @@ def permutation(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def random_u32(seed, purpose, replicate, silo, index, int64_t n):
+    """n uniform integers of 32 bits."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef uint32_t[::1] out = np.empty(max(1, ff_random_u32_capacity(n)), np.uint32)
     ff_random_u32(&s, n, &out[0])
@@ -71,6 +78,7 @@ def random_u32(seed, purpose, replicate, silo, index, int64_t n):
 
 
 def laplace(seed, purpose, replicate, silo, index, int64_t n):
+    """n draws of the standard Laplace distribution."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, ff_laplace_capacity(n)))
     ff_laplace(&s, n, &out[0])

@@ -141,7 +141,7 @@ def _print(found: dict[str, Any]) -> None:
     click.echo(
         f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
         f"processor clones: {without[build['target_clones']]}; "
-        f"16-bit sieve: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
+        f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if found["memory"] is not None:
         click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")

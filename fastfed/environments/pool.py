@@ -104,7 +104,7 @@ class Pool:
 
     @cached_property
     def shorts(self) -> environments.QuantisedActions | None:
-        """Room for the features in 16 bits, which a fast sieve reads; None where it is too much."""
+        """Features in 16 bits, for screening; None where they take too much memory."""
         shorts = environments.QuantisedActions(self.starts, self.dimension)
         return shorts if 0 < shorts.size <= LARGEST_SHORTS else None
 

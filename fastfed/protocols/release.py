@@ -24,7 +24,7 @@ from fastfed.protocols.account import bounds
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 
-#: The releases by name, in the order of src/ff_play.h: those accounted for, and a published code's.
+#: The releases by name, in the order of src/ff_run.h: those accounted for, and a published code's.
 RELEASES = (*ACCOUNTED, "nested")
 
 #: Draws the standard normals (s,) of a numbered node; asked for again it gives the same.

@@ -14,7 +14,7 @@ from fastfed._validate import array
 from fastfed.privacy import exact
 from fastfed.protocols.messages import statistic_size
 
-# The same numbers stand in src/ff_clock.h.
+# The same numbers stand in src/ff_trigger.h.
 DETERMINANT, PRIVATE_DETERMINANT = 1, 2
 
 

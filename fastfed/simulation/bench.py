@@ -195,13 +195,15 @@ Reference = Callable[[Experiment], tuple[float, float]]
 def load_reference() -> Reference | None:
     """Load the papers' style of code, which is in the repository's benches/.
 
-    None where fastfed does not run from a checkout.
+    None where fastfed is not installed in a checkout, or in an environment inside of one.
     """
-    folder = Path(str(files("fastfed"))).parent / "benches"
-    if not (folder / "reference_cases.py").is_file():
+    package = Path(str(files("fastfed")))
+    folders = [folder / "benches" for folder in package.parents]
+    beside = [folder for folder in folders if (folder / "reference_cases.py").is_file()]
+    if not beside:
         return None
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    if str(beside[0]) not in sys.path:
+        sys.path.append(str(beside[0]))
     found: Reference = importlib.import_module("reference_cases").reference_microseconds
     return found
 

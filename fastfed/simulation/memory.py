@@ -176,7 +176,7 @@ def _by_silo(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
 def _of_state(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Of the compiled driver."""
     sizes = {name: _bytes(*one) for name, one in compiled.shapes(plan, checkpoints, record).items()}
-    # Only pools whose rows come again remember contenders: the environment counts them.
+    # Only pools whose rows come again have candidate sets: the environment counts them.
     sizes.pop("candidates")
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)

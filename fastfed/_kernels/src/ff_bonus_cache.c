@@ -16,20 +16,24 @@ int64_t ff_bonus_cache_size(int64_t d)
     return (int64_t)(sizeof(quantised_factor) / sizeof(double)) + 1 + ff_quantised_factor_size(d);
 }
 
-FF_INLINE quantised_factor *model_of(const ff_bonus_cache *k) { return (quantised_factor *)k->factor; }
+FF_INLINE quantised_factor *factor_of(const ff_bonus_cache *k)
+{
+    return (quantised_factor *)k->factor;
+}
 
-void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released, int64_t d)
+void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+                            int64_t d)
 {
     if (!k->bound || !ff_screen_i16_available())
         return;
-    *model_of(k) = ff_quantise_factor(w, NULL, d, (double *)(model_of(k) + 1));
+    *factor_of(k) = ff_quantise_factor(w, NULL, d, (double *)(factor_of(k) + 1));
     k->release = released + 1;
 }
 
-/* What a width is off by, in units of the model: of a length, and of what it has lost; as of
- * `scoring` in ff_screen_i16.c.
+/* Errors of ||W x||, in units of the factor: per length of an action, and per length that rounding
+ * took from it; as in `scoring` of ff_screen_i16.c.
  *
- * The W that is scored is what ff_observe has made of the release's in float64, from data points
+ * The W that is scored is the release's, updated by ff_observe in float64, from data points
  * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
  * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
  * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
@@ -47,7 +51,7 @@ FF_INLINE scale scale_of(const quantised_factor *m, int64_t d)
                    (float)(1.01 * (slope + m->norm / m->unit))};
 }
 
-/* Bounds on the widths of the actions of a query. */
+/* Bounds on ||W x|| of the actions of a query. */
 AVX512 static void make_bounds(const quantised_factor *m, const ff_actions *actions, int64_t d,
                               float *restrict bound)
 {
@@ -193,12 +197,13 @@ FF_INLINE float least_score(const double *restrict x, const ff_whitened *known,
     return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;
 }
 
-int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen, const ff_actions *actions,
-                         const double *restrict w, const double *restrict theta, double beta,
-                         double feature_bound, int64_t d, double *restrict scratch,
-                         double *restrict x, const ff_whitened *known)
+int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+                              const ff_actions *actions, const double *restrict w,
+                              const double *restrict theta, double beta, double feature_bound,
+                              int64_t d, double *restrict scratch, double *restrict x,
+                              const ff_whitened *known)
 {
-    const quantised_factor *m = model_of(k);
+    const quantised_factor *m = factor_of(k);
     const int64_t count = actions->actions, q = actions->query;
     if (!k->release || k->useless[silo] == k->release || seen > MOST_POINTS)
         return -1;
@@ -246,15 +251,17 @@ int64_t ff_bonus_cache_size(int64_t d)
     return 0;
 }
 
-void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released, int64_t d)
+void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+                            int64_t d)
 {
     (void)k, (void)w, (void)released, (void)d;
 }
 
-int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen, const ff_actions *actions,
-                         const double *restrict w, const double *restrict theta, double beta,
-                         double feature_bound, int64_t d, double *restrict scratch,
-                         double *restrict x, const ff_whitened *known)
+int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+                              const ff_actions *actions, const double *restrict w,
+                              const double *restrict theta, double beta, double feature_bound,
+                              int64_t d, double *restrict scratch, double *restrict x,
+                              const ff_whitened *known)
 {
     (void)k, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta;
     (void)feature_bound, (void)d, (void)scratch, (void)x, (void)known;

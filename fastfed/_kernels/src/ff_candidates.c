@@ -2,13 +2,13 @@
 
 #include <math.h>
 
-/* Rounds after which the sieve looks again in any case. */
+/* Rounds after which all actions are screened again in any case. */
 #define LIFETIME 1024
 /* Beyond this ||W x||^2 rounding is not followed any more. */
 #define STEEPEST 1e6
 
 void ff_candidates_make(ff_candidates *k, const ff_bounds *bounds, int64_t actions,
-                     const double *restrict w, double beta, int64_t released, int64_t d)
+                        const double *restrict w, double beta, int64_t released, int64_t d)
 {
     float top[MAX_CANDIDATES];
     double square = 0.0, outside = -INFINITY;
@@ -56,8 +56,8 @@ void ff_candidates_make(ff_candidates *k, const ff_bounds *bounds, int64_t actio
 }
 
 int64_t ff_candidates_choose(const ff_candidates *k, const ff_actions *actions,
-                          const double *restrict w, const double *restrict theta, double beta,
-                          double gamma, int64_t d, double *restrict scratch, double *restrict x)
+                             const double *restrict w, const double *restrict theta, double beta,
+                             double gamma, int64_t d, double *restrict scratch, double *restrict x)
 {
     double score;
     const int64_t a = ff_best_of(actions, k->member, k->count, w, theta, beta, gamma, d, scratch,
@@ -78,15 +78,15 @@ int64_t ff_candidates_choose(const ff_candidates *k, const ff_actions *actions,
  *   the mean grows by at most width r |e|, the width ||W x_a|| not at all, and
  *   ||V^-1 x_a|| by at most inverse r width r / s.
  *
- * Rounding, u = 2^-53: W is what ff_observe has made of it, and these are the scores of that W. Its
- * z = W x may be rounded as it likes: any z makes V grow, and s is that z's. Row i of the new W is
- * kept W_i - taken sum_k z_k W_k with kept, taken <= 1, each good to (d + 8) u, so it is off by at
- * most 4 (d + 8) u (|W_i| + |z_i| sum_k |z_k| |W_k|), in all 4 (d + 8) u inverse (1 + r^2); theta by
- * 4 (d + 8) u (||theta|| + (|e| + |y| + ||theta|| length) r inverse). Twice that pays for what is of
- * the order of u times itself. In LIFETIME rounds `inverse` moves by far less than the thousandth
- * it has been given. */
-void ff_candidates_observe(ff_candidates *k, double prediction, double theta_norm, double y, double s,
-                        double gamma, int64_t d)
+ * Rounding, u = 2^-53: W is what ff_observe has made of it, and these are the scores of that W.
+ * Its z = W x may be rounded as it likes: any z makes V grow, and s is that z's. Row i of the new
+ * W is kept W_i - taken sum_k z_k W_k with kept, taken <= 1, each good to (d + 8) u, so it is off
+ * by at most 4 (d + 8) u (|W_i| + |z_i| sum_k |z_k| |W_k|), in all 4 (d + 8) u inverse (1 + r^2);
+ * theta by 4 (d + 8) u (||theta|| + (|e| + |y| + ||theta|| length) r inverse). Twice that pays for
+ * what is of the order of u times itself. In LIFETIME rounds `inverse` moves by far less than the
+ * thousandth it has been given. */
+void ff_candidates_observe(ff_candidates *k, double prediction, double theta_norm, double y,
+                           double s, double gamma, int64_t d)
 {
     /* s - 1 has lost what was below the last digit of s. */
     const double square = s - 1.0 + (double)(d + 8) * 0x1p-52;

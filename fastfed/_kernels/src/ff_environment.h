@@ -22,7 +22,7 @@ typedef double (*ff_mean)(const void *state, const void *x, int64_t a);
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                              int64_t round, ff_actions *out);
 
-/* Reward laws: y given the expected reward of the action played. */
+/* Reward distributions: y given the expected reward of the chosen action. */
 enum { FF_REWARD_NONE = 0, FF_REWARD_BERNOULLI = 1, FF_REWARD_GAUSSIAN = 2 };
 
 typedef struct {

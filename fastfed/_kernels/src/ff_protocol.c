@@ -43,8 +43,8 @@ void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_
     }
 }
 
-/* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M for
- * the server; its state is row `row` of nodes or history. */
+/* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
+ * for the server; its state is row `row` of nodes or history. */
 static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t row, int64_t k,
                           const ff_parts *p)
 {

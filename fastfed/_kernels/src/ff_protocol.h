@@ -1,7 +1,7 @@
 /* The protocol of a curve: from the data points of silos to the statistic that all share.
  *
- * A silo accumulates its data points in a batch. At a synchronisation its randomizer turns the batch
- * into a message (ff_protocol_report), the server combines the messages into the total
+ * A silo accumulates its data points in a batch. At a synchronisation its randomizer turns the
+ * batch into a message (ff_protocol_report), the server combines the messages into the total
  * (ff_protocol_combine), and all silos go on with its ridge estimate (ff_protocol_refresh). */
 #ifndef FF_PROTOCOL_H
 #define FF_PROTOCOL_H

@@ -1,3 +1,4 @@
+/* Actions in 16-bit integers, for screening (ff_screen_i16.h). */
 #include "ff_screen_i16.h"
 
 #ifdef FF_AVX512
@@ -35,7 +36,7 @@ INLINE __m512i whole(__m512 x, __m512 scale, __m512 *restrict lost)
 /* Actions `first` on, at most BLOCK vectors of them, into their panels. Feature by feature as they
  * lie, for that is what memory is fast at. */
 INLINE void quantise_block(const ff_actions *actions, int64_t first, int64_t d,
-                          known16 *restrict known, __m512i *restrict panels)
+                           known16 *restrict known, __m512i *restrict panels)
 {
     const float *restrict x = (const float *)actions->x + first;
     const int64_t stride = actions->feature_stride, pairs = pairs_of(d);
@@ -95,18 +96,18 @@ AVX512 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict
         quantise_block(actions, first, d, known + first / 16, panels + first / 16 * pairs_of(d));
 }
 
-const void *ff_quantised_block(const ff_quantised_store *store, int64_t q, const ff_actions *actions,
-                          int64_t d)
+const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
+                               const ff_actions *actions, int64_t d)
 {
     if (!ff_screen_i16_fits(actions, d))
         return NULL;
-    void *room = store->buffer + store->starts[q];
+    void *block = store->buffer + store->starts[q];
     /* Two threads may both make a block: of the same bits. */
     if (!__atomic_load_n(store->made + q, __ATOMIC_ACQUIRE)) {
-        ff_quantise_i16(actions, d, room);
+        ff_quantise_i16(actions, d, block);
         __atomic_store_n(store->made + q, 1, __ATOMIC_RELEASE);
     }
-    return room;
+    return block;
 }
 
 #else
@@ -125,8 +126,8 @@ int64_t ff_quantised_bytes(int64_t d, int64_t actions)
     return 0;
 }
 
-const void *ff_quantised_block(const ff_quantised_store *store, int64_t q, const ff_actions *actions,
-                          int64_t d)
+const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
+                               const ff_actions *actions, int64_t d)
 {
     (void)store, (void)q, (void)actions, (void)d;
     return NULL;

@@ -128,15 +128,18 @@ FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
 
 #define LANES 16
 
-int64_t ff_normal_capacity_f32(int64_t n) { return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
+int64_t ff_normal_capacity_f32(int64_t n)
+{
+    return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+}
 
 /* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its
  * own Philox block of the stream: a third of Philox's cost a word, and still a function of the
  * key. For contexts and fixed-point rounding; privacy noise takes every word from Philox. */
 #if defined(__GNUC__)
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
 #else
-typedef uint32_t words[LANES];
+typedef uint32_t lanes_u32[LANES];
 #endif
 
 typedef struct {
@@ -145,7 +148,7 @@ typedef struct {
 
 /* The same, where it can stay in registers. */
 typedef struct {
-    words s0, s1, s2, s3;
+    lanes_u32 s0, s1, s2, s3;
 } generators;
 
 #ifdef FF_AVX512
@@ -209,10 +212,10 @@ FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
         s3 = ROTATE(s3, 11);                                                                   \
     } while (0)
 
-FF_INLINE void next_words(generators *g, uint32_t *restrict out)
+FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
 {
 #if defined(__GNUC__)
-    words drawn, t;
+    lanes_u32 drawn, t;
     XOSHIRO_STEP(drawn, g->s0, g->s1, g->s2, g->s3, t);
     memcpy(out, &drawn, sizeof drawn);
 #else
@@ -235,8 +238,8 @@ FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
     float s[TOGETHER * LANES] FF_ALIGNED, whole[TOGETHER * LANES] FF_ALIGNED;
     float x[TOGETHER * LANES] FF_ALIGNED, y[TOGETHER * LANES] FF_ALIGNED;
     for (int i = 0; i < n; i++) {
-        next_words(g, radius + i * LANES);
-        next_words(g, angle + i * LANES);
+        next_u32(g, radius + i * LANES);
+        next_u32(g, angle + i * LANES);
     }
     for (int l = 0; l < n * LANES; l++)
         start_radius(radius[l] >> 8, s + l, whole + l);

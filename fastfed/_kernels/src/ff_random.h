@@ -73,7 +73,7 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
 /* The same of n Laplace draws: a bit for the sign, and the first 63 of a uniform. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out);
 
-/* n uniform words of 32 bits, from the generators of the contexts; out holds the capacity. */
+/* n uniform integers of 32 bits, from the generators of the contexts; out holds the capacity. */
 int64_t ff_random_u32_capacity(int64_t n);
 void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out);
 

@@ -3,13 +3,13 @@
 #include <math.h>
 
 #include "ff_panel.h"
-#include "ff_screen_i16.h"
 #include "ff_screen_f32.h"
+#include "ff_screen_i16.h"
 
-/* From this dimension on 16 bits are faster even if the actions are yet to be brought to them. */
+/* From this dimension on screening in 16 bits pays even if it has to quantise the actions. */
 #define WIDE 32
 
-/* Scoring more of K candidates than these exactly takes longer than the float32 sieve. */
+/* Scoring more of K candidates than these exactly takes longer than screening in float32. */
 #define FEW(actions) (PANEL + (actions) / 8)
 
 /* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
@@ -20,9 +20,10 @@ PRODUCT(product_1, double, lanes, VECTORS, 1)
 
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
-    const int64_t sieve = ff_screen_f32_scratch(d, actions), other = ff_screen_i16_scratch(d, actions);
-    /* Exact panel and W x of it, candidates, the sieves' own; and room to align. */
-    return 2 * PANEL * d + actions + (sieve > other ? sieve : other) + 16;
+    const int64_t f32 = ff_screen_f32_scratch(d, actions);
+    const int64_t i16 = ff_screen_i16_scratch(d, actions);
+    /* Exact panel and W x of it, candidates, screening's own; and space to align. */
+    return 2 * PANEL * d + actions + (f32 > i16 ? f32 : i16) + 16;
 }
 
 /* A panel of consecutive actions from `first`, zeros past the last one. */
@@ -155,7 +156,8 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) && ff_screen_i16_fits(actions, d))
+    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
+        ff_screen_i16_fits(actions, d))
         kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
     if (kept < 0 || kept > FEW(actions->actions))
         kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
@@ -186,8 +188,8 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     return actions * (d + 1) + d * d + d + state_size;
 }
 
-int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key, int64_t round,
-                  const ff_actions *actions, const double *restrict w,
+int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
+                  int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
 {

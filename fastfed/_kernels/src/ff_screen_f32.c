@@ -7,10 +7,11 @@
 
 /* z = ROWS rows of w (ld apart) times features 0..columns of a panel, `stride` floats apart. */
 FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
-                         const float *restrict panel, int64_t stride, lanes32 (*restrict z)[VECTORS32])
+                         const float *restrict panel, int64_t stride,
+                         lanes32 (*restrict z)[VECTORS32])
 {
     lanes32 acc[ROWS][VECTORS32];
-    /* One by one: a memset of so many bytes is a slow instruction, and keeps them from registers. */
+    /* One by one: a memset of so many bytes is slow, and keeps them from registers. */
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS32; v++)
             acc[r][v] = (lanes32){0};
@@ -42,7 +43,7 @@ FF_INLINE void second_panel(const float *restrict transposed, const float *restr
     memcpy(square, sum[0], sizeof sum[0]);
 }
 
-/* What a sieve knows of V and the bonuses, in float32. */
+/* V and the bonuses in float32. */
 typedef struct {
     const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
     float beta, gamma;
@@ -58,8 +59,8 @@ typedef struct {
 
 /* Approximate scores of a panel, and the extremes with it. */
 FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const narrowed *n,
-                           int64_t d, int64_t held, float *restrict kept,
-                           float *restrict score, extremes *restrict seen)
+                            int64_t d, int64_t held, float *restrict kept,
+                            float *restrict score, extremes *restrict seen)
 {
     const float *restrict w = n->w;
     /* Independent partial sums: one chain of additions would wait for its own latency. */
@@ -177,8 +178,8 @@ FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict t
 }
 
 int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
-                 const double *restrict theta, double beta, double gamma, int64_t d,
-                 double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
+                      const double *restrict theta, double beta, double gamma, int64_t d,
+                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
 {
     if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
         return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
@@ -208,8 +209,8 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
             pack32(actions, first, d, panel);
             x = panel;
         }
-        screen_panel(x, ready ? actions->feature_stride : SCREEN_PANEL, &made, d, count - first, kept,
-                    score + first, &seen);
+        screen_panel(x, ready ? actions->feature_stride : SCREEN_PANEL, &made, d, count - first,
+                     kept, score + first, &seen);
     }
     for (int64_t a = count; a < padded; a++)
         score[a] = -INFINITY;
@@ -224,5 +225,5 @@ int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
         *bounds = (ff_bounds){score, width + slack * (w_norm * length + width), length};
     }
     const double best = largest_of(seen.score) + (bounds ? 1.01 * error : 0.0);
-    return keep(score, (float)(best - 2.02 * error), count, candidates);
+    return survivors(score, (float)(best - 2.02 * error), count, candidates);
 }

@@ -1,4 +1,5 @@
-/* What the float32 sieve of any dimension and that of small ones share. */
+/* Shared by screening in float32 for any dimension and for small ones: error bounds, conversion to
+ * float32, and the list of actions that survive. */
 #ifndef FF_SCREEN_F32_PARTS_H
 #define FF_SCREEN_F32_PARTS_H
 
@@ -15,11 +16,11 @@
  * With u = 2^-24, every dot product of d terms taken in float32, in any order, fused or not, of
  * operands rounded to float32 first, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
  * exact one (Higham 2002, Section 3.1). g is the same with d + 8: six roundings more pay for beta
- * and gamma, for the sum of mean and bonuses, and for the comparison with the floor. Over the rows of W
- * that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2, so the
- * width is off by at most that, and by g of itself for the norm's own rounding; the mean by at
- * most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by w_norm
- * ||z^ - z|| more. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
+ * and gamma, for the sum of mean and bonuses, and for the comparison with the floor. Over the rows
+ * of W that gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2,
+ * so the width is off by at most that, and by g of itself for the norm's own rounding; the mean by
+ * at most g ||theta|| ||x||. Likewise ||W' z|| is off by g w_norm ||z|| and g of itself, and by
+ * w_norm ||z^ - z|| more. `slack` is 1.01 g: a hundredth covers the rounding of the bound itself
  * and of the exact float64 score, both of the order of u g and d 2^-53.
  *
  * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths
@@ -88,8 +89,8 @@ FF_INLINE int lies_ready(const ff_actions *actions)
 
 /* The actions whose score is not below `least`; all of them when that is not finite. Scores are
  * read to the end of their last panel. */
-FF_INLINE int64_t keep(const float *restrict score, float least, int64_t count,
-                       int64_t *restrict candidates)
+FF_INLINE int64_t survivors(const float *restrict score, float least, int64_t count,
+                            int64_t *restrict candidates)
 {
     const int sound = least > -INFINITY && least < INFINITY;
     int many[SCREEN_PANEL] FF_ALIGNED, which[SCREEN_PANEL] FF_ALIGNED, own[SCREEN_PANEL] FF_ALIGNED;

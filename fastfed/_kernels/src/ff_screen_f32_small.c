@@ -5,7 +5,7 @@
 #include "ff_screen_f32_parts.h"
 
 /* With d known, a panel stays in registers and no loop is left: short ones cost most where they
- * end. Measured with K = 100, of the general sieve's time: 0.43 at d = 5, 0.58 at 10, 0.73 at 15,
+ * end. Measured with K = 100, of the general code's time: 0.43 at d = 5, 0.58 at 10, 0.73 at 15,
  * none saved at 20. Every dimension is much code, so these are the two that most figures have. */
 #define KNOWN 10
 
@@ -116,8 +116,8 @@ int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
 }
 
 int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
-                       const double *restrict theta, double beta, int64_t d,
-                       double *restrict scratch, int64_t *restrict candidates)
+                            const double *restrict theta, double beta, int64_t d,
+                            double *restrict scratch, int64_t *restrict candidates)
 {
     const int64_t count = actions->actions;
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
@@ -134,14 +134,14 @@ int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
     const double width = sqrt(largest_lane(seen.width));
     const double error =
         error_of(beta, 0.0, slack, sqrt(sum_of(lane)), w_norm, length, width, 0.0);
-    return keep(score, (float)(largest_lane(seen.score) - 2.02 * error), count, candidates);
+    return survivors(score, (float)(largest_lane(seen.score) - 2.02 * error), count, candidates);
 }
 #else
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d) { return 0; }
 
 int64_t ff_screen_f32_small(const ff_actions *actions, const double *restrict w,
-                       const double *restrict theta, double beta, int64_t d,
-                       double *restrict scratch, int64_t *restrict candidates)
+                            const double *restrict theta, double beta, int64_t d,
+                            double *restrict scratch, int64_t *restrict candidates)
 {
     return 0;
 }

@@ -7,11 +7,12 @@
 
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
-    /* The model, the actions, upper bounds; and room to align. */
-    return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 + 8 * vectors_of(actions) + 24;
+    /* The factor, the actions, upper bounds; and space to align. */
+    return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 +
+           8 * vectors_of(actions) + 24;
 }
 
-/* What bounds are made of, in float32. Hats are what comes of numbers in 16 bits. Their products
+/* The terms of the bounds, in float32. Hats mark results of quantised numbers. Their products
  * are exact in 32, so up to there only those numbers are off, by what was measured as they were
  * rounded: W^ = W + E, x^ = x + e, and
  *     | ||W^ x^|| - ||W x|| | <= ||E||_F (||x|| + ||e||) + ||W||_2 ||e||,
@@ -117,9 +118,9 @@ AVX512 int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w
     float *upper = (float *)(scratch + ff_quantised_factor_size(d));
     const void *quantised = actions->quantised;
     if (!quantised) {
-        void *room = aligned((double *)(upper + 16 * vectors));
-        ff_quantise_i16(actions, d, room);
-        quantised = room;
+        void *own = aligned((double *)(upper + 16 * vectors));
+        ff_quantise_i16(actions, d, own);
+        quantised = own;
     }
     const known16 *known = (const known16 *)quantised;
     const __m512i *panels = (const __m512i *)(known + vectors);
@@ -155,8 +156,8 @@ int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 }
 
 int64_t ff_screen_i16(const ff_actions *actions, const double *restrict w,
-                       const double *restrict theta, double beta, int64_t d,
-                       double *restrict scratch, int64_t *restrict candidates)
+                      const double *restrict theta, double beta, int64_t d,
+                      double *restrict scratch, int64_t *restrict candidates)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)d, (void)scratch, (void)candidates;
     return -1;

@@ -1,3 +1,4 @@
+/* W and theta in 16-bit integers, for screening (ff_screen_i16.h) and the bonus cache. */
 #include "ff_base.h"
 
 #ifdef FF_AVX512
@@ -7,7 +8,7 @@
 
 int64_t ff_quantised_factor_size(int64_t d)
 {
-    /* Units, squares, rows; and room to align these. */
+    /* Units, squares, rows; and space to align these. */
     const int64_t groups = groups_of(d);
     return groups + (groups + 1) / 2 + ROWS * groups * row_of(d) / 4 + 8;
 }
@@ -81,11 +82,11 @@ AVX512 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int1
     return (quantised_row){norm, unit, unit * sqrt(quantise_rows(row, 1, d, d, 0, 1.0 / unit, to))};
 }
 
-AVX512 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta, int64_t d,
-                                 double *restrict room)
+AVX512 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
+                                           int64_t d, double *restrict buffer)
 {
     const int64_t ld = row_of(d), used = (d + ROWS - 1) / ROWS, groups = groups_of(d);
-    double *restrict units = room;
+    double *restrict units = buffer;
     float *restrict squares = (float *)(units + groups);
     int16_t *restrict rows = (int16_t *)aligned(units + groups + (groups + 1) / 2);
     double total = 0.0, diagonal = 0.0, largest = 0.0, lost = 0.0, unit = 0.0;

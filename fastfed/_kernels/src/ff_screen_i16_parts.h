@@ -1,4 +1,4 @@
-/* What the files of the short sieve share: sizes, layouts, and vectors of 16. */
+/* Shared by the files of screening in 16 bits: sizes, layouts, and vectors of 16. */
 #ifndef FF_SCREEN_I16_PARTS_H
 #define FF_SCREEN_I16_PARTS_H
 
@@ -35,13 +35,12 @@ FF_INLINE int64_t vectors_of(int64_t actions)
     return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : VECTORS16);
 }
 
-/* What is known of 16 actions: their lengths, never zero, their units, and what rounding has
- * changed at most, as a length. */
+/* Lengths of 16 actions, never zero, their units, and bounds on the length that rounding took. */
 typedef struct {
     float length[16], unit[16], lost[16];
 } known16;
 
-/* Of a row of its own: its length, its unit, and what it has lost. */
+/* Length and unit of a single row, and the length that rounding took. */
 typedef struct {
     double norm, unit, lost;
 } quantised_row;
@@ -87,9 +86,9 @@ INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
             acc[r][v] = sum[r][v];
 }
 
-/* W and theta (NULL: none) into room of ff_quantised_factor_size(). */
-quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta, int64_t d,
-                           double *restrict room);
+/* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
+quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
+                                    int64_t d, double *restrict buffer);
 int64_t ff_quantised_factor_size(int64_t d);
 
 /* A row of d into `to` (16-byte aligned, row_of(d) entries). */

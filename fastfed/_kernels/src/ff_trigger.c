@@ -17,8 +17,8 @@ static parts cut(double *scratch, int64_t d)
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
-/* What ln det has grown by, of V = v + ridge I against S. A matrix that is not positive definite has not
- * grown: the private rule may only see what is private. */
+/* Growth of ln det, of V = v + ridge I against S. A matrix that is not positive definite has not
+ * grown: the private rule may only use what is private. */
 static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, const parts *p)
 {
     for (int64_t i = 0; i < d; i++)
@@ -26,7 +26,7 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
     return ff_factor(p->v + d, d, p->w) == 0 ? ff_log_det(p->w, d) - trigger->before : -INFINITY;
 }
 
-/* ---- FF_DETERMINANT ---------------------------------------------------------------------------- */
+/* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
 /* Over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2, of the
  * V and W of now, for V only grows. That much is exact; with u = 2^-53, k more rounds, and a trace
@@ -38,8 +38,9 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
  * - ln det(V + E) is off by tr(V^{-1} E) and second-order terms, so by 10 u (k + d + 8) size
  *   ||W||_F^2 where that is below 1/16, and ||W||^2 by as much of itself.
  * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42.
- * The next look comes after as many rounds again, so k <= n + 64. */
-static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, int64_t d, const parts *p)
+ * The next determinant comes after as many rounds again, so k <= n + 64. */
+static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, int64_t d,
+                                   const parts *p)
 {
     double trace = 0.0, total = 0.0, diagonal = 0.0, largest = 0.0;
     for (int64_t i = 0; i < d; i++) {
@@ -68,20 +69,21 @@ int ff_trigger_skips(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 {
     if (trigger->kind != FF_DETERMINANT || d > FF_RECOMPUTE_MAX)
         return 0;
-    ff_skip_bound *rest = trigger->skip_bound + silo;
+    ff_skip_bound *bound = trigger->skip_bound + silo;
     double square = 0.0;
     for (int64_t j = 0; j < d; j++)
         square += x[j] * x[j];
-    rest->mass += square;
-    return (double)rounds < rest->next && rest->mass < rest->most_mass &&
-           rest->base + rest->slope * rest->mass < trigger->threshold / (double)rounds;
+    bound->mass += square;
+    return (double)rounds < bound->next && bound->mass < bound->most_mass &&
+           bound->base + bound->slope * bound->mass < trigger->threshold / (double)rounds;
 }
 
 static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, int64_t d, const parts *p)
 {
     if (d > FF_RECOMPUTE_MAX) {
-        double *w = trigger->aggregate_factor + silo * d * d, *grown = &trigger->skip_bound[silo].base;
+        double *w = trigger->aggregate_factor + silo * d * d;
+        double *grown = &trigger->skip_bound[silo].base;
         *grown += ff_log(ff_observe(w, NULL, x, 0.0, d, p->sum));
         return *grown >= trigger->threshold / (double)rounds;
     }
@@ -93,11 +95,11 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
     return growth >= trigger->threshold / (double)rounds;
 }
 
-/* ---- FF_PRIVATE_DETERMINANT -------------------------------------------------------------------- */
+/* ---- FF_PRIVATE_DETERMINANT ------------------------------------------------------------------ */
 
-static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *total,
-                               const double *batch, const ff_stream *noise, int64_t d,
-                               double *normals, const parts *p)
+static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds,
+                               const double *total, const double *batch, const ff_stream *noise,
+                               int64_t d, double *normals, const parts *p)
 {
     const int64_t s = ff_statistic(d), level = ff_node_level(rounds);
     double *nodes = trigger->nodes + silo * trigger->levels * s, *node = nodes + level * s;
@@ -111,10 +113,10 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
     return growth_of(trigger, trigger->ridge, d, p) > trigger->threshold / (double)rounds;
 }
 
-/* ---- both -------------------------------------------------------------------------------------- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
-                      int64_t silos, int64_t d, double *scratch)
+                        int64_t silos, int64_t d, double *scratch)
 {
     trigger->before = ff_log_det(w, d);
     trigger->ridge = ridge;
@@ -123,18 +125,19 @@ void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, 
     const parts p = cut(scratch, d);
     memcpy(p.v, total, (size_t)ff_statistic(d) * sizeof(double));
     const double growth = growth_of(trigger, ridge + trigger->extra, d, &p);
-    const ff_skip_bound rest = d > FF_RECOMPUTE_MAX ? (ff_skip_bound){.base = growth}
-                                     : skip_bound_of(growth, ridge + trigger->extra, 0, d, &p);
+    const ff_skip_bound bound = d > FF_RECOMPUTE_MAX
+                                    ? (ff_skip_bound){.base = growth}
+                                    : skip_bound_of(growth, ridge + trigger->extra, 0, d, &p);
     for (int64_t i = 0; i < silos; i++) {
-        trigger->skip_bound[i] = rest;
+        trigger->skip_bound[i] = bound;
         if (d > FF_RECOMPUTE_MAX)
             memcpy(trigger->aggregate_factor + i * d * d, p.w, (size_t)(d * d) * sizeof(double));
     }
 }
 
 int ff_trigger_fires(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
-                   const double *total, const double *batch, const ff_stream *noise, int64_t d,
-                   double *normals, double *scratch)
+                     const double *total, const double *batch, const ff_stream *noise, int64_t d,
+                     double *normals, double *scratch)
 {
     const parts p = cut(scratch, d);
     if (trigger->kind == FF_DETERMINANT)

@@ -1,4 +1,4 @@
-"""The 16-bit sieve: what it keeps holds the best action, whatever V, actions and scales."""
+"""Screening in 16 bits keeps the best action, whatever V, actions and scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastfed._kernels import environments, linalg
 from fastfed.environments.pool import Pool
 
 needs_it = pytest.mark.skipif(
-    not linalg.has_screen_i16(), reason="this processor does without the 16-bit sieve"
+    not linalg.has_screen_i16(), reason="this processor has no screening in 16 bits"
 )
 
 
@@ -21,7 +21,7 @@ def factor(draw, d: int, spread: float) -> np.ndarray:
 
 
 def kept(actions, w, theta, beta) -> int | None:
-    """How many are kept, the best among them; None where the sieve cannot tell."""
+    """How many are kept, the best among them; None where screening cannot tell."""
     actions = np.asfortranarray(actions, dtype=np.float32)
     found = linalg.screen_i16(actions, w, theta, beta)
     if found is None:

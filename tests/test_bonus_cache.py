@@ -1,4 +1,4 @@
-"""Bounds on the widths of a pool's actions: the drivers still choose the same, exactly."""
+"""Cached bounds on the bonuses of a pool's actions: the drivers still choose the same, exactly."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_both_drivers_choose_the_same(d, lazy, protocol, kind):
     if protocol == "local" and lazy:
         pytest.skip("who learns alone is eager")
     batch = {} if protocol == "local" else {"batch_size": 13}
-    # The default radius has a second bonus, and no widths are kept for it.
+    # The default radius has a second bonus, and no bounds are cached for it.
     radius = {"radius": "lemma-c2"} if protocol == "silo-ldp" else {}
     e = experiment(
         Rows(rows_of(draw, sizes, d, kind), sizes, 2),
