@@ -3,7 +3,7 @@
 import pytest
 
 from fastfed.environments import FixedSet
-from fastfed.simulation import bench, drive
+from fastfed.simulation import bench, dispatch
 from fastfed.simulation.experiment import make_experiment
 
 SYSTEMS = {
@@ -28,7 +28,7 @@ def timed(benchmark, curve):
     )
     opened = e.environment.open(0, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    benchmark(drive.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.play, opened, plans, e.checkpoints)
     each = 1e6 * benchmark.stats["median"] / e.agent_rounds([0])
     benchmark.extra_info["microseconds_per_agent_round"] = each
 

@@ -8,7 +8,7 @@ import pytest
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
 from fastfed.environments import RealizableLosses, StochasticLosses
-from fastfed.simulation import drive
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
 
 
@@ -48,11 +48,11 @@ def test_laplace_noise(benchmark):
 def test_fed_svt(benchmark):
     """100 clients, 1000 experts, an exchange a round: 1000 decisions."""
     environment = RealizableLosses(experts=1000)
-    benchmark(drive.play, *played(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0))
+    benchmark(dispatch.play, *played(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0))
 
 
 @pytest.mark.parametrize("noise", ["local", "central"])
 def test_fed_dp_ope_stoch(benchmark, noise):
     """100 clients, 100 experts, 12 phases."""
     curve = {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "noise": noise, "batch": "largest"}
-    benchmark(drive.play, *played(StochasticLosses(experts=100), 100, 4095, **curve))
+    benchmark(dispatch.play, *played(StochasticLosses(experts=100), 100, 4095, **curve))

@@ -3,7 +3,7 @@
 import pytest
 
 from fastfed.environments import Gap
-from fastfed.simulation import drive
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
 
 PRIVATE = {"epsilon": 1.0, "delta": 0.1, "lazy": False}
@@ -32,7 +32,7 @@ def experiment(algorithm, silos, keys):
 def timed(benchmark, e):
     opened = e.environment.open(0, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    benchmark(drive.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.play, opened, plans, e.checkpoints)
     each = 1e6 * benchmark.stats["median"] / e.agent_rounds([0])
     benchmark.extra_info["microseconds_per_agent_round"] = each
 

@@ -7,9 +7,9 @@ import pytest
 
 from fastfed._kernels import linalg
 from fastfed.environments import Sphere
-from fastfed.privacy.budget import Budget
-from fastfed.privacy.winsorized import calibrate_winsorized
-from fastfed.simulation import drive
+from fastfed.privacy.mechanisms.winsorized import calibrate_winsorized
+from fastfed.privacy.sensitivity import Budget
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
 
 SILOS, ROUNDS = 100, 510
@@ -28,7 +28,7 @@ def test_phases(benchmark, keys):
         silos=SILOS,
     )
     opened, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
-    benchmark(drive.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.play, opened, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize("dimension", [5, 57])

@@ -25,21 +25,21 @@ from fastfed._system import ON_WORD, System, account
 from fastfed._validate import InputError
 from fastfed.bandits.setting import Setting
 from fastfed.environments import Sphere, StochasticLosses
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
-from fastfed.experts.setting import Setting as LossSetting
-from fastfed.experts.sparse_vector import SparseVectorPlan
+from fastfed.experts.plan import Setting as LossSetting
 from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
+from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.sensitivity import user_sensitivity
-from fastfed.privacy.two_streams import RELEASES as RELEASE_KINDS
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, step
-from fastfed.simulation.drive import play_steps
+from fastfed.simulation.dispatch import play_steps
 from fastfed.simulation.systems import ALGORITHMS
 
 EPSILON, DELTA = 1.0, 1e-3

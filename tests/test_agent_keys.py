@@ -16,10 +16,10 @@ from fastfed import InputError
 from fastfed.bandits import ALGORITHMS, linucb_bounds
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import System
-from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import ClaimCondition, SideCertificate
-from fastfed.privacy.noisy_points import calibrate_points
-from fastfed.privacy.vector_batches import calibrate_vector_batches
+from fastfed.privacy.mechanisms.local_gaussian import calibrate_points
+from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
+from fastfed.privacy.sensitivity import Budget
 
 SETTING = Setting(silos=1, horizon=100, dimension=3)
 BUDGET = {"epsilon": 1.0, "delta": 0.01}

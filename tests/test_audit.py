@@ -13,8 +13,9 @@ from problems import ordinary_cases
 from scipy import stats
 
 from fastfed._validate import InputError
-from fastfed.privacy import Budget, audits, calibrate_tree, epsilon_of, honaker, mu_of, toeplitz
-from fastfed.privacy.audit import (
+from fastfed.privacy import Budget, calibrate_tree, epsilon_of, mu_of
+from fastfed.privacy.audit import mechanisms
+from fastfed.privacy.audit.bounds import (
     AuditResult,
     audit,
     epsilon_lower_bound,
@@ -22,7 +23,7 @@ from fastfed.privacy.audit import (
     gaussian_audit,
     judged,
 )
-from fastfed.privacy.audits import (
+from fastfed.privacy.audit.mechanisms import (
     AUDITS,
     BUDGET,
     FAULTY,
@@ -33,8 +34,9 @@ from fastfed.privacy.audits import (
     prefix_statistics,
     release_statistics,
 )
-from fastfed.privacy.continual import calibrate_release
-from fastfed.privacy.laplace import Laplace
+from fastfed.privacy.mechanisms.laplace import Laplace
+from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.gaussian_release import calibrate_release
 
 KEYS = ["name", "delta", "claimed_epsilon", "epsilon_lower_bound", "confidence", "trials"]
 
@@ -248,8 +250,8 @@ def test_verdicts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gaussian-tree", "toeplitz", "laplace"])
 def test_an_audit_is_a_function_of_its_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audits, "RELEASES", 7)
-    monkeypatch.setattr(audits, "STEPS", 7)
+    monkeypatch.setattr(mechanisms, "RELEASES", 7)
+    monkeypatch.setattr(mechanisms, "STEPS", 7)
     results = [AUDITS[name](1000, seed).epsilon_lower_bound for seed in (4, 4, 5)]
     assert results[0] == results[1] != results[2]
 

@@ -10,11 +10,10 @@ from scipy import stats
 
 from fastfed._kernels import aggregation
 from fastfed._kernels import rng as rng_kernels
-from fastfed.bandits import bit_law as module
-from fastfed.bandits.bit_law import bit_law, coupling
-from fastfed.bandits.noise_law import NoiseLaw
-from fastfed.privacy.binomial import BinomialTree
-from fastfed.privacy.budget import Budget
+from fastfed.bandits import noise_distributions as module
+from fastfed.bandits.noise_distributions import NoiseLaw, bit_law, coupling
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.sensitivity import Budget
 
 FALSE_ALARM = 1e-6
 NOISE, ROUNDING = 5, 6  # streams of this test's own seeds

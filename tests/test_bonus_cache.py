@@ -8,8 +8,7 @@ from test_drivers import experiment, same
 
 from fastfed._kernels import driver, linalg
 from fastfed.environments.base import RewardLaw
-from fastfed.environments.pool import Pool, equal_blocks
-from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.simulation import compiled, step
 
 needs_it = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments.classification_data import _from_table, _read, classification_pool
+from fastfed.environments.classification import _from_table, _read, classification_pool
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 CSV = """age,colour,weight,kind,ward

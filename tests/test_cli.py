@@ -17,11 +17,10 @@ from click.testing import CliRunner, Result
 
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
-from fastfed.cli.options import quick_horizon
-from fastfed.cli.progress import EVERY, Lines, duration
+from fastfed.cli.output import EVERY, Lines, duration, quick_horizon
 from fastfed.environments import ENVIRONMENTS
 from fastfed.privacy import MECHANISMS
-from fastfed.report.keys import check_figure
+from fastfed.report.figure import check_figure
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -206,7 +205,7 @@ def test_calibrate_scales_noise_with_the_sensitivity() -> None:
 
 
 def test_audit_list_names_every_audit() -> None:
-    from fastfed.simulation.audits import AUDITS
+    from fastfed.simulation.audit.catalogue import AUDITS
 
     found = json.loads(fastfed("audit", "list", "--json").stdout)
     assert [each["name"] for each in found] == list(AUDITS)
@@ -467,7 +466,7 @@ def test_figures_that_need_data_play_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fastfed.cli.options.QUICK_SHARE", 1000)
+    monkeypatch.setattr("fastfed.cli.output.QUICK_SHARE", 1000)
     name = next(f.id for f in experiments.figures() if f.needs_data and f.panels)
     panels = [f.id for f in experiments.with_panels([name])]
     assert len(panels) > 1

@@ -11,7 +11,7 @@ from scipy import integrate, optimize, stats
 
 import fastfed
 from fastfed.environments import FixedSet, Gap, HardInstance, NoDiversity, Replay, Sphere
-from fastfed.environments.diversity import BATCHES, diversity, margin
+from fastfed.environments.instances import BATCHES, diversity, margin
 
 RARE = 1e-6
 

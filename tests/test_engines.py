@@ -20,9 +20,17 @@ from test_run import spec
 import fastfed
 from fastfed.results.store import FILE
 from fastfed.simulation.engines import ENGINES, open_engine
-from fastfed.simulation.engines.base import EngineError, Played, Tally
-from fastfed.simulation.engines.sending import pack, unpack
-from fastfed.simulation.engines.suspects import HOPELESS, Left, Suspect, play_rounds
+from fastfed.simulation.engines.base import (
+    HOPELESS,
+    EngineError,
+    Left,
+    Played,
+    Suspect,
+    Tally,
+    pack,
+    play_rounds,
+    unpack,
+)
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
 from fastfed.simulation.passes import Pass
 

@@ -21,7 +21,8 @@ import fastfed
 from fastfed import _sampling
 from fastfed._random import SystemNoise
 from fastfed._sampling import ERROR, Laplaces, Normals, Uniforms
-from fastfed.privacy import exact, honaker, toeplitz
+from fastfed.privacy import exact
+from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
 from fastfed.protocols.plan import Clip, NoiseStd
 from fastfed.protocols.release import ExactAdder, fixed_point, make_adder, spread

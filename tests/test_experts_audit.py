@@ -13,11 +13,11 @@ from scipy import stats
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.experts.server import ExpertServer
-from fastfed.privacy import audits as mechanisms
-from fastfed.simulation import audits as registry
-from fastfed.simulation import audits_experts as audits
-from fastfed.simulation.audits_experts import SWITCHING, VERTICES, Switching, Vertices
+from fastfed.experts.parties import ExpertServer
+from fastfed.privacy.audit import mechanisms as mechanisms
+from fastfed.simulation.audit import catalogue as registry
+from fastfed.simulation.audit import experts as audits
+from fastfed.simulation.audit.experts import SWITCHING, VERTICES, Switching, Vertices
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 PRINTED = "fault-fed-svt-printed-threshold"

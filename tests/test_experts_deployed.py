@@ -15,12 +15,11 @@ import fastfed
 from fastfed import InputError
 from fastfed._random import CHOICE, QUERY, THRESHOLD, SeededNoise, SystemNoise
 from fastfed._system import System
-from fastfed.environments.losses import Adversary
+from fastfed.environments.base import Adversary
 from fastfed.experts import ALGORITHMS, Setting
-from fastfed.experts.messages import ExpertChoice, ExpertReport
-from fastfed.experts.plan import ExpertPlan
+from fastfed.experts.plan import ExpertChoice, ExpertPlan, ExpertReport
 from fastfed.privacy.certificate import SIMULATION
-from fastfed.privacy.vertex_sets import vertex_sets
+from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
 from fastfed.simulation.experts import loss_of, play_steps
 
 #: Keys with which everything happens within 100 rounds: switches, several phases, several trees.

@@ -31,20 +31,15 @@ from fastfed.environments import (
     gradient_signature,
     losses_signature,
 )
-from fastfed.environments.losses import better_expert
-from fastfed.environments.stochastic_losses import (
+from fastfed.environments.base import better_expert
+from fastfed.environments.losses import (
     linear_suboptimality,
     square_loss,
     square_minimum,
     square_suboptimality,
 )
-from fastfed.experts.frank_wolfe import (
-    FrankWolfePlan,
-    GradientCollector,
-    NoisyLeast,
-)
+from fastfed.experts.frank_wolfe import Bounds, FrankWolfePlan, GradientCollector, NoisyLeast, Phase
 from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES
-from fastfed.experts.vertices import Bounds, Phase
 from fastfed.simulation import experts
 from fastfed.simulation.experiment import Experiment, make_experiment
 

@@ -21,14 +21,14 @@ import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.experts import ALGORITHMS, Setting, System, bounds
+from fastfed.experts.baselines import HedgePlan
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.hedge import HedgePlan
-from fastfed.experts.sparse_vector import SparseVectorPlan
-from fastfed.experts.sums import SumsPlan
+from fastfed.experts.parties import SumsPlan
+from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
-from fastfed.privacy.composition import epsilon_of_rho, rho_of_bounded_range
-from fastfed.privacy.losses import composed_epsilon
-from fastfed.privacy.vertex_sets import most_moved
+from fastfed.privacy.mechanisms.vertex_sets import most_moved
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.passes import missing_passes
 

@@ -31,13 +31,12 @@ from fastfed.environments import (
     RealizableLosses,
     StochasticLosses,
 )
-from fastfed.environments.losses import better_expert
-from fastfed.experts import hedge, leader, sparse_vector, vertices
-from fastfed.experts.client import ExpertClient
+from fastfed.environments.base import better_expert
+from fastfed.experts import baselines, fed_svt, frank_wolfe
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollector, NoisyLeast
-from fastfed.experts.sparse_vector import SparseVectorPlan
-from fastfed.experts.sums import SumCollector, SumsPlan
-from fastfed.privacy.exponential import Exponential
+from fastfed.experts.parties import ExpertClient, SumCollector, SumsPlan
+from fastfed.privacy.mechanisms.laplace import Exponential
 from fastfed.simulation import experts
 from fastfed.simulation.experiment import Experiment, make_experiment
 
@@ -285,7 +284,7 @@ class Watched:
     outcome: Any = None
 
 
-DECIDERS = (NoisyLeast, sparse_vector.SparseVector, leader.Leader, hedge.Hedge)
+DECIDERS = (NoisyLeast, fed_svt.SparseVector, baselines.Leader, baselines.Hedge)
 
 
 def watch(e: Experiment, play: Callable[..., Any], **keys: Any) -> Watched:
@@ -329,7 +328,7 @@ def watch(e: Experiment, play: Callable[..., Any], **keys: Any) -> Watched:
         seen.costs.append(np.array(costs))
         return int(original_choose(self, costs, uniform))
 
-    laplace = sparse_vector.standard_laplace
+    laplace = fed_svt.standard_laplace
     original_played, original_report = experts.Ledger.played, ExpertClient.report
     original_choose = Exponential.choose
     curve = e.curves[0]
@@ -340,7 +339,7 @@ def watch(e: Experiment, play: Callable[..., Any], **keys: Any) -> Watched:
         patch.setattr(experts.Ledger, "played", played)
         patch.setattr(ExpertClient, "report", report)
         patch.setattr(Exponential, "choose", choose)
-        patch.setattr(sparse_vector, "standard_laplace", lambda u: Noted(laplace(u), seen.added))
+        patch.setattr(fed_svt, "standard_laplace", lambda u: Noted(laplace(u), seen.added))
         opened = e.environment.open(e.seed, 0, e.silos)
         seen.outcome = play(opened, curve.system.plan, e.checkpoints, **keys)
     assert len(seen.x) == e.horizon
@@ -875,9 +874,9 @@ def _old_losses(self: Any, total: np.ndarray) -> Any:
     return LEAD(self, held)
 
 
-VALUES, OBSERVE, LEAF = GradientCollector.values, SumCollector.observe, vertices.Walk.leaf
-SAMPLES, LIMIT = vertices.Phase.samples.fget, sparse_vector.SparseVector._threshold
-DECIDE, LEAD, SCALE = sparse_vector.SparseVector.decide, leader.Leader.decide, FrankWolfePlan.scale
+VALUES, OBSERVE, LEAF = GradientCollector.values, SumCollector.observe, frank_wolfe.Walk.leaf
+SAMPLES, LIMIT = frank_wolfe.Phase.samples.fget, fed_svt.SparseVector._threshold
+DECIDE, LEAD, SCALE = fed_svt.SparseVector.decide, baselines.Leader.decide, FrankWolfePlan.scale
 BEFORE, PLAYED = SumsPlan.exchanges_before, experts.Ledger.played
 STEP, LEAST, COLLECT = FrankWolfePlan.step, NoisyLeast.__init__, GradientCollector.__init__
 FAULTS: dict[str, tuple[Any, str, Any, str]] = {
@@ -898,14 +897,14 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
         "linear, central, largest",
     ),
     "samples of the round before": (
-        vertices.Phase, "samples", property(_earlier_samples), "linear, none, paper"
+        frank_wolfe.Phase, "samples", property(_earlier_samples), "linear, none, paper"
     ),
     "samples of another phase": (
         GradientCollector, "__init__",
         lambda self, plan, i, noise: COLLECT(self, plan, i, _OtherOrder(noise)),
         "gradient, local, largest",
     ),
-    "the parent's point": (vertices.Walk, "leaf", _own_point, "gradient, none, largest"),
+    "the parent's point": (frank_wolfe.Walk, "leaf", _own_point, "gradient, none, largest"),
     "sums without the last round": (
         SumCollector, "observe", _late_sums, "follow-the-leader, N = 3, coins"
     ),
@@ -915,13 +914,13 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
         "N = 3, realizable",
     ),
     "the threshold's noise kept": (
-        sparse_vector.SparseVector, "_threshold", _kept_threshold, "N = 1, realizable"
+        fed_svt.SparseVector, "_threshold", _kept_threshold, "N = 1, realizable"
     ),
     "queries since the start": (
-        sparse_vector.SparseVector, "decide", _not_reset, "N = 1, a table"
+        fed_svt.SparseVector, "decide", _not_reset, "N = 1, a table"
     ),
     "losses of the exchange before": (
-        leader.Leader, "decide", _old_losses, "follow-the-leader, N = 1, coins"
+        baselines.Leader, "decide", _old_losses, "follow-the-leader, N = 1, coins"
     ),
     "regret of the last round missing": (
         experts.Ledger, "played",

@@ -14,7 +14,7 @@ from scipy import stats
 import fastfed
 from fastfed.bandits import Setting
 from fastfed.privacy import Budget
-from fastfed.simulation import drive
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import ALGORITHMS, registries
 
@@ -349,8 +349,8 @@ def test_logistic_says_that_the_model_is_not_linear(logistic):
     assert certificate.status == "proven"
     assert any("the expected reward is <x, theta*>" in c for c in certificate.caveats)
     opened, plan = e.environment.open(0, 0, 2), e.curves[0].system.plan
-    (fast,) = drive.play(opened, [plan], e.checkpoints, threads=2)
-    slow = drive.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.play_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
 
 

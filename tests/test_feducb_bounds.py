@@ -15,10 +15,10 @@ from oracle import dubey_pentland_2020 as oracle
 from fastfed._validate import InputError
 from fastfed.bandits import feducb_bounds as bounds
 from fastfed.bandits import feducb_constants as constants
-from fastfed.bandits.goe import largest_eigenvalue
-from fastfed.privacy import privatizer
-from fastfed.privacy.gaussian import delta_of
-from fastfed.privacy.tree import depth, max_prefix_nodes
+from fastfed.bandits.noise_distributions import largest_eigenvalue
+from fastfed.privacy.accounting.gdp import delta_of
+from fastfed.privacy.releases import gaussian_release
+from fastfed.privacy.releases.tree import depth, max_prefix_nodes
 
 RELEASES = (1, 2, 3, 4, 7, 8, 9, 400, 10**5, 10**7)
 # releases, epsilon, delta, L, d, M, alpha
@@ -45,8 +45,8 @@ def agree(ours: float, theirs: float, rel: float = 1e-12) -> None:
 def test_privatizer_is_the_oracles() -> None:
     for n, epsilon, delta, L, d, M, alpha in PRIVACY:
         m = oracle.levels(n)
-        assert privatizer.privatizer_levels(n) == m
-        std = privatizer.node_noise_std(epsilon, delta, n, feature_bound=L)
+        assert gaussian_release.privatizer_levels(n) == m
+        std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
         agree(std, oracle.node_noise_std(epsilon, delta, m, L))
         big = constants.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
         agree(big, oracle.big_lambda(epsilon, delta, m, L, d, n, M, alpha))
@@ -87,7 +87,7 @@ def test_gamma_trees_are_more_releases_of_the_same_tree() -> None:
 
 def test_levels_pay_for_all_that_a_leaf_touches() -> None:
     for n in range(1, 300):
-        assert depth(n) <= privatizer.privatizer_levels(n) == 1 + math.ceil(math.log2(n))
+        assert depth(n) <= gaussian_release.privatizer_levels(n) == 1 + math.ceil(math.log2(n))
 
 
 @pytest.mark.parametrize("delta", [0.9, 0.1, 1e-3, 1e-9, 1e-300])
@@ -97,13 +97,13 @@ def test_noise_of_algorithm_2_gives_its_budget(delta: float) -> None:
     largest = 8.0 * log_delta * (4.0 * log_delta - math.sqrt(2.0 * log_delta))
     for epsilon in (1e-3, 1.0, largest / 3, largest):
         for n in (1, 3, 400):
-            std = privatizer.node_noise_std(epsilon, delta, n, feature_bound=2.0)
+            std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=2.0)
             assert delta_of(epsilon, math.sqrt(depth(n)) * 5.0 / std) <= delta
 
 
 def test_delta_below_the_reach_of_a_quotient() -> None:
     tiny = 1e-310  # 2 / tiny is infinite
-    assert privatizer.node_noise_std(1.0, tiny, 1) == pytest.approx(
+    assert gaussian_release.node_noise_std(1.0, tiny, 1) == pytest.approx(
         8.0 * (math.log(2.0) + 310.0 * math.log(10.0))
     )
     assert math.isfinite(constants.noise_bound(3, 4, 1.0, tiny, 9, tiny))
@@ -111,7 +111,7 @@ def test_delta_below_the_reach_of_a_quotient() -> None:
 
 def test_printed_lambda_is_never_below_the_proven_one() -> None:
     for n, epsilon, delta, L, d, M, alpha in PRIVACY:
-        std = privatizer.node_noise_std(epsilon, delta, n, feature_bound=L)
+        std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
         printed = constants.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
         assert printed > constants.noise_bound_from_std(d, M, std, n, alpha)
 
@@ -121,11 +121,11 @@ def test_printed_kappa_is_no_bound_at_small_delta() -> None:
     printed = constants.bias_bound(d, M, 1.0, n, alpha)
     assert printed == pytest.approx(34.2, rel=2e-3)
     for delta, needed in [(0.1, 20.7), (1e-3, 35.1), (1e-5, 45.2)]:
-        std = privatizer.node_noise_std(1.0, delta, n)
+        std = gaussian_release.node_noise_std(1.0, delta, n)
         big = constants.noise_bound(d, M, 1.0, delta, n, alpha)
         proven = constants.bias_bound_from_std(d, M, std, big, n, alpha)
         # The figures quoted take m nodes in a prefix; there are fewer.
-        share = max_prefix_nodes(n) / privatizer.privatizer_levels(n)
+        share = max_prefix_nodes(n) / gaussian_release.privatizer_levels(n)
         assert proven == pytest.approx(needed * math.sqrt(share), rel=3e-3)
         assert (proven > printed) is (delta < 6.1e-4)
 
@@ -320,7 +320,7 @@ def test_beta_bar_bounds_beta() -> None:
 def test_full_size() -> None:
     """T = 1e7, M = 100, d = 10, epsilon 1, delta .1, alpha .01, sigma 1/2, L = S = 1."""
     T, M, d = FULL["T"], FULL["M"], FULL["d"]
-    assert privatizer.privatizer_levels(T) == 25
+    assert gaussian_release.privatizer_levels(T) == 25
     big = constants.noise_bound(d, M, 1.0, 0.1, T, 0.01)
     assert M * big == pytest.approx(6.75e6, rel=2e-3)
     kappa = constants.bias_bound(d, M, 1.0, T, 0.01)
@@ -437,8 +437,8 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "clique_sizes": ((4, 4), ([],), "clique_sizes must hold at least one clique"),
 }
 PUBLIC: list[Callable[..., Any]] = [
-    privatizer.privatizer_levels,
-    privatizer.node_noise_std,
+    gaussian_release.privatizer_levels,
+    gaussian_release.node_noise_std,
 ]
 PUBLIC += [
     function

@@ -24,20 +24,19 @@ from test_feducb_oracle import same, symmetric, uneven
 import fastfed
 from fastfed import InputError
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
-from fastfed.bandits.peer import Message
+from fastfed.bandits.silo import Message
 from fastfed.environments import Replay, Sphere
-from fastfed.protocols.graph import Graph
 from fastfed.protocols.messages import Report
-from fastfed.protocols.network import Network
+from fastfed.protocols.network import Graph, Network
 from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
-from fastfed.report.experiment_section import Drawn
+from fastfed.report.figure import read_source
 from fastfed.report.page import page
-from fastfed.report.source import read_source
-from fastfed.report.spec_text import spec_text
+from fastfed.report.sections import Drawn
 from fastfed.report.table import as_csv, as_text, sent
-from fastfed.simulation import compiled, drive, peers
+from fastfed.report.text import spec_text
+from fastfed.simulation import compiled, dispatch, peers
 from fastfed.simulation.experiment import Experiment, experiment_from_spec, make_experiment
 from fastfed.simulation.outcome import Outcome
 
@@ -336,7 +335,7 @@ def test_replicates_differ_and_agree():
     opened = [e.environment.open(e.seed, r, e.silos) for r in range(2)]
     played = [compiled.play_peers(o, plan_of(e), e.checkpoints, record=True) for o in opened]
     for one, environment in zip(played, opened, strict=True):
-        same(one, drive.play_steps(environment, plan_of(e), e.checkpoints))
+        same(one, dispatch.play_steps(environment, plan_of(e), e.checkpoints))
     assert (played[0].synchronisations != played[1].synchronisations).any()
 
 
@@ -349,10 +348,10 @@ def test_the_common_door_plays_peers_beside_others():
     told: list[int] = []
     plans = [plan_of(e), central, plan_of(e)]
     opened = e.environment.open(e.seed, 0, e.silos)
-    played = drive.play(opened, plans, e.checkpoints, record=True, progress=told.append)
+    played = dispatch.play(opened, plans, e.checkpoints, record=True, progress=told.append)
     same(played[0], outcome)
     same(played[2], outcome)
-    assert not drive.shared(plan_of(e)) and drive.shared(central)
+    assert not dispatch.shared(plan_of(e)) and dispatch.shared(central)
     # In rounds of all silos, each once for every plan, though parts are played in turn.
     assert sum(told) == 3 * 19 and min(told) >= 0
     counted: list[int] = []
@@ -1654,7 +1653,7 @@ def test_results_json_and_page_show_what_was_sent(tmp_path):
     for replicate in range(2):
         opened = e.environment.open(e.seed, replicate, 5)
         for curve in e.curves[:2]:
-            counts.append(drive.play_steps(opened, curve.system.plan, e.checkpoints))
+            counts.append(dispatch.play_steps(opened, curve.system.plan, e.checkpoints))
     for position, label in enumerate(("asking", "steady")):
         found, played = results[label], counts[position::2]
         np.testing.assert_array_equal(found.bits_up_counts, [o.bits_up for o in played])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fastfed import ObliviousLosses, Replay
 from fastfed._validate import InputError
-from fastfed.environments.classification_data import _from_table, _read, classification_pool
+from fastfed.environments.classification import _from_table, _read, classification_pool
 
 RANDOM = st.randoms(use_true_random=False)
 

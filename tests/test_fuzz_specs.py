@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastfed
 from fastfed._validate import InputError, integer, number, show
-from fastfed.cli.options import load_spec
+from fastfed.cli.output import load_spec
 from fastfed.simulation.experiment import MOST_CURVES, Experiment, experiment_from_spec
 
 RANDOM = st.randoms(use_true_random=False)
@@ -203,7 +203,7 @@ def test_many_dimensions_are_planned(dimension):
 def test_norm_quantiles_are_those_of_chi_square_in_many_dimensions():
     from scipy.stats import chi2
 
-    from fastfed.bandits.goe import norm_quantile
+    from fastfed.bandits.noise_distributions import norm_quantile
 
     for dimension in (10, 5_000, 32_768):
         exact = np.sqrt(chi2.isf(1e-6, dimension))

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fastfed.bandits.goe import MOST_EXACT, STEP, _expected_above, largest_eigenvalue, norm_quantile
+from fastfed.bandits.noise_distributions import (
+    MOST_EXACT,
+    STEP,
+    _expected_above,
+    largest_eigenvalue,
+    norm_quantile,
+)
 
 FALSE_ALARM = 1e-6
 

@@ -12,8 +12,8 @@ from fastfed import kernels
 from fastfed._kernels import rng
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
+from fastfed.privacy.releases.tree import prefix_nodes
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
-from fastfed.privacy.tree import prefix_nodes
 
 BOTH = pytest.mark.parametrize("implementation", ["compiled", "numpy"], indirect=True)
 SIZES = pytest.mark.parametrize("d", [1, 2, 7, 33, 140])

@@ -34,6 +34,7 @@ ALLOWED = {
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_face"},
+    "off_policy": {"_validate"},
     "simulation": {
         "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
         "privacy", "protocols", "bandits", "experts", "environments", "results",

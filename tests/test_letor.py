@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.environments import letor_blocks, letor_cache, letor_files
+from fastfed.environments import letor_files, letor_parse, storage
+from fastfed.environments.letor import FEATURE_SETS, letor_pool
 from fastfed.environments.letor_files import (
     cached_sources,
     read_letor,
     verify,
 )
 from fastfed.environments.letor_parse import parse_block, parse_lines
-from fastfed.environments.letor_pool import FEATURE_SETS, letor_pool
 from fastfed.environments.pool import Pool, equal_blocks
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -185,12 +185,12 @@ def test_a_file_without_rows_is_refused(tmp_path, text):
 
 def test_a_block_boundary_may_fall_anywhere(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", letor_text(np.random.default_rng(3), queries=3))
-    whole = letor_blocks.Parts([], [], [], [])
-    digests = letor_blocks.parse([path], 136, whole)
+    whole = letor_parse.Parts([], [], [], [])
+    digests = letor_parse.parse([path], 136, whole)
     for size in (64, 1000, 4097):
-        monkeypatch.setattr(letor_blocks, "_BLOCK", size)
-        parts = letor_blocks.Parts([], [], [], [])
-        assert letor_blocks.parse([path], 136, parts) == digests
+        monkeypatch.setattr(letor_parse, "_BLOCK", size)
+        parts = letor_parse.Parts([], [], [], [])
+        assert letor_parse.parse([path], 136, parts) == digests
         for have, want in zip(vars(parts).values(), vars(whole).values(), strict=True):
             np.testing.assert_array_equal(np.concatenate(have), np.concatenate(want))
 
@@ -251,7 +251,7 @@ def refuse(*args, **kwargs):
 def test_a_second_start_maps_the_cache_without_reading_the_source(file, monkeypatch):
     first = read_letor(file)
     monkeypatch.setattr(letor_files, "parse", refuse)
-    monkeypatch.setattr(letor_blocks, "_blocks", refuse)
+    monkeypatch.setattr(letor_parse, "_blocks", refuse)
     second = read_letor(file)
     np.testing.assert_array_equal(first.features, second.features)
     assert not second.features.flags.writeable
@@ -356,10 +356,10 @@ def test_the_cache_goes_where_the_platform_keeps_caches(monkeypatch, tmp_path):
     monkeypatch.delenv("FASTFED_CACHE")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert letor_cache.cache_folder() == tmp_path / "fastfed"
+    assert storage.cache_folder() == tmp_path / "fastfed"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert letor_cache.cache_folder() == tmp_path / ".cache" / "fastfed"
+    assert storage.cache_folder() == tmp_path / ".cache" / "fastfed"
 
 
 # ---- pools -----------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ def test_row_scaling_gives_unit_rows_and_raw_rewards(file):
 
 def test_chunks_do_not_change_the_pool(file, monkeypatch, tmp_path):
     pytest.importorskip("sklearn")
-    from fastfed.environments import letor_pool as module
+    from fastfed.environments import letor as module
 
     whole = letor_pool(file, 2, "anchor-url")
     monkeypatch.setattr(module, "_CHUNK", 5)
@@ -553,7 +553,7 @@ def test_bad_options_get_one_sentence(file, options, said):
 
 def test_importing_the_pools_loads_no_heavy_library():
     code = (
-        "import sys, fastfed.environments.letor_pool, fastfed.environments.classification_data;"
+        "import sys, fastfed.environments.letor, fastfed.environments.classification;"
         "print([m for m in ('sklearn', 'scipy', 'numba', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -583,7 +583,7 @@ def test_mslr_rows(name, queries, rows):
 
 def test_mslr_never_needs_the_slow_parser(monkeypatch):
     folder = shared("mslr")
-    monkeypatch.setattr(letor_blocks, "parse_lines", refuse)
+    monkeypatch.setattr(letor_parse, "parse_lines", refuse)
     assert len(read_letor(folder).relevance) == 6734
 
 

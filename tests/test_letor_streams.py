@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfed._validate import InputError
-from fastfed.environments import growing, letor_blocks, letor_cache, letor_files, letor_parse
-from fastfed.environments.growing import GrowingArray, Stored
+from fastfed.environments import letor_files, letor_parse, storage
+from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import cached_sources, read_letor
-from fastfed.environments.letor_pool import letor_pool
+from fastfed.environments.storage import GrowingArray, Stored
 
 #: What parsers meet: line ends of both kinds, comments, a wide line, exponents, a query that goes
 #: on over blocks, one that returns, blank lines, and no line end at the end.
@@ -51,8 +51,8 @@ def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
 
 def in_memory(*sources: Path) -> dict[str, np.ndarray]:
     """The arrays of the cache, by one block for each file."""
-    parts = letor_blocks.Parts([], [], [], [])
-    letor_blocks.parse(sources, 65_536, parts)
+    parts = letor_parse.Parts([], [], [], [])
+    letor_parse.parse(sources, 65_536, parts)
     width = max(block.shape[1] for block in parts.features)
     wide = [np.pad(b, ((0, 0), (0, width - b.shape[1]))) for b in parts.features]
     flat = {k: np.concatenate(v) for k, v in vars(parts).items() if k != "features"}
@@ -85,7 +85,7 @@ def test_any_block_size_leaves_the_same_cache(size, cut, packed, tmp_path_factor
     expected = saved(in_memory(*sources), folder / "saved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTFED_CACHE", str(folder / "cache"))
-        patch.setattr(letor_blocks, "_BLOCK", size)
+        patch.setattr(letor_parse, "_BLOCK", size)
         rows = read_letor(folder)
     assert rows.folder is not None
     assert files_of(rows.folder) == expected
@@ -104,7 +104,7 @@ def test_a_growing_table_is_what_numpy_saves(widths, seed, piece, tmp_path_facto
     ).astype(np.float32)
     np.save(folder / "saved.npy", whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "PIECE", piece)
+        patch.setattr(storage, "PIECE", piece)
         with closing(GrowingArray(folder / "grown.npy", np.float32, table=True)) as grown:
             for block in blocks:
                 grown.append(block)
@@ -122,9 +122,9 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
     expected = in_memory(path)
     largest = []
     monkeypatch.setattr(letor_parse, "MOST_ENTRIES", 20)
-    rows_of = letor_blocks._rows
+    rows_of = letor_parse._rows
     monkeypatch.setattr(
-        letor_blocks, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
+        letor_parse, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
     )
     rows = read_letor(path)
     # All lines of a block in one table would be nine columns of 42.
@@ -136,7 +136,7 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
 
 
 def test_a_file_without_line_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(letor_blocks, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(letor_parse, "_LONGEST", 1 << 20)
     path = tmp_path / "a.txt"
     path.write_bytes(b"1 qid:1 1:2\n" + b"x" * (3 << 20))
     with pytest.raises(InputError, match=r"a\.txt:2: a line must be at most 1048576 bytes"):
@@ -191,12 +191,12 @@ def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
 
 def test_what_another_process_is_writing_is_left_alone(tmp_path, cache):
     folder = cache / "letor"
-    with letor_cache.fresh_folder(folder / "one") as temporary:
+    with storage.fresh_folder(folder / "one") as temporary:
         os.utime(temporary, (0, 0))
-        with letor_cache.fresh_folder(folder / "two") as other:
-            letor_cache.write_meta(other, {"format": 0})
+        with storage.fresh_folder(folder / "two") as other:
+            storage.write_meta(other, {"format": 0})
         assert temporary.exists()
-        letor_cache.write_meta(temporary, {"format": 0})
+        storage.write_meta(temporary, {"format": 0})
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
 
 
@@ -204,7 +204,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, cache):
 def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, monkeypatch):
     path = mslr(tmp_path / "a.txt", 40)
     expected = in_memory(path)
-    monkeypatch.setattr(letor_blocks, "_BLOCK", 30_000)
+    monkeypatch.setattr(letor_parse, "_BLOCK", 30_000)
     append, calls = GrowingArray.append, []
 
     def full(self, block):
@@ -255,7 +255,7 @@ def test_a_disk_that_is_full_when_the_pool_is_made(tmp_path, cache, monkeypatch)
     for name, values in kept.items():
         np.testing.assert_array_equal(getattr(pool, name), values)
     assert list(pools.iterdir()) == []
-    monkeypatch.setattr("fastfed.environments.letor_pool.available", lambda: 1000)
+    monkeypatch.setattr("fastfed.environments.letor.available", lambda: 1000)
     with pytest.raises(InputError, match=r"the pool of .* is larger than memory, and the cache"):
         letor_pool(path, 2, "anchor-url")
 

@@ -16,8 +16,8 @@ import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.environments import ENVIRONMENTS, Adversary, environment_from_spec
-from fastfed.environments.losses import better_expert, check_countable
-from fastfed.environments.stochastic_losses import square_loss, square_minimum
+from fastfed.environments.base import better_expert, check_countable
+from fastfed.environments.losses import square_loss, square_minimum
 from fastfed.simulation.experiment import make_experiment
 
 UNIT = 2.0**-24
@@ -475,7 +475,7 @@ def test_the_best_expert_is_uniform(experts):
 
 def test_the_first_guess_knows_nothing_of_the_best_expert():
     """Both are drawn from one seed: a shared draw would make the first expert the best one."""
-    from fastfed.experts.sparse_vector import start_expert
+    from fastfed.experts.fed_svt import start_expert
 
     d = 4
     table = np.zeros((d, d))

@@ -7,8 +7,7 @@ import pytest
 
 from fastfed._validate import InputError
 from fastfed.privacy import exact
-from fastfed.privacy.audits import AUDITS
-from fastfed.privacy.low_bits import (
+from fastfed.privacy.audit.low_bits import (
     MEAN_LAPLACE,
     SERVER_LAPLACE,
     SYSTEM_LAPLACE,
@@ -16,8 +15,9 @@ from fastfed.privacy.low_bits import (
     attack,
     reachable,
 )
-from fastfed.simulation import low_bits as system
-from fastfed.simulation.audits import run_audit
+from fastfed.privacy.audit.mechanisms import AUDITS
+from fastfed.simulation.audit import low_bits as system
+from fastfed.simulation.audit.catalogue import run_audit
 
 SCALES = (1e-3, 0.37, 1.0, 1.9999, 6.295, 8.9925, 1024.0, 1e6)
 SLOW = ("winsorized-mean", "averager")  # a tenth of a second a message

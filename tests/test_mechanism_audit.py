@@ -12,7 +12,7 @@ import pytest
 import fastfed
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate, epsilon_of
-from fastfed.privacy.audit import AuditResult
+from fastfed.privacy.audit.bounds import AuditResult
 
 DATA, NEIGHBOUR = np.zeros(3), np.array([1.0, 0.0, 0.0])
 

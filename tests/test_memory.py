@@ -16,10 +16,10 @@ from fastfed import InputError
 from fastfed._memory import available, shown, size_of
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
-from fastfed.simulation import compiled, drive, fitting, memory
+from fastfed.simulation import compiled, dispatch, fitting, memory
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.fitting import OutOfMemory, estimate, fit
-from fastfed.simulation.resources import Resources
+from fastfed.simulation.passes import Resources
 
 LDP = {
     "algorithm": "private-fedlinucb", "protocol": "silo-ldp", "epsilon": 1.0, "delta": 1e-5,
@@ -334,7 +334,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
     def full(*args, **keys):
         raise MemoryError("Unable to allocate 7 PiB")
 
-    monkeypatch.setattr(drive, "play", full)
+    monkeypatch.setattr(dispatch, "play", full)
     with pytest.raises(OutOfMemory, match=r"out of memory: this run needs about .* need less"):
         fastfed.run(made(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -348,7 +348,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
 
 
 def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
-    play, calls = drive.play, []
+    play, calls = dispatch.play, []
 
     def full(*args, **keys):
         calls.append(1)
@@ -357,12 +357,12 @@ def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
         return play(*args, **keys)
 
     experiment = made(replicates=5)
-    monkeypatch.setattr(drive, "play", full)
+    monkeypatch.setattr(dispatch, "play", full)
     with pytest.raises(OutOfMemory):
         fastfed.run(experiment, tmp_path / "out", threads=1)
     with Store.open_existing(tmp_path / "out") as store:
         assert len(store.done()) == 2
-    monkeypatch.setattr(drive, "play", play)
+    monkeypatch.setattr(dispatch, "play", play)
     again = fastfed.run(experiment, tmp_path / "out", threads=1)
     straight = fastfed.run(experiment, tmp_path / "straight", threads=1)
     np.testing.assert_array_equal(again.curves[0].group_regret, straight.curves[0].group_regret)

@@ -19,11 +19,11 @@ import pytest
 import fastfed
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate
-from fastfed.privacy.audit import AuditResult
+from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import as_text, rounded_down, rounded_up
-from fastfed.report.plot import METRICS
+from fastfed.report.pictures import METRICS
 from fastfed.report.table import EVENTS, plus_minus, table_rows
-from fastfed.results import columns
+from fastfed.results import results as columns
 from fastfed.results.results import CurveResult, Results
 
 HOSTILE = '<script>alert("x")</script> & $x_y$'
@@ -136,18 +136,18 @@ class TestPlot:
 
     def test_the_very_lines_of_the_report(self, results, pyplot):
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
-        from fastfed.report import figure
+        from fastfed.report import pictures
         from fastfed.report.source import in_memory
 
         with pytest.MonkeyPatch.context() as patch:
             seen = []
-            original = figure.draw_regret
+            original = pictures.draw_regret
             patch.setattr(
-                figure,
+                pictures,
                 "draw_regret",
                 lambda axes, *rest: seen.append(axes) or original(axes, *rest),
             )
-            figure.draw(in_memory(results), ["svg"])
+            pictures.draw(in_memory(results), ["svg"])
         for ours, theirs in zip(results.plot().get_lines(), seen[0].get_lines(), strict=True):
             for what in ("xydata", "color", "linewidth"):
                 np.testing.assert_array_equal(

@@ -15,14 +15,21 @@ from click.testing import CliRunner, Result
 
 import fastfed
 from fastfed.advice import TRUST, advise
-from fastfed.advice.contest import Contest, Entrant, Size, _extended, level
-from fastfed.advice.scale import scaled_environment, scaled_plan
+from fastfed.advice.successive_halving import (
+    Contest,
+    Entrant,
+    Size,
+    _extended,
+    _least,
+    level,
+    scaled_environment,
+    scaled_plan,
+)
 from fastfed.advice.systems import Question, batch_sizes, candidates, noisier
-from fastfed.advice.threshold import _least
-from fastfed.bandits.direct_bound import direct_regret_bound
+from fastfed.bandits.radius import direct_regret_bound
 from fastfed.cli import cli
 from fastfed.environments import Sphere
-from fastfed.simulation import drive
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import setting_of
 
@@ -183,7 +190,9 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
     marks = np.array([plan.horizon])
     return np.array(
         [
-            drive.play(environment.open(7, first + r, plan.silos), [plan], marks)[0].group_regret[0]
+            dispatch.play(environment.open(7, first + r, plan.silos), [plan], marks)[
+                0
+            ].group_regret[0]
             / plan.silos
             for r in range(replicates)
         ]
@@ -286,7 +295,7 @@ def test_the_bound_holds_where_it_says_something() -> None:
         system = e.curves[0].system
         bound = direct_regret_bound(system.plan, system.theory)
         assert bound is not None and bound < 10 * 20_000, keys
-        (played,) = drive.play(
+        (played,) = dispatch.play(
             e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
         )
         assert played.group_regret[-1] < bound

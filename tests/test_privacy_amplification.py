@@ -11,7 +11,7 @@ import pytest
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, GaussianTree, calibrate_tree, delta_of
-from fastfed.privacy.amplification import (
+from fastfed.privacy.mechanisms.amplification import (
     AmplifiedTree,
     amplified,
     amplified_std,

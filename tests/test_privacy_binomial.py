@@ -14,14 +14,14 @@ from scipy import special
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, epsilon_of, mu_of
-from fastfed.privacy.binomial import (
+from fastfed.privacy.accounting.binomial import TABLE_TRIALS, Probits
+from fastfed.privacy.mechanisms.binomial_tree import (
     BinomialTree,
     VectorSumAccount,
     calibrate_vector_sum,
     pld_delta,
     shifted_binomial_delta,
 )
-from fastfed.privacy.binomial_noise import TABLE_TRIALS, Probits
 
 EXACT = [  # trials, shift, epsilon, delta
     (1000, 8, 1, 0.018438438494949153),

@@ -11,8 +11,8 @@ from scipy import optimize
 
 from fastfed._validate import InputError
 from fastfed.privacy import Guarantee, compose, delta_of, epsilon_of, mu_of
-from fastfed.privacy import composition as c
-from fastfed.privacy.exponential import Exponential
+from fastfed.privacy.accounting import gdp as c
+from fastfed.privacy.mechanisms.laplace import Exponential
 
 
 def pair(guarantee: Guarantee) -> tuple[float, float]:

@@ -13,10 +13,10 @@ from problems import ordinary_cases
 
 from fastfed._kernels import aggregation
 from fastfed._validate import InputError
-from fastfed.privacy import Budget, calibrate_tree, delta_of, honaker, mu_of, toeplitz
-from fastfed.privacy.continual import SHARED, calibrate_release
-from fastfed.privacy.tree import max_prefix_nodes
-from fastfed.privacy.two_streams import GaussianRelease
+from fastfed.privacy import Budget, calibrate_tree, delta_of, mu_of
+from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.gaussian_release import SHARED, GaussianRelease, calibrate_release
+from fastfed.privacy.releases.tree import max_prefix_nodes
 
 # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1. Honaker's as if
 # all nodes were seen.

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from fastfed.privacy import Budget, calibrate_tree, epsilon_of, honaker, user_sensitivity
-from fastfed.privacy.continual import calibrate_release
-from fastfed.privacy.toeplitz import factor
+from fastfed.privacy import Budget, calibrate_tree, epsilon_of, user_sensitivity
+from fastfed.privacy.releases import honaker
+from fastfed.privacy.releases.gaussian_release import calibrate_release
+from fastfed.privacy.releases.toeplitz import factor
 
 REL = 1e-6
 

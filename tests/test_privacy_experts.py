@@ -13,14 +13,12 @@ from scipy import integrate, stats
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, Guarantee, calibrate
-from fastfed.privacy import audits_experts as audits
-from fastfed.privacy.composition import advanced
-from fastfed.privacy.laplace import laplace_quantile, log_cdf
-from fastfed.privacy.losses import composed_epsilon
-from fastfed.privacy.noisy_argmin import NoisyArgmin
-from fastfed.privacy.shares import largest_share
-from fastfed.privacy.sparse_switching import calibrate_switching
-from fastfed.privacy.vertex_sets import (
+from fastfed.privacy.accounting.gdp import advanced
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon, largest_share
+from fastfed.privacy.audit import experts as audits
+from fastfed.privacy.mechanisms.laplace import laplace_quantile, log_cdf
+from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin, calibrate_switching
+from fastfed.privacy.mechanisms.vertex_sets import (
     VertexNoise,
     VertexSet,
     calibrate_vertices,

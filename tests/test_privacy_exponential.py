@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fastfed._validate import InputError
-from fastfed.privacy.exponential import Exponential
+from fastfed.privacy.mechanisms.laplace import Exponential
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 RANGE = [0.07232948812851327, 0.19661193324148185, 0.5344466453885229, 0.19661193324148185]

@@ -10,7 +10,7 @@ import pytest
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget
-from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
+from fastfed.privacy.accounting.gdp import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, sum_sensitivity, user_sensitivity
 
 DELTAS = [  # epsilon, mu, delta

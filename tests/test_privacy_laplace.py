@@ -12,9 +12,8 @@ from scipy import integrate, stats
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate
-from fastfed.privacy.exponential import Exponential
-from fastfed.privacy.laplace import Laplace, laplace_quantile, log_cdf
-from fastfed.privacy.losses import composed_epsilon
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon
+from fastfed.privacy.mechanisms.laplace import Exponential, Laplace, laplace_quantile, log_cdf
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 

@@ -10,10 +10,11 @@ import pytest
 from scipy import optimize, special, stats
 
 from fastfed._validate import InputError
-from fastfed.privacy import Guarantee, losses, mu_of
-from fastfed.privacy.composition import advanced
-from fastfed.privacy.laplace import Laplace
-from fastfed.privacy.losses import KINDS, Part, composed_epsilon
+from fastfed.privacy import Guarantee, mu_of
+from fastfed.privacy.accounting import privacy_loss
+from fastfed.privacy.accounting.gdp import advanced
+from fastfed.privacy.accounting.privacy_loss import KINDS, Part, composed_epsilon
+from fastfed.privacy.mechanisms.laplace import Laplace
 
 TIGHT = 2e-4  # relative, above the truth; below it nothing is allowed but rounding
 ROUNDING = 1e-12
@@ -177,8 +178,8 @@ def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         ([("laplace", 0.03, 80), ("bounded-range", 0.03, 80)], 0.1),
     ]
     coarse = [composed_epsilon(*case) for case in cases]
-    monkeypatch.setattr(losses, "_FEWEST", 2**18)
-    monkeypatch.setattr(losses, "_POINTS", 8 * losses._POINTS)
+    monkeypatch.setattr(privacy_loss, "_FEWEST", 2**18)
+    monkeypatch.setattr(privacy_loss, "_POINTS", 8 * privacy_loss._POINTS)
     for found, case in zip(coarse, cases, strict=True):
         fine = composed_epsilon(*case)
         assert fine * (1 - 1e-9) <= found <= fine * (1 + TIGHT), case
@@ -186,7 +187,7 @@ def test_resolution_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_narrow_window_only_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the window misses counts as infinite loss, however much it is."""
-    monkeypatch.setattr(losses, "_TAIL", 2.0)
+    monkeypatch.setattr(privacy_loss, "_TAIL", 2.0)
     for count, epsilon, delta in ((200, 0.1, 1e-4), (3000, 0.01, 0.01), (50, 1.0, 1e-9)):
         truth = many_responses(count, epsilon, delta)
         assert composed_epsilon([("randomized-response", epsilon, count)], delta) > truth
@@ -195,7 +196,7 @@ def test_a_narrow_window_only_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masses_on_the_grid_keep_both_totals() -> None:
     for kind in KINDS:
         for epsilon, step in ((1.0, 0.3), (1.0, 0.125), (1e-4, 1e-6), (1e-4, 1e-3), (30.0, 0.07)):
-            mass, start = losses._on_grid(kind, epsilon, step)
+            mass, start = privacy_loss._on_grid(kind, epsilon, step)
             loss = step * np.arange(start, start + len(mass))
             assert mass.min() >= 0.0
             assert mass.sum() == pytest.approx(1.0, rel=1e-13)
@@ -203,7 +204,7 @@ def test_masses_on_the_grid_keep_both_totals() -> None:
             fine = np.array([0.0, 0.3, 2.0])
             # The curve on the grid is above the exact one, here by moments of the loss.
             moments = np.log([mass @ np.exp(t * loss) for t in fine])
-            assert (moments >= losses._cumulant(kind, epsilon, fine) - 1e-12).all()
+            assert (moments >= privacy_loss._cumulant(kind, epsilon, fine) - 1e-12).all()
 
 
 # ---- ends of the ranges -------------------------------------------------------------------------

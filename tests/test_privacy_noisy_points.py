@@ -32,7 +32,7 @@ from oracle.chowdhury_zhou_2022 import (
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, Condition, epsilon_of, mu_of, user_sensitivity
 from fastfed.privacy.certificate import ClaimCondition
-from fastfed.privacy.noisy_points import (
+from fastfed.privacy.mechanisms.local_gaussian import (
     NoisyPoints,
     calibrate_points,
     one_batch,

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.privacy import Budget, calibrate_release, calibrate_tree, honaker, toeplitz
-from fastfed.privacy.amplification import calibrate_shuffled_tree
-from fastfed.privacy.binomial import BinomialTree, calibrate_vector_sum
-from fastfed.privacy.binomial_noise import masses
+from fastfed.privacy import Budget, calibrate_release, calibrate_tree
+from fastfed.privacy.accounting.binomial import masses
 from fastfed.privacy.certificate import ClaimCondition
-from fastfed.privacy.returning import level_squares, most_squared, proposition_e_7_squared
-from fastfed.privacy.tree import depth, group_sensitivity_squared
-from fastfed.privacy.two_streams import RELEASES, GaussianRelease
+from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree, calibrate_vector_sum
+from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease
+from fastfed.privacy.releases.participation import (
+    level_squares,
+    most_squared,
+    proposition_e_7_squared,
+)
+from fastfed.privacy.releases.tree import depth, group_sensitivity_squared
 
 TREES = ("tree", "honaker")
 

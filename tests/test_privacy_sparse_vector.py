@@ -11,7 +11,7 @@ import pytest
 from scipy import integrate, stats
 
 from fastfed._validate import InputError
-from fastfed.privacy.sparse_vector import AboveThreshold, minimal_scales
+from fastfed.privacy.mechanisms.sparse_vector import AboveThreshold, minimal_scales
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 

@@ -15,9 +15,13 @@ from scipy import stats
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, ClaimCondition, epsilon_of, mu_of
-from fastfed.privacy.binomial_account import Node, VectorSumAccount
-from fastfed.privacy.binomial_noise import pld_delta, shifted_binomial_delta
-from fastfed.privacy.vector_batches import VectorBatches, calibrate_vector_batches
+from fastfed.privacy.accounting.binomial import (
+    Node,
+    VectorSumAccount,
+    pld_delta,
+    shifted_binomial_delta,
+)
+from fastfed.privacy.mechanisms.vector_batches import VectorBatches, calibrate_vector_batches
 
 # -- One user in several nodes ---------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from scipy import linalg, stats
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, ClaimCondition, as_text, mu_of, winsorized_mean
-from fastfed.privacy.losses import composed_epsilon
-from fastfed.privacy.winsorized import (
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon
+from fastfed.privacy.mechanisms.winsorized import (
     WinsorizedMean,
     bin_count,
     calibrate_winsorized,

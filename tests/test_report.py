@@ -18,18 +18,23 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.report import table
-from fastfed.report.canvas import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles, regret
-from fastfed.report.certificates import certificates_text
-from fastfed.report.communication import draw_communication, sends
-from fastfed.report.figure import draw
-from fastfed.report.keys import AXES, check_figure
-from fastfed.report.lines import ceiling, lines, not_stored, off_picture, synchronisation_bounds
-from fastfed.report.privacy_words import privacy_words
-from fastfed.report.sketch import sketch
-from fastfed.report.source import Source, read_source, spaced
-from fastfed.report.spec_text import spec_text
+from fastfed.report.canvas import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
+from fastfed.report.figure import (
+    AXES,
+    ceiling,
+    check_figure,
+    lines,
+    not_stored,
+    off_picture,
+    read_source,
+    synchronisation_bounds,
+)
+from fastfed.report.page import write_report
+from fastfed.report.pictures import draw, draw_communication, sends, sketch
+from fastfed.report.sections import certificates_text
+from fastfed.report.source import Source, regret, spaced
 from fastfed.report.table import plus_minus, rate, sent, times
-from fastfed.report.write import write_report
+from fastfed.report.text import privacy_words, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
 
@@ -198,7 +203,8 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
     """Bytes and regret of every line in the picture of communication."""
-    from fastfed.report import canvas, communication
+    from fastfed.report import canvas
+    from fastfed.report import pictures as communication
 
     seen: list[tuple[Any, Any]] = []
 
@@ -337,7 +343,7 @@ def with_curves(source: Source, **changes: Any) -> Source:
 
 def axes_of(source: Source) -> Any:
     """The axes of the picture of regret, as they are once it is drawn."""
-    from fastfed.report import figure
+    from fastfed.report import pictures as figure
 
     seen: list[Any] = []
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.cli import cli, several
-from fastfed.cli.errors import RunFailed
-from fastfed.cli.several import Planned, how_far
-from fastfed.report.keys import SIZES
+from fastfed.cli import cli, reproduce
+from fastfed.cli.lazy import RunFailed
+from fastfed.cli.reproduce import Planned, how_far
+from fastfed.report.figure import SIZES
 
 FIGURE = """
 name = "{name}"
@@ -210,7 +210,7 @@ def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
     what = "write_report" if while_writing else "play_silently"
-    real = getattr(several, what)
+    real = getattr(reproduce, what)
     calls = []
 
     def stopped(*args: Any) -> Any:
@@ -219,7 +219,7 @@ def test_a_stop_keeps_what_was_played(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(several, what, stopped)
+    monkeypatch.setattr(reproduce, what, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "the same command continues" in result.stderr
     found = rows(figures)
@@ -229,7 +229,7 @@ def test_a_stop_keeps_what_was_played(
         assert second["verdict"] == "unproven"
     else:
         assert second["verdict"] == "not played" and "stopped" in second["why"]
-    monkeypatch.setattr(several, what, real)
+    monkeypatch.setattr(reproduce, what, real)
     again = fastfed("reproduce", "all", "-o", figures)
     assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
     assert again.stdout.splitlines()[1].split()[3] == "0"
@@ -238,14 +238,14 @@ def test_a_stop_keeps_what_was_played(
 
 
 def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = several.play_silently
+    real = reproduce.play_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)
 
-    monkeypatch.setattr(several, "play_silently", failing)
+    monkeypatch.setattr(reproduce, "play_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
     found = rows(figures)

@@ -22,7 +22,7 @@ from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardLaw,
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan
-from fastfed.simulation import compiled, drive, phases
+from fastfed.simulation import compiled, dispatch, phases
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 SEED = 11
@@ -114,7 +114,7 @@ def local(e: Experiment) -> Any:
     )  # fmt: skip
     opened = e.environment.open(e.seed, 0, e.silos)
     plan = other.curves[0].system.plan
-    (played,) = drive.play(opened, [plan], other.checkpoints, record=True)
+    (played,) = dispatch.play(opened, [plan], other.checkpoints, record=True)
     return played
 
 
@@ -236,7 +236,7 @@ def test_progress_hears_of_every_round_once():
         assert sum(heard) == last
     opened = e.environment.open(e.seed, 0, e.silos)
     heard = []
-    drive.play(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
+    dispatch.play(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
     assert sum(heard) == 2 * 31
 
 
@@ -251,7 +251,7 @@ def test_few_checkpoints_see_what_was_released_by_then():
                 np.testing.assert_array_equal(
                     getattr(played, counted), getattr(whole, counted)[at - 1]
                 )
-        assert not drive.shared(plan_of(e))
+        assert not dispatch.shared(plan_of(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

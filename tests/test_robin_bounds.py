@@ -14,7 +14,7 @@ from oracle import huang_2023 as oracle
 
 from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
-from fastfed.bandits import robin_theory as theory
+from fastfed.bandits import robin_bounds as theory
 from fastfed.bandits.setting import Setting
 from fastfed.protocols.phases import last_round, phases_of
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed.report.source import read_source
-from fastfed.report.spec_text import spec_text
-from fastfed.report.write import write_report
+from fastfed.report.figure import read_source
+from fastfed.report.page import write_report
+from fastfed.report.text import spec_text
 from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import passes as passes_module
@@ -24,7 +24,7 @@ from fastfed.simulation import run as run_module
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass, missing_passes, predict_seconds
-from fastfed.simulation.simulate import collect
+from fastfed.simulation.run import collect
 
 
 def spec(**changes):

@@ -17,7 +17,7 @@ from fastfed._kernels import linalg, rng
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
 from fastfed.environments import Replay, Sphere
 from fastfed.protocols.score import SCORES, Score
-from fastfed.simulation import compiled, drive
+from fastfed.simulation import compiled, dispatch
 from fastfed.simulation.experiment import make_experiment
 
 THOMPSON = plugins.module("score", "thompson").thompson
@@ -200,8 +200,8 @@ def test_they_agree_where_data_decide_when_to_synchronise(keys):
 
 def assert_drivers_agree(e):
     opened, plan = e.environment.open(e.seed, 0, e.silos), e.curves[0].system.plan
-    (fast,) = drive.play(opened, [plan], e.checkpoints, threads=2)
-    slow = drive.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.play_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
     np.testing.assert_array_equal(fast.total, slow.total)
     np.testing.assert_array_equal(fast.synchronisations, slow.synchronisations)

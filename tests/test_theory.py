@@ -8,12 +8,12 @@ import pytest
 import fastfed
 from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.certify import SAME_SILO
-from fastfed.bandits.noise_law import NoiseLaw
+from fastfed.bandits.noise_distributions import NoiseLaw
+from fastfed.bandits.radius import ANCHOR, FLOOR
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.theory import ANCHOR, FLOOR
 from fastfed.privacy.certificate import Condition, Guarantee
+from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds
-from fastfed.privacy.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd
 from fastfed.simulation.systems import make_system
 

@@ -11,9 +11,9 @@ from scipy import stats
 import fastfed
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, as_text
-from fastfed.privacy.gaussian import epsilon_of
-from fastfed.privacy.release import TreeRelease
-from fastfed.privacy.tree import prefix_nodes
+from fastfed.privacy.accounting.gdp import epsilon_of
+from fastfed.privacy.releases.tree import prefix_nodes
+from fastfed.privacy.releases.tree_release import TreeRelease
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 

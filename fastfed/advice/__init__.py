@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastfed.advice.advise import advise
-from fastfed.advice.result import Advice, Candidate, Regret, Verdict
-from fastfed.advice.systems import TRUST
+from fastfed.advice.systems import TRUST, Advice, Candidate, Regret, Verdict
 
 __all__ = ["TRUST", "Advice", "Candidate", "Regret", "Verdict", "advise"]

@@ -4,35 +4,104 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.advice.contest import Contest, Entrant, level
-from fastfed.advice.result import BROKEN, READ, Advice, Baseline, Candidate, Verdict
-from fastfed.advice.scale import scalable
+from fastfed.advice.successive_halving import Contest, Entrant, level, pays_from, scalable
 from fastfed.advice.systems import (
+    BROKEN,
     ELSEWHERE,
+    READ,
     TRUST,
+    Advice,
+    Baseline,
+    Candidate,
     Choice,
     Question,
+    Regret,
+    Verdict,
     about_feducb,
     baseline,
     batch_sizes,
     candidates,
     noisier,
 )
-from fastfed.advice.threshold import pays_from
-from fastfed.advice.words import scaling_words, verdict_words
 from fastfed.bandits import Setting
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, Facts, Sphere, environment_from_spec
-from fastfed.privacy.budget import RELATIONS
-from fastfed.report.privacy_words import privacy_words
+from fastfed.privacy.sensitivity import RELATIONS
+from fastfed.report.table import plus_minus
+from fastfed.report.text import privacy_words
 from fastfed.simulation.experiment import make_world
 from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
 from fastfed.simulation.systems import check_kind, setting_of
+
+if TYPE_CHECKING:
+    from fastfed.advice.successive_halving import Size
+
+# ---- The sentences of an answer ------------------------------------------------------------------
+
+
+def scaling_words(size: Size, silos: int, horizon: int) -> str:
+    """How the last stage was simulated."""
+    if size.rounds < horizon:
+        return (
+            f"simulated are the first {size.rounds} of {horizon} rounds of all {silos} silos, "
+            "extended at their last pace: rather too much regret than too little"
+        )
+    if size.silos < silos:
+        return (
+            f"simulated are {size.silos} silos that stand for all {silos}, noise and radius "
+            "scaled: approximate; more seconds play all"
+        )
+    return f"simulated are all {silos} silos over all {horizon} rounds"
+
+
+def verdict_words(
+    verdict: Verdict, best: Regret, alone: Regret, open_: Regret, chance: Regret, *, looked: bool
+) -> str:
+    """Whether to share under this trust, how, and at what price."""
+    ours, theirs = figure(best), figure(alone)
+    mean, stderr = verdict.against_alone
+    if verdict.helps:
+        price = best.mean - open_.mean
+        text = (
+            f"share by {verdict.best}: regret {ours} per silo, alone {theirs}; "
+            f"privacy costs {price:.3g} of it, sharing without would leave {figure(open_)}"
+        )
+        if verdict.level:
+            text += f"; no worse within error: {', '.join(verdict.level)}"
+        return text + "."
+    much = "no less than" if mean > 2.0 * stderr else "not clearly less than"
+    text = (
+        f"privacy is too costly for sharing to help: {verdict.best}, the best, has regret {ours} "
+        f"per silo, {much} each silo alone with {theirs}"
+    )
+    if best.mean > chance.mean - 2.0 * (chance.stderr + best.stderr):
+        text += f", and no less than chance with {figure(chance)}"
+    if open_.mean >= alone.mean:
+        text += f"; nor would sharing without privacy help ({figure(open_)})"
+    if not looked:
+        return text + "."
+    ways = []
+    if verdict.pays_from_epsilon is not None:
+        ways.append(f"epsilon {verdict.pays_from_epsilon:.2g}")
+    if verdict.pays_from_silos is not None:
+        ways.append(f"{float(verdict.pays_from_silos):.2g} silos".replace("e+0", "e"))
+    if not ways:
+        return text + "; neither more silos nor a larger epsilon was found to change that."
+    return f"{text}; it would pay from about {' or '.join(ways)}, all else equal."
+
+
+def figure(regret: Regret) -> str:
+    """A regret with its error."""
+    return plus_minus(regret.mean, regret.stderr)
+
+
+# ---- `advise`: bounds and noise first, then ever longer simulations of ever fewer candidates -----
+
 
 #: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and
 #: from where sharing would pay.

@@ -7,38 +7,25 @@ package it is an entry point (docs/extending.md).
 from __future__ import annotations
 
 from fastfed._system import account
-from fastfed.bandits import (
-    agent_amp,
-    agent_jdp,
-    agent_ldp,
-    agent_linucb,
-    agent_vec,
-    fedlinucb,
-    feducb,
-    feducb_decentralized,
-    local_linucb,
-    private_fedlinucb,
-    random_policy,
-    robin,
-)
+from fastfed.bandits import agents, fedlinucb, feducb, robin
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, System
 
 ALGORITHMS = {
     a.id: a
     for a in (
-        fedlinucb.ALGORITHM,
-        private_fedlinucb.ALGORITHM,
-        feducb.ALGORITHM,
-        feducb_decentralized.ALGORITHM,
-        agent_linucb.ALGORITHM,
-        agent_jdp.ALGORITHM,
-        agent_ldp.ALGORITHM,
-        agent_amp.ALGORITHM,
-        agent_vec.ALGORITHM,
+        fedlinucb.FEDLINUCB,
+        fedlinucb.PRIVATE_FEDLINUCB,
+        feducb.FEDUCB,
+        feducb.FEDUCB_DECENTRALIZED,
+        agents.AGENT_LINUCB,
+        agents.AGENT_JDP,
+        agents.AGENT_LDP,
+        agents.AGENT_AMP,
+        agents.AGENT_VEC,
         robin.ALGORITHM,
-        local_linucb.ALGORITHM,
-        random_policy.ALGORITHM,
+        fedlinucb.LOCAL_LINUCB,
+        fedlinucb.RANDOM,
     )
 }
 

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 
 from fastfed._system import account
-from fastfed.bandits.noise import Mechanism, Noise
+from fastfed.bandits.assemble import Mechanism, Noise
+from fastfed.bandits.radius import Theory
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.theory import Theory
 from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
-from fastfed.privacy.amplification import AmplifiedTree
-from fastfed.privacy.binomial import BinomialTree
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
@@ -29,10 +27,12 @@ from fastfed.privacy.certificate import (
     no_privacy,
     nothing_sent,
 )
-from fastfed.privacy.joint import NestedNoise
-from fastfed.privacy.noisy_points import NoisyPoints
-from fastfed.privacy.two_streams import GaussianRelease
-from fastfed.privacy.vector_batches import VectorBatches
+from fastfed.privacy.mechanisms.amplification import AmplifiedTree
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.mechanisms.joint_dp import NestedNoise
+from fastfed.privacy.mechanisms.local_gaussian import NoisyPoints
+from fastfed.privacy.mechanisms.vector_batches import VectorBatches
+from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
@@ -405,16 +405,3 @@ def _of_phases(plan: PhasePlan, setting: Setting) -> Certificate:
         caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *setting.notes),
         source=claim.source,
     )
-
-
-def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
-    """The plan with other words beside its privacy, in the place of old ones."""
-    if isinstance(plan, PeerPlan):
-        parts = (replace(p, plan=with_caveats(p.plan, old, new)) for p in plan.parts)
-        return replace(plan, parts=tuple(parts))
-    claim = plan.privacy
-    if claim is None:
-        return plan
-    # Any one of the old stands where the new ones are to stand.
-    kept = tuple(c for c in claim.caveats if c not in old)
-    return replace(plan, privacy=msgspec.structs.replace(claim, caveats=(*kept, *new)))

@@ -23,14 +23,13 @@ from functools import partial
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.assemble import assemble
-from fastfed.bandits.robin_lines import lower
-from fastfed.bandits.robin_theory import concentration, initial_phases, sharing_pays
+from fastfed.bandits.radius import Theory
+from fastfed.bandits.robin_bounds import concentration, initial_phases, lower, sharing_pays
 from fastfed.bandits.setting import Setting
 from fastfed.bandits.system import Algorithm, Keys, System
-from fastfed.bandits.theory import Theory
 from fastfed.privacy.account import Claim, sealed
-from fastfed.privacy.budget import Budget
-from fastfed.privacy.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
+from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
+from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import UCB

@@ -1,32 +1,73 @@
-"""Bounds on the regret of ROBIN and of any user-level private algorithm: huang-2023.
-
-Regret is the sum over all silos (the paper's clients) and rounds of best mean minus own mean. What
-is printed as an order is evaluated with natural logarithms and multiplied by `constant`, the hidden
-one; Corollary B.5, Propositions C.3 and D.1 and Theorem C.6 carry their proofs' constants. epsilon
-and delta protect everything that one silo holds.
-
-Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, epsilon > 0, delta in (0, 1),
-diversity lambda_0 > 0 (Assumption 3.1; at most 1/d, as ||x|| <= 1), margin C_0 > 0 (Assumption 3.2,
-of the smallest gap: the paper prints "for all a", its proofs use "there is an a"),
-failure_probability beta in (0, 1), constant > 0. Bad values raise InputError. ||theta*|| <= 1,
-||x|| <= 1 and noise N(0, 1) are assumed.
-
-The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2, and but for 5.5 for a delta of the order
-of 1/(M sqrt T) up to logarithms. Beyond ln 2 they are at most 2.1 times what holds without privacy,
-C_0 d ln T or sqrt(d M T) (the last term of 4.2 apart, whose proof needs no ln 2); 5.3 and 5.5 then
-fall below that. Those with a margin are orders in T, for the other sizes fixed: their instances
-have even d and C_0 >= 1.38 sqrt d.
-"""
+"""Bounds and constants of ROBIN, and of any user-level private algorithm: huang-2023."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.robin_theory import MOST_PHASES, concentration, initial_phases
 from fastfed.bandits.setting import Setting
 from fastfed.protocols.phases import last_round, phases_of
+
+# Constants of ROBIN: its phases, the radius its estimates concentrate in, when sharing can work.
+# huang-2023, Theorem 3.3, Proposition C.3 and Remark 4.6. lambda_0 and C_0 are the diversity and
+# margin constants of the environment (Assumptions 3.1, 3.2, which `fastfed.environments.instances`
+# estimates), beta the failure probability. Natural logarithms, log2 where written.
+
+
+#: Beyond this many phases no horizon is left to play.
+MOST_PHASES = 200
+
+
+def concentration(setting: Setting, lambda_0: float, beta: float) -> float:
+    """c_1 = 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0: estimates of a phase of n rounds lie
+    within c_1 / sqrt n of theta* (Theorem 3.3)."""
+    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    return 4.0 * math.sqrt(2.0 * d * math.log(16.0 * d * (m + 1) * phases / beta)) / lambda_0
+
+
+def initial_phases(setting: Setting, lambda_0: float, margin: float, beta: float) -> int:
+    """U of Proposition C.3: the least U with both of its conditions, the second one implicit in U.
+
+    2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
+    2^U >= 144 d U^2 (C_0 + lambda_0)^2 ln(2 d M P/beta) ln 2 / lambda_0^4.
+    """
+    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    log = math.log(2.0 * d * m * phases / beta)
+    first = math.log2(64.0 * log) - 2.0 * math.log2(lambda_0)
+    second = math.log2(144.0 * d * log * math.log(2.0))
+    second += 2.0 * math.log2(margin + lambda_0) - 4.0 * math.log2(lambda_0)
+    for u in range(1, MOST_PHASES):
+        if u >= first and u >= second + 2.0 * math.log2(u):
+            return u
+    return MOST_PHASES
+
+
+def sharing_pays(setting: Setting, epsilon: float) -> bool:
+    """Whether epsilon >= sqrt(d) ln^1.5(T) / M: Remark 4.6, its hidden constant taken as 1."""
+    rounds = max(math.log(setting.horizon), 0.0)
+    return epsilon >= math.sqrt(setting.dimension) * rounds**1.5 / setting.silos
+
+
+# ---- Bounds on the regret of ROBIN and of any user-level private algorithm: huang-2023 -----------
+# Regret is the sum over all silos (the paper's clients) and rounds of best mean minus own mean.
+# What is printed as an order is evaluated with natural logarithms and multiplied by `constant`, the
+# hidden one; Corollary B.5, Propositions C.3 and D.1 and Theorem C.6 carry their proofs' constants.
+# epsilon and delta protect everything that one silo holds.
+#
+# Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, epsilon > 0, delta in (0,
+# 1), diversity lambda_0 > 0 (Assumption 3.1; at most 1/d, as ||x|| <= 1), margin C_0 > 0
+# (Assumption 3.2, of the smallest gap: the paper prints "for all a", its proofs use "there is an
+# a"), failure_probability beta in (0, 1), constant > 0. Bad values raise InputError. ||theta*|| <=
+# 1, ||x|| <= 1 and noise N(0, 1) are assumed.
+#
+# The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2, and but for 5.5 for a delta of the
+# order of 1/(M sqrt T) up to logarithms. Beyond ln 2 they are at most 2.1 times what holds without
+# privacy, C_0 d ln T or sqrt(d M T) (the last term of 4.2 apart, whose proof needs no ln 2); 5.3
+# and 5.5 then fall below that. Those with a margin are orders in T, for the other sizes fixed:
+# their instances have even d and C_0 >= 1.38 sqrt d.
 
 
 class Deviation(NamedTuple):
@@ -347,3 +388,23 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
     if boolean("printed", printed):
         return t * (0.9 * decay - 10.0 * delta)
     return t * (1.0 - delta) * decay / (1.0 + decay)
+
+
+# ---- ROBIN's bounds along a run: what a figure may draw beside a curve, by round -----------------
+
+
+def lower(keys: Any, setting: Setting, rounds: np.ndarray) -> dict[str, list[float]]:
+    """Lower bounds with epsilon of the curve, hidden constants taken as 1.
+
+    Theorem 4.5 for a trusted server, Theorem 5.3 for none, where the margin constant is known; and
+    Proposition D.1 for the one silo whose context nobody shares, without diversity.
+    """
+    sizes = setting.silos, setting.dimension, keys.epsilon, keys.margin
+    alone = [proposition_d_1(int(t), keys.epsilon, keys.delta) for t in rounds]
+    if keys.margin is None:
+        return {"proposition-d-1": alone}
+    return {
+        "theorem-4-5": [theorem_4_5(int(t), *sizes) for t in rounds],
+        "theorem-5-3": [theorem_5_3(int(t), *sizes) for t in rounds],
+        "proposition-d-1": alone,
+    }

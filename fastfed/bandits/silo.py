@@ -1,4 +1,4 @@
-"""A silo: LinUCB on what it may see, and a randomizer before anything leaves it."""
+"""Silos: of a federation with a server, of one in phases, and of one without a server."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import numpy as np
 
 from fastfed._kernels import environments, linalg
 from fastfed._once import Once, once
-from fastfed._random import NoiseSource, SystemNoise
+from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
-from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
+from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan, last_round
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.release import fixed_point
+from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
+
+# ---- A silo: LinUCB on what it may see, and a randomizer before anything leaves it ---------------
 
 
 class Silo(Once):
@@ -231,3 +235,254 @@ class Silo(Once):
         self.release, self._asked = broadcast.release, None
         self._synchronised_at = self.round
         self.indefinite += shift > 0.0
+
+
+# A silo of a federation in phases: LinUCB alone at first, then greedy on the server's model.
+
+
+class Client(Silo):
+    """One client of ROBIN, step by step (huang-2023, Algorithm 1).
+
+    Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
+    send ``estimate()`` to the server (``fastfed.Averager``) and hand its model to ``adopt``. A
+    client draws no noise: the server is trusted, other clients are not.
+    """
+
+    def __init__(self, plan: PhasePlan, index: int = 0) -> None:
+        self.phases = check_phase_plan(plan)
+        self._statistic = np.zeros(plan.local.statistic_size)
+        self._sent = 0
+        super().__init__(plan.local, index)
+
+    @property
+    def due(self) -> bool:
+        """Whether an estimate has to be sent before the next round."""
+        return self._wanted() > self._sent
+
+    @property
+    def reported(self) -> bool:
+        """Whether an estimate is out whose model has not come back."""
+        return self._sent > self.release
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the server's model is played, and nothing of the client's own."""
+        return self.release > 0
+
+    def _wanted(self) -> int:
+        """Models that must have come before the next round."""
+        ended = self.phases.phase_of(self.round + 1) - 1
+        return max(0, min(ended - self.phases.initial + 1, len(self.phases.releasing)))
+
+    def select(self, actions: object) -> int:
+        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        if self.due or self.reported:
+            raise InputError(
+                f"silo {self.index} must send its estimate and adopt the model of phase "
+                f"{self.phases.releasing[self.release] + 1} before round {self.round + 1}"
+            )
+        return super().select(actions)
+
+    def _radius(self) -> float:
+        return 0.0 if self.greedy else super()._radius()
+
+    def _learn(self, x: np.ndarray, y: float) -> None:
+        linalg.accumulate(self._statistic, x, y)
+        if not self.greedy:
+            self._estimate.observe(x, y)
+
+    @once
+    def estimate(self) -> LocalEstimate:
+        """The least-squares estimate of what was seen since the last one; that is then forgotten.
+
+        Of the initial phases all rounds count, V being set to 0 in greedy phases only.
+        """
+        if not self.due:
+            raise InputError(f"silo {self.index} has no estimate due after round {self.round}")
+        phase = self.phases.releasing[self._sent]
+        (values,) = linalg.least_squares(self._statistic[None], self.plan.dimension)
+        self._statistic = np.zeros(self.plan.statistic_size)
+        self._sent += 1
+        return LocalEstimate(phase, values, self.index)
+
+    @once
+    def adopt(self, model: Model) -> None:
+        """Play the next phase with the server's model."""
+        if not isinstance(model, Model):
+            raise InputError(f"model must be a Model, got {type(model).__name__}")
+        waits = self.phases.releasing[self.release] + 1 if self.reported else None
+        if model.phase != waits:
+            raise InputError(
+                f"silo {self.index} waits for "
+                f"{f'the model of phase {waits}' if waits else 'no model'}, "
+                f"got that of phase {model.phase}"
+            )
+        if model.values.shape != (self.plan.dimension,) or not np.isfinite(model.values).all():
+            raise InputError(f"model must hold {self.plan.dimension} finite numbers")
+        self.release += 1
+        self._estimate.w[:] = 0.0
+        self._estimate.theta[:] = model.values
+        self._second_bonus = 0.0
+
+    def report(self) -> Report | Bits:
+        raise InputError("a client in phases sends estimates: use estimate()")
+
+    def receive(self, broadcast: Broadcast) -> None:
+        raise InputError("a client in phases takes models: use adopt(model)")
+
+
+def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
+    """The greedy phases: (phase whose estimates made the model, first round, last round)."""
+    return [
+        (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))
+        for phase in plan.releasing
+    ]
+
+
+# ---- A silo without a server: gamma estimators, and messages to and from its neighbours ----------
+
+
+Message = Request | Sums
+
+
+class Estimator:
+    """One estimator of one silo: a silo of its clique, which is its own server too."""
+
+    def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
+        self.part, self.index = part, index
+        own = InterleavedNoise(noise, part.clique, part.estimator, gamma)
+        self.silo = Silo(part.plan, part.clique.index(index), own)
+        self._server = Server(part.plan, own)
+        self._reports: dict[int, Report] = {}
+        self.total = np.zeros(part.plan.statistic_size)
+
+    @property
+    def missing(self) -> list[int]:
+        """Members whose report is not in."""
+        return [i for i in self.part.clique if i not in self._reports]
+
+    def take(self, sender: int, report: Report) -> None:
+        """A member's report; with the last of them the sums are synchronised.
+
+        Raises InputError, and nothing changes, unless it is the one that is waited for.
+        """
+        self._check(sender, report)
+        self._reports[sender] = report
+        if len(self._reports) == len(self.part.clique):
+            broadcast = self._server.combine([self._reports[i] for i in self.part.clique])
+            self._reports = {}
+            self.total = broadcast.values
+            self.silo.receive(broadcast)
+
+    def _check(self, sender: int, report: Report) -> None:
+        who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
+        if type(report) is not Report:
+            raise InputError(f"{who} must be a Report, got {type(report).__name__}")
+        if sender in self._reports or report.release != release:
+            again = "again" if sender in self._reports else f"of release {report.release}"
+            raise InputError(f"{who} must be of release {release}, once, got it {again}")
+        place = self.part.clique.index(sender)
+        if report.silo != place:
+            raise InputError(f"{who} must say silo {place} of its clique, got {report.silo}")
+        if report.dimension != plan.dimension:
+            raise InputError(f"{who} must have dimension {plan.dimension}, got {report.dimension}")
+        if not np.isfinite(report.values).all():
+            raise InputError(f"{who} must be finite, got NaN or infinity")
+
+
+class Peer(Once):
+    """One silo of a decentralised federation (dubey-pentland-2020, Algorithm 3).
+
+    Each round: hand over what has arrived with ``receive``, ``select(actions)``, play the action,
+    ``observe(reward)``, then send everything in ``outbox()`` to all neighbours, who hand it on.
+    A bare ``Peer(plan, index)`` draws its privacy noise from the operating system.
+
+    Guarantee: a silo's reports are those of the privatizer, and everybody within gamma hops may
+    read them; a user takes part in one estimator, so the gamma trees compose in parallel.
+    """
+
+    def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
+        if not isinstance(plan, PeerPlan):
+            raise InputError(
+                f"plan must be a PeerPlan, such as system.plan, got {type(plan).__name__}"
+            )
+        self.plan = plan
+        self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
+        self.round = 0
+        source = noise if noise is not None else SystemNoise()
+        self.estimators = [
+            Estimator(part, plan.gamma, self.index, source) for part in plan.of_silo[self.index]
+        ]
+        self._outbox: list[Message] = []
+
+    def _of(self, round: int) -> Estimator:
+        return self.estimators[round % self.plan.gamma]
+
+    @once
+    def select(self, actions: object) -> int:
+        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        if self.round == self.plan.horizon:
+            raise InputError(f"the plan ends after round {self.plan.horizon}")
+        used = self._of(self.round + 1)
+        if used.silo.due or used.silo.reported:
+            raise InputError(
+                f"silo {self.index} must hear the reports of silos {used.missing} "
+                f"before round {self.round + 1}"
+            )
+        return used.silo.select(actions)
+
+    @once
+    def observe(self, reward: float) -> None:
+        """Take in the reward of the selected action."""
+        used = self._of(self.round + 1)
+        waiting = used.silo.asked is not None
+        used.silo.observe(reward)
+        self.round += 1
+        number = used.part.estimator
+        if used.silo.asked is not None and not waiting:
+            self._outbox.append(Request(self.index, number, self.round))
+
+    @once
+    def outbox(self) -> list[Message]:
+        """What is to be broadcast at the end of this round; it is then forgotten.
+
+        Where a noise source fails nothing is lost: call it again.
+        """
+        for used in self.estimators:
+            if used.silo.due:
+                report = used.silo.report()
+                assert isinstance(report, Report)
+                self._outbox.append(Sums(self.index, used.part.estimator, report))
+                used.take(self.index, report)
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    @once
+    def receive(self, message: Message) -> None:
+        """Take in a message; those of other cliques are only passed on, by the network."""
+        if not isinstance(message, Request | Sums):
+            raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
+        integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
+        mine = self.estimators[message.estimator]
+        if message.silo == self.index or message.silo not in mine.part.clique:
+            return
+        if isinstance(message, Request):
+            self._ask(mine, message)
+        else:
+            mine.take(message.silo, message.report)
+
+    def _ask(self, mine: Estimator, message: Request) -> None:
+        plan, number = self.plan, mine.part.estimator
+        round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
+        if round % plan.gamma != number:
+            raise InputError(f"message.round must be one of estimator {number}, got {round}")
+        if mine.silo.clock is not None and mine.silo.asked is not None:
+            return
+        use, played = plan.uses(number, round), mine.silo.round
+        # A silo that lags by one use may hear of one it has not played.
+        if use not in (played, played + 1):
+            raise InputError(
+                f"silo {message.silo} asked in round {round}, which comes too "
+                f"{'late' if use < played else 'early'} at silo {self.index}"
+            )
+        mine.silo.ask(use + 1)

@@ -10,9 +10,10 @@ import msgspec
 from fastfed import _system
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
+from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.bandits.setting import Setting
-from fastfed.bandits.theory import RADII, REGULARIZERS, Theory
 from fastfed.privacy.certificate import Condition
+from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.score import SCORES, UCB
 
@@ -36,14 +37,25 @@ class Algorithm(_system.Algorithm):
 
 def scored(system: System, score: str, setting: Setting) -> System:
     """The system, saying what follows from a score that is no upper confidence bound."""
-    from fastfed.bandits.certify import with_caveats
-
     what = f'the action is the one of the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(what, False)))
     # Privacy is that of what was released, whatever chooses from it and keeps nothing else.
     plan = with_caveats(system.plan, system.theory.caveats, theory.caveats)
     certificate = _system.account(plan, setting)
     return replace(system, plan=plan, theory=theory, certificate=certificate)
+
+
+def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
+    """The plan with other words beside its privacy, in the place of old ones."""
+    if isinstance(plan, PeerPlan):
+        parts = (replace(p, plan=with_caveats(p.plan, old, new)) for p in plan.parts)
+        return replace(plan, parts=tuple(parts))
+    claim = plan.privacy
+    if claim is None:
+        return plan
+    # Any one of the old stands where the new ones are to stand.
+    kept = tuple(c for c in claim.caveats if c not in old)
+    return replace(plan, privacy=msgspec.structs.replace(claim, caveats=(*kept, *new)))
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,15 +19,15 @@ COMMANDS = {
     "reproduce": ("reproduce", "Play figures of the papers, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),
     "report": ("results", "Write page, pictures and tables of an output folder again."),
-    "compare": ("compare", "What differs between two output folders, curve by curve."),
+    "compare": ("results", "What differs between two output folders, curve by curve."),
     "privacy": ("privacy", "What a spec guarantees, without playing it."),
-    "calibrate": ("calibrate", "Noise of a mechanism for a privacy budget."),
+    "calibrate": ("privacy", "Noise of a mechanism for a privacy budget."),
     "plan": ("plan", "Which protocol, release and batch size to take, or whether to share."),
     "audit": (
-        "audit",
+        "privacy",
         "Attack a mechanism or a system, and see how much privacy is provably lost.",
     ),
-    "bench": ("bench", "Speed of the compiled driver against the papers' style."),
+    "bench": ("doctor", "Speed of the compiled driver against the papers' style."),
     "doctor": ("doctor", "Whether this installation and its data are in order."),
 }
 

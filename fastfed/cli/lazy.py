@@ -10,7 +10,21 @@ from typing import Any
 
 import rich_click as click
 
-from fastfed.cli.errors import Stopped
+# ---- Errors of the command line that are no bad input --------------------------------------------
+
+
+class RunFailed(click.ClickException):
+    """The run could not be finished for a reason that can be told in a sentence."""
+
+    exit_code = 1
+
+
+class Stopped(RunFailed):
+    """The user stopped it: no error, but not done either."""
+
+
+# A click group that imports a command when it is called, and says every error in one line.
+
 
 STDOUT = 1
 

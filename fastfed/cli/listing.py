@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from fastfed.cli.options import json_option
-from fastfed.cli.output import print_json, print_table
+from fastfed.cli.output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from fastfed._registry import Registry
@@ -76,7 +75,7 @@ def environments() -> list[dict[str, Any]]:
 
 
 def mechanisms() -> list[dict[str, Any]]:
-    from fastfed.privacy.mechanisms import summary
+    from fastfed.privacy.mechanisms.catalogue import summary
 
     return [
         {"id": name, "summary": summary(name), "package": package}

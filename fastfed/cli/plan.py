@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from fastfed.cli.options import json_option
-from fastfed.cli.output import print_json, print_table, say
+from fastfed.cli.output import json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from fastfed.advice import Advice, Candidate
@@ -138,7 +137,7 @@ def _print(found: Advice) -> None:
             click.echo(f"noisier at the same batch size, so not played: {'; '.join(kinds)}")
         click.echo(f"=> {verdict.sentence}")
     click.echo()
-    from fastfed.advice.words import figure
+    from fastfed.advice.advise import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
@@ -151,7 +150,7 @@ def _print(found: Advice) -> None:
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
-    from fastfed.advice.words import figure
+    from fastfed.advice.advise import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.report.table import sent
 

@@ -1,22 +1,223 @@
-"""`fastfed reproduce`."""
+"""`fastfed reproduce`: one figure, or all of them."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import rich_click as click
 
-from fastfed.cli.errors import RunFailed
-from fastfed.cli.options import overrides, playing_options
-from fastfed.cli.output import say
+from fastfed._memory import shown
+from fastfed.cli.lazy import RunFailed, Stopped
+from fastfed.cli.output import duration, overrides, playing_options, print_table, say
+from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
+from fastfed.experiments import Figure
+from fastfed.report.figure import read_source
+from fastfed.report.page import PAGE, as_drawn, draw_all, has_matplotlib, write_report
+from fastfed.report.sections import Drawn
+from fastfed.report.source import spaced
+from fastfed.report.table import Row, counts, lines, rows_not_played, rows_of
+from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.passes import Resources, check_threads, predict_seconds
+from fastfed.simulation.run import layout_for, left_to_play
 
 if TYPE_CHECKING:
     from fastfed.experiments import Figure
     from fastfed.report.source import Source
-    from fastfed.report.statement_table import Row
+    from fastfed.report.table import Row
     from fastfed.simulation.experiment import Experiment
-    from fastfed.simulation.resources import Resources
+    from fastfed.simulation.passes import Resources
+
+# Playing several figures for `reproduce all`: what it will take, how far it is, what came out.
+
+
+HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
+STOPPED = "stopped before it was played; the same command continues"
+#: Columns of text where a terminal does not say how wide it is.
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A figure, and what is left of it."""
+
+    figure: Figure
+    experiment: Experiment
+    cells: int  # replicates of curves
+    agent_rounds: int
+    seconds: float
+    memory: int = 0  # bytes
+
+
+def planned(
+    ready: Sequence[tuple[Figure, Experiment]],
+    folder: Path,
+    resources: Resources,
+) -> list[Planned]:
+    """What is left of each figure in its folder, how long it will take, and how much memory.
+
+    InputError, before anything is played, where a folder holds something else, and where a figure
+    does not fit into memory.
+    """
+    layouts = [
+        layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
+    ]
+    left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
+    if any(left):
+        say(f"predicting: a few rounds of each of {len(ready)} figures")
+    return [
+        Planned(
+            figure,
+            experiment,
+            sum(len(p.positions) for p in passes),
+            sum(experiment.agent_rounds(p.positions) for p in passes),
+            predict_seconds(experiment, passes, check_threads(resources.threads)),
+            layout.bytes,
+        )
+        for (figure, experiment), passes, layout in zip(ready, left, layouts, strict=True)
+    ]
+
+
+def print_plan(plan: Sequence[Planned]) -> None:
+    """A row for each figure, and one for all of them."""
+    rows = [
+        (
+            p.figure.id,
+            spaced(p.experiment.horizon),
+            str(p.experiment.replicates),
+            str(p.cells),
+            spaced(p.agent_rounds),
+            duration(p.seconds) if p.cells else "-",
+            shown(p.memory) if p.cells else "-",
+        )
+        for p in plan
+    ]
+    total = sum(p.seconds for p in plan)
+    rows.append(
+        (
+            "all",
+            "",
+            "",
+            str(sum(p.cells for p in plan)),
+            spaced(sum(p.agent_rounds for p in plan)),
+            duration(total) if total else "-",
+            shown(max(p.memory for p in plan)) if total else "-",
+        )
+    )
+    print_table(HEADINGS, rows, range(1, len(HEADINGS)))
+
+
+def play_several(
+    plan: Sequence[Planned],
+    folder: Path,
+    resources: Resources,
+    left_out: Sequence[Row],
+) -> None:
+    """Play figures one after another, then write the page over all and print their statements.
+
+    One that fails does not keep the others from being played; RunFailed names it at the end.
+    """
+    began = time.monotonic()
+    drawn: dict[str, Drawn] = {}
+    failed: dict[str, str] = {}
+    for number, each in enumerate(plan):
+        name = each.figure.id
+        if each.cells:
+            say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
+        start = time.monotonic()
+        try:
+            drawn.update(played(each, folder / name, resources))
+        except (Stopped, KeyboardInterrupt):
+            say(f"interrupted: writing the page over what was played into {folder}")
+            waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
+            say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
+            raise Stopped(f"interrupted: {KEPT}") from None
+        except RunFailed as error:
+            failed[name] = error.message
+            say(f"{name}: failed: {error.message}")
+            continue
+        took = duration(time.monotonic() - start) if each.cells else "nothing left to play"
+        say(f"{name}: {took}; {counts(rows_of(name, read_source(folder / name)))}")
+        if number + 1 < len(plan):
+            say(how_far(plan, number + 1, time.monotonic() - began))
+    unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
+    not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
+    print_statements(say_overview(folder, [*left_out, *not_played], drawn))
+    effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
+    say(f"played in {effort}{_memory()}")
+    if not has_matplotlib():
+        say(NO_MATPLOTLIB)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
+
+
+def played(each: Planned, folder: Path, resources: Resources) -> dict[str, Drawn]:
+    """Play what is left of a figure and write its report, with the pictures for the overview.
+
+    Nothing is drawn, and nothing returned, where the report of the same results is there already.
+    """
+    same = not each.cells and (folder / PAGE).exists()
+    same = same and read_source(folder).results.figure == _stored(each.experiment.figure)
+    play_silently(each.experiment, folder, resources)
+    if same:
+        return {}
+    with failures(folder):
+        source = read_source(folder)  # with replicates that an earlier call played beyond these
+        pictures = draw_all(source)
+        write_report(source, folder, pictures)
+    return {folder.name: as_drawn(folder.name, source, pictures)}
+
+
+def how_far(plan: Sequence[Planned], done: int, elapsed: float) -> str:
+    """The running total: how many, since when, and how long at the speed so far."""
+    before = sum(p.seconds for p in plan[:done])
+    left = sum(p.seconds for p in plan[done:])
+    # What is beyond the prediction is mostly drawing, which every figure takes alike; a prediction
+    # that was too long was so by a factor.
+    extra = elapsed - before
+    left = left + extra / done * (len(plan) - done) if extra > 0.0 else left * elapsed / before
+    return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(left)} left"
+
+
+def print_statements(rows: Sequence[Row]) -> None:
+    """The statement table, in the width of the terminal."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
+    for depth, text in lines(rows):
+        before, after = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
+        if width is None or not text:
+            click.echo(f"{before}{text}".rstrip())
+        else:
+            click.echo(textwrap.fill(text, width, initial_indent=before, subsequent_indent=after))
+
+
+def _rows(plan: Iterable[Planned], reason: str) -> list[Row]:
+    return [row for p in plan for row in rows_not_played(p.figure.id, p.experiment.figure, reason)]
+
+
+def _stored(figure: dict[str, Any]) -> Any:
+    """A [figure] table as it comes back from the store."""
+    return msgspec.json.decode(msgspec.json.encode(figure))
+
+
+def _memory() -> str:
+    """The most memory that this process had, where the system counts it."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f", at most {most / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB of memory"
+
+
+# ---- `fastfed reproduce` -------------------------------------------------------------------------
+
 
 ALL = "all"
 
@@ -54,8 +255,7 @@ def reproduce(
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
     from fastfed import experiments
-    from fastfed.cli.several import planned, play_several, print_plan
-    from fastfed.report.statement_table import rows_not_played
+    from fastfed.report.table import rows_not_played
 
     everything = ALL in names
     size = "quick" if quick else "full" if full else ALL if everything else None
@@ -93,7 +293,7 @@ def experiment_of(
 ) -> Experiment:
     """The experiment of a figure in a size; ``replicates`` and ``seed`` replace the spec's."""
     from fastfed import experiments
-    from fastfed.report.keys import check_figure
+    from fastfed.report.figure import check_figure
 
     spec = experiments.figure_spec(figure, data, size)
     spec.update(overrides(spec, replicates, seed, size == "quick"))
@@ -108,7 +308,7 @@ def experiment_of(
 
 def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources) -> None:
     """Play figures one after another, each with its table."""
-    from fastfed.cli.play import play, say_overview
+    from fastfed.cli.run import play, say_overview
 
     try:
         for position, (figure, experiment) in enumerate(ready):
@@ -126,7 +326,7 @@ def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: R
 
 def said(paper: str, source: Source) -> list[str]:
     """What the paper says of a figure, with the verdict where it can be judged."""
-    from fastfed.report.statements import judge
+    from fastfed.report.claims import judge
 
     statements = judge(source.results)
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]

@@ -11,22 +11,23 @@ from typing import Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, nearest, show
-from fastfed.environments.base import Environment, Facts, RewardLaw, described
+from fastfed.environments.base import Adversary, Environment, Facts, LossFacts, RewardLaw, described
 from fastfed.environments.classification import Classification
-from fastfed.environments.fixed_set import FixedSet
-from fastfed.environments.gap import Gap
-from fastfed.environments.gradient_losses import GradientLosses, gradient_signature
-from fastfed.environments.hard_instance import HardInstance
+from fastfed.environments.instances import HardInstance, NoDiversity
 from fastfed.environments.letor import Letor
-from fastfed.environments.losses import Adversary, LossFacts
-from fastfed.environments.lower_bound_losses import LowerBoundLosses
-from fastfed.environments.no_diversity import NoDiversity
-from fastfed.environments.oblivious_losses import ObliviousLosses, losses_signature
+from fastfed.environments.losses import (
+    GradientLosses,
+    LowerBoundLosses,
+    NearRealizableLosses,
+    ObliviousLosses,
+    RealizableLosses,
+    StochasticLosses,
+    gradient_signature,
+    losses_signature,
+)
 from fastfed.environments.python import Python, environment_signature
-from fastfed.environments.realizable_losses import NearRealizableLosses, RealizableLosses
 from fastfed.environments.replay import Replay
-from fastfed.environments.sphere import Sphere
-from fastfed.environments.stochastic_losses import StochasticLosses
+from fastfed.environments.synthetic import FixedSet, Gap, Sphere
 
 #: Contexts and rewards.
 BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {

@@ -1,13 +1,141 @@
-"""What every environment is: a law of actions and rewards, opened once per replicate."""
+"""Environments: the interfaces of bandit environments and adversaries, and rewards."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from fastfed._kernels import environments
-from fastfed._validate import InputError, choice, number
-from fastfed.environments.losses import Adversary, LossFacts
+from fastfed._kernels import losses as loss_kernels
+from fastfed._random import INSTANCE
+from fastfed._validate import InputError, choice, integer, number
+
+# What every adversary is: a law or a sequence of losses of d experts, opened per replicate.
+
+
+#: Where all clients meet one and the same loss.
+COMMON = (
+    "all clients meet the same loss in a round: who stands behind it is a user at every client, "
+    "and the account is of all of these together"
+)
+
+#: Beyond this a number of experts is a typing error, and would fill the memory.
+MOST_EXPERTS = 2**24
+
+#: float64 counts sums of losses exactly up to here.
+COUNTED = 2.0**53
+
+
+@dataclass(frozen=True)
+class LossFacts:
+    """What an adversary guarantees; theory rests on it, and clients clip to it in code."""
+
+    dimension: int  # d experts
+    #: alpha: no coordinate of a gradient is larger.
+    lipschitz: float = 1.0
+    #: Every coordinate of every gradient lies in [alpha - spread, alpha].
+    spread: float = 1.0
+    #: beta: gradients are beta-Lipschitz from the L1 to the maximum norm.
+    smoothness: float = 0.0
+    #: What a loss exceeds its least value on the simplex by at most.
+    loss_range: float = 1.0
+    #: Whether a loss is <l, x> with l in [0, 1]^d.
+    linear: bool = True
+    #: Whether losses are drawn independently from one law.
+    iid: bool = False
+    #: The most that the best expert loses at any client, if that is guaranteed.
+    optimal_loss: float | None = None
+    #: How many losses, of any clients in any rounds, one record can be behind: 1 where every loss
+    #: is another's. Declared, or by how losses are made; never found by comparing them.
+    multiplicity: int = 1
+    #: Whether losses are those of real records, whose owners what a run prints is about.
+    real_records: bool = False
+    #: Whether losses are computed each round.
+    contexts_made: bool = True
+    #: What a reader of the certificate should know about the losses.
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        integer("dimension", self.dimension, at_least=2, at_most=MOST_EXPERTS)
+        alpha = number("lipschitz", self.lipschitz, above=0.0)
+        number("spread", self.spread, above=0.0, at_most=2.0 * alpha)
+        number("smoothness", self.smoothness, at_least=0.0)
+        integer("multiplicity", self.multiplicity, at_least=1)
+        number("loss_range", self.loss_range, above=0.0, at_most=2.0 * alpha)
+        if self.linear and (alpha, self.spread, self.smoothness) != (1.0, 1.0, 0.0):
+            raise InputError(
+                "lipschitz, spread and smoothness must be 1, 1 and 0 for linear losses, which are "
+                f"in [0, 1]; got {alpha:g}, {self.spread:g} and {self.smoothness:g}"
+            )
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """One replicate: keyed losses, and what regret is measured against.
+
+    ``suboptimality(x)``: expected loss of x less that of the best point, per client and round,
+    where losses are drawn from one law: regret is then pseudo-regret. ``optimum`` (d,): the point
+    that losses given as gradients are compared with. With neither, regret is against the best
+    expert in hindsight.
+    """
+
+    losses: loss_kernels.Losses
+    suboptimality: Callable[[np.ndarray], float] | None = None
+    optimum: np.ndarray | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.losses.seed
+
+    @property
+    def replicate(self) -> int:
+        return self.losses.replicate
+
+
+def check_multiplicity(multiplicity: object) -> None:
+    """InputError unless it says how often one record can be used."""
+    integer("multiplicity", multiplicity, at_least=1, at_most=2**53)
+
+
+def check_experts(experts: object) -> int:
+    """d."""
+    return integer("experts", experts, at_least=2, at_most=MOST_EXPERTS)
+
+
+def check_countable(silos: int, horizon: int, unit: float) -> None:
+    """InputError where sums over all silos and rounds would not be exact."""
+    if silos * horizon > COUNTED * unit:
+        raise InputError(
+            f"silos times horizon must be at most {COUNTED * unit:.3g} for these losses, "
+            f"got {silos * horizon:.3g}"
+        )
+
+
+def chances(means: np.ndarray) -> np.ndarray:
+    """Means in [0, 1] as whole multiples of 2^-31."""
+    return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
+
+
+def better_expert(seed: int, replicate: int, experts: int) -> int:
+    """Which expert is the best one: another in every replicate, so that no tie-break favours it."""
+    from fastfed._kernels import rng
+
+    return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)
+
+
+def check_means(mean: float, gap: float) -> None:
+    """That all others have ``mean`` and the best ``mean - gap``, both chances."""
+    number("mean", mean, at_least=0.0, at_most=1.0)
+    number("gap", gap, at_least=0.0, at_most=1.0)
+    if gap > mean:
+        raise InputError(f"gap must be at most mean ({mean:g}), got {gap:g}")
+
+
+# ---- What every environment is: a law of actions and rewards, opened once per replicate ----------
+
 
 #: Reward laws; the same numbers stand in src/ff_environment.h.
 REWARD_LAWS = {"none": 0, "bernoulli": 1, "gaussian": 2}

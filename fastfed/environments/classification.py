@@ -1,18 +1,445 @@
-"""Classification as a bandit: a record is a user, the classes are the actions."""
+"""Classification datasets as bandits: reading them, and the environment."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
+import io
+import math
 import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError, choice, integer, number
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import MAX_DIMENSION
-from fastfed.environments.pool import Pool
-from fastfed.environments.pool_environment import MADE_BEFORE, PoolEnvironment
-from fastfed.environments.records import CODINGS, DIMENSION, Records, records_pool
+from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
+from fastfed.environments.replay import CODINGS, DIMENSION, MAX_CLASSES, Records, records_pool
+
+# Classification data as a contextual bandit: an action per class, reward 1 for the right one.
+# Records of a CSV file (one silo per hospital, bank or campaign, if a column says so) or the digits
+# of scikit-learn become queries that offer one feature vector per class.
+
+
+MAX_CATEGORIES = 50  # distinct texts a column may have and still be one-hot coded
+_MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A CSV file: names (columns,), cells as text, and the line each record ends on."""
+
+    path: str
+    names: list[str]
+    cells: list[list[str]]
+    lines: list[int]
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Where each column that has a name stands."""
+        return {name: i for i, name in enumerate(self.names) if name}
+
+    def column(self, name: str) -> list[str]:
+        at = self.positions[name]
+        return [row[at] for row in self.cells]
+
+
+def classification_pool(
+    data: str | Path,
+    silos: int | None,
+    dimension: int,
+    label: str | None = None,
+    silo: str | None = None,
+    seed: int = 0,
+    columns: Sequence[str] | None = None,
+    coding: str = "projection",
+    ranges: Mapping[str, Any] | None = None,
+    norm: float | None = None,
+) -> Pool:
+    """Pool with one query per record and one action per class.
+
+    Args:
+        data: "digits" (scikit-learn's 1 797 images of 64 pixels, needs scikit-learn) or the path
+            of a CSV file with a header (.csv, .csv.gz; UTF-8).
+        silos: M. Without a silo column the records are split into M equal contiguous blocks; with
+            one, silos may be None or must be the number of its values.
+        dimension: d of the features phi(c, a) the learner sees.
+        label: the column of the classes (CSV only, required there).
+        silo: the column that says whose record it is; silos are its values in order of first
+            appearance. Neither label nor silo enters the features.
+        seed: of the projections below. A public constant, not the seed of an experiment.
+        coding: "projection", or "blocks" (then dimension says nothing).
+        columns: the feature columns; None takes all but label and silo. Columns without a name
+            (the leftovers of spreadsheets, row numbers) are never features.
+        ranges: by column what is known of it without the data: [low, high], beyond which values
+            are clipped, or a list of categories, beside which a text counts as missing.
+        norm: bound on the norm of a record's features and a constant 1, see ``records_pool``. With
+            ranges of all columns it is known: sqrt(columns + 1), of which no more than one number
+            of each column and the constant make up.
+
+    Features: a declared column is scaled or coded by its range, and gets one more that marks
+    missing cells. Of the others a numeric column is scaled to [0, 1] by its least and largest
+    value, any other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column
+    gets one more that marks them. What an action's features are, and its reward, ``records_pool``
+    says.
+
+    Raises InputError for unreadable files, unknown columns, records without label or silo, labels
+    with one class, silos that do not fit, and text columns of more than 50 values.
+    """
+    dimension = integer("dimension", dimension, at_least=1)
+    seed = integer("seed", seed, at_least=0)
+    if silos is not None:
+        silos = integer("silos", silos, at_least=1)
+    if str(data) == "digits":
+        given = {"label": label, "silo": silo, "columns": columns, "ranges": ranges}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f'{name} must be left out with data "digits", got {show(value)}')
+        features, classes = _digits()
+        owner = None
+        notes: tuple[str, ...] = ()
+        declared = True  # by 16, the largest value that a pixel can have
+    else:
+        table = _read(data)
+        known = _ranges(table, ranges)
+        features, classes, owner, notes = _from_table(table, label, silo, columns, known)
+        count = len(_chosen(table, str(label), silo, columns))
+        declared = len(known) == count
+        if declared and norm is None:
+            norm = math.sqrt(count + 1.0)
+    if owner is None:
+        if silos is not None and silos > len(features):
+            raise InputError(
+                f"silos must be at most the {len(features)} records of {data}, got {silos}"
+            )
+    else:
+        found = int(owner.max()) + 1
+        if silos not in (None, found):
+            raise InputError(
+                f"silos must be the {found} values of the silo column {show(silo)}, got {silos}"
+            )
+    records = Records(features, classes, owner, norm)
+    return records_pool(records, silos, dimension, seed, coding, notes, declared)
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError(
+            'data "digits" needs scikit-learn, which is not installed: pip install fastfed[data]'
+        ) from None
+    loaded = load_digits()
+    return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64)
+
+
+# ---- CSV -------------------------------------------------------------------------------------
+
+
+def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
+    """What is declared of each column: an interval, or categories."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"ranges must be a table of columns, such as {{ age = [20, 80] }}, got {show(given)}"
+        )
+    found: dict[str, tuple[float, float] | list[str]] = {}
+    for name, value in given.items():
+        _known("ranges", name, table)
+        where = f"ranges.{name}"
+        entries = list(value) if isinstance(value, (list, tuple)) else []
+        if entries and all(isinstance(entry, str) for entry in entries):
+            if len(set(entries)) < len(entries) or _MISSING & set(entries):
+                raise InputError(f"{where} must name each category once, got {show(value)}")
+            found[name] = entries
+        elif len(entries) == 2:
+            low = number(where, entries[0])
+            high = number(where, entries[1], above=low)
+            if not math.isfinite(high - low):
+                raise InputError(f"{where} spans more than a float64 can hold")
+            found[name] = low, high
+        else:
+            raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
+    return found
+
+
+def _from_table(
+    table: _Table,
+    label: str | None,
+    silo: str | None,
+    columns: Sequence[str] | None,
+    known: Mapping[str, Any] | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
+    """Features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
+    if label is None:
+        raise InputError(
+            f"label must name the column of the classes in {table.path}: one of "
+            f"{', '.join(filter(None, table.names))}"
+        )
+    _known("label", label, table)
+    if silo is not None:
+        _known("silo", silo, table)
+        if silo == label:
+            raise InputError(f"silo must be another column than label, got {show(silo)} for both")
+    classes = _classes(table, label)
+    owner = None
+    if silo is not None:
+        names = _complete(table, "silo", silo)
+        first = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        owner = np.array([first[name] for name in names])
+    chosen = _chosen(table, label, silo, columns)
+    for name in known or ():
+        if name not in chosen:
+            raise InputError(f"ranges must be of feature columns, got {show(name)}")
+    features, notes = _features(table, chosen, known or {})
+    return features, classes, owner, notes
+
+
+def _chosen(
+    table: _Table, label: str, silo: str | None, columns: Sequence[str] | None
+) -> list[str]:
+    """Names of the feature columns."""
+    if columns is None:
+        chosen = [name for name in table.names if name and name not in (label, silo)]
+        if not chosen:
+            raise InputError(f"{table.path} must have a column beside label and silo, found none")
+        return chosen
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise InputError(f"columns must be a list of column names, got {show(columns)}")
+    for name in columns:
+        _known("columns", name, table)
+        if name in (label, silo):
+            role = "label" if name == label else "silo"
+            raise InputError(f"columns must not list the {role} column, got {show(name)}")
+    for name, many in Counter(columns).items():
+        if many > 1:
+            raise InputError(f"columns must name each column once, got {show(name)} twice")
+    return list(columns)
+
+
+def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+    """(n, 2 or categories + 1): a column by what is known of it, and a mark where it is missing.
+
+    Of how many numbers it is does not depend on the data, and no more than one of them is not 0.
+    """
+    cells = table.column(name)
+    if isinstance(known, list):
+        at = {value: i for i, value in enumerate(known)}
+        coded = np.zeros((len(cells), len(known) + 1))
+        coded[np.arange(len(cells)), [at.get(cell, len(known)) for cell in cells]] = 1.0
+        return coded
+    low, high = known
+    scaled = np.zeros((len(cells), 2))
+    for row, cell in enumerate(cells):
+        if cell in _MISSING:
+            scaled[row, 1] = 1.0
+        elif _DECIMAL.fullmatch(cell):
+            scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
+        else:
+            raise InputError(
+                f"{table.path}:{table.lines[row]}: column {show(name)}, which ranges has as "
+                f"numbers, must hold one, got {show(cell)}"
+            )
+    return scaled
+
+
+def _features(
+    table: _Table, names: list[str], known: Mapping[str, Any]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
+    parts: list[np.ndarray] = []
+    empty: list[str] = []
+    broad: list[str] = []
+    text = missing = False
+    for name in names:
+        if name in known:
+            parts.append(_declared(table, name, known[name]))
+            continue
+        cells = table.column(name)
+        absent = np.array([cell in _MISSING for cell in cells])
+        present = [cell for cell in cells if cell not in _MISSING]
+        if not present:
+            empty.append(name)
+            continue
+        if all(_DECIMAL.fullmatch(cell) for cell in present):
+            parts.append(_scaled(table, name, cells, absent))
+        else:
+            values = sorted(set(present))
+            if len(values) > MAX_CATEGORIES:
+                broad.append(name)
+                continue
+            text = True
+            at = {value: i for i, value in enumerate(values)}
+            coded = np.zeros((len(cells), len(values)))
+            rows = np.flatnonzero(~absent)
+            coded[rows, [at[cell] for cell in present]] = 1.0
+            parts.append(coded)
+        if absent.any():
+            missing = True
+            parts.append(absent[:, None].astype(np.float64))
+    if broad:
+        listed = ", ".join(show(name) for name in broad[:10]) + (", ..." if broad[10:] else "")
+        raise InputError(
+            f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
+            f"more in {listed}: leave them out by listing the others in columns"
+        )
+    if not parts:
+        raise InputError(f"{table.path} must have a feature column with values, found none")
+    if len(known) == len(names):
+        return np.hstack(parts), ("features are scaled and coded by declared ranges",)
+    what = "the least and largest value of each column"
+    what += " that is not declared" if known else ""
+    what += ", the categories" if text else ""
+    what += " and which columns have missing values" if missing else ""
+    notes = [f"features are scaled and coded from the data: {what} are taken as public"]
+    if empty:
+        notes.append(f"columns without any value are left out: {', '.join(empty)}")
+    return np.hstack(parts), tuple(notes)
+
+
+def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
+    """(n, 1): a numeric column on [0, 1], 0 where it is absent or constant."""
+    values = np.array(
+        [0.0 if gone else float(cell) for cell, gone in zip(cells, absent.tolist(), strict=True)]
+    )
+    infinite = np.flatnonzero(~np.isfinite(values))
+    if len(infinite):
+        row = int(infinite[0])
+        raise InputError(
+            f"{table.path}:{table.lines[row]}: column {show(name)} must be finite, "
+            f"got {show(cells[row])}"
+        )
+    low, high = float(values[~absent].min()), float(values[~absent].max())
+    width = high - low
+    if not math.isfinite(width):
+        raise InputError(f"{table.path}: column {show(name)} spans more than a float64 can hold")
+    scaled = (values - low) / width if width > 0 else np.zeros_like(values)
+    return np.where(absent, 0.0, scaled)[:, None]
+
+
+def _classes(table: _Table, label: str) -> np.ndarray:
+    """int64 (n,): the class of each record; numbers in order of size, other labels by name."""
+    cells = _complete(table, "label", label)
+    numeric = all(_DECIMAL.fullmatch(cell) for cell in cells)
+    # Exactly: as floats, identifiers of many digits would become one class.
+    keys: list[Any] = _exact(table, label, cells) if numeric else cells
+    values = sorted(set(keys))
+    at = {value: i for i, value in enumerate(values)}
+    classes = np.array([at[key] for key in keys], dtype=np.int64)
+    if len(values) < 2:
+        raise InputError(
+            f"{table.path}: label {show(label)} must have at least 2 classes, got only "
+            f"{show(cells[0])}"
+        )
+    if len(values) > MAX_CLASSES or (len(values) == len(cells) > 2):
+        raise InputError(
+            f"{table.path}: label {show(label)} must be a class (at most {MAX_CLASSES} of them, "
+            f"some met twice), got {len(values)} distinct values in {len(cells)} records"
+        )
+    return classes
+
+
+def _exact(table: _Table, label: str, cells: list[str]) -> list[Decimal]:
+    """Labels that are numbers, as these numbers."""
+    found = []
+    for cell, line in zip(cells, table.lines, strict=True):
+        try:
+            found.append(Decimal(cell))
+        except InvalidOperation:
+            raise InputError(
+                f"{table.path}:{line}: label {show(label)} must have an exponent within reach, "
+                f"got {show(cell)}"
+            ) from None
+    return found
+
+
+def _complete(table: _Table, role: str, name: str) -> list[str]:
+    """Cells of a column that must not miss any."""
+    cells = table.column(name)
+    for cell, line in zip(cells, table.lines, strict=True):
+        if cell in _MISSING:
+            raise InputError(
+                f"{table.path}:{line}: {role} {show(name)} must be given for every record, "
+                f"got {show(cell)}"
+            )
+    return cells
+
+
+def _known(key: str, name: object, table: _Table) -> None:
+    if not isinstance(name, str) or name not in table.positions:
+        named = list(table.positions)
+        hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
+        raise InputError(f"{key} must be a column of {table.path}, got {show(name)}{hint}")
+
+
+def _read(data: str | Path) -> _Table:
+    """Header and records of a CSV file; cells are stripped, blank lines skipped."""
+    path = Path(data)
+    if not os.path.isfile(path):
+        hint = nearest(str(data), ["digits"])
+        raise InputError(
+            f'data must be "digits" or a CSV file (.csv, .csv.gz), got {show(str(data))}{hint}'
+        )
+    names: list[str] = []
+    cells: list[list[str]] = []
+    lines: list[int] = []
+    for line, row in _records(path):
+        if not names:
+            names = row
+            twice = [name for name, many in Counter(names).items() if name and many > 1]
+            if twice:
+                raise InputError(
+                    f"{path}:{line}: column names must differ, got {show(twice[0])} twice"
+                )
+            continue
+        if len(row) != len(names):
+            raise InputError(
+                f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}"
+            )
+        cells.append(row)
+        lines.append(line)
+    if not cells:
+        raise InputError(f"{path} must hold a header and at least one record, found none")
+    return _Table(str(path), names, cells, lines)
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, stripped cells) of every record that is not blank."""
+    try:
+        with path.open("rb") as raw:
+            packed = path.name.endswith(".gz")
+            stream = io.BytesIO(gzip.decompress(raw.read())) if packed else raw
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+                reader = csv.reader(text, strict=True)
+                for row in reader:
+                    if any("\0" in cell for cell in row):
+                        raise InputError(f"{path}:{reader.line_num}: must be text, got a NUL byte")
+                    if any(cell.strip() for cell in row):
+                        yield reader.line_num, [cell.strip() for cell in row]
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise InputError(f"{path} must be UTF-8 text, got byte {byte:#04x}") from None
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: must be CSV, got damage: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} must be a whole gzip file, got damage: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+# ---- Classification as a bandit: a record is a user, the classes are the actions -----------------
 
 
 @dataclass(kw_only=True)
@@ -95,7 +522,6 @@ class Classification(PoolEnvironment):
         )
 
     def load(self, silos: int | None) -> Pool:
-        from fastfed.environments.classification_data import classification_pool
 
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")

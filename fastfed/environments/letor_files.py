@@ -21,17 +21,16 @@ import numpy as np
 
 from fastfed._memory import available
 from fastfed._validate import InputError, integer
-from fastfed.environments.growing import GrowingArray
-from fastfed.environments.letor_blocks import Parts, parse
-from fastfed.environments.letor_cache import (
+from fastfed.environments.letor_parse import MAX_FEATURES, Parts, parse
+from fastfed.environments.storage import (
     FORMAT,
+    GrowingArray,
     cache_folder,
     fresh_folder,
     load_array,
     load_meta,
     write_meta,
 )
-from fastfed.environments.letor_parse import MAX_FEATURES
 
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")

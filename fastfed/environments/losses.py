@@ -1,129 +1,503 @@
-"""What every adversary is: a law or a sequence of losses of d experts, opened per replicate."""
+"""Losses of experts: stochastic, by gradient, oblivious, realizable, and behind lower bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fastfed._kernels import losses as loss_kernels
-from fastfed._random import INSTANCE
-from fastfed._validate import InputError, integer, number
-
-#: Where all clients meet one and the same loss.
-COMMON = (
-    "all clients meet the same loss in a round: who stands behind it is a user at every client, "
-    "and the account is of all of these together"
+from fastfed._validate import InputError, array, boolean, choice, integer, number
+from fastfed.environments.base import (
+    COMMON,
+    Adversary,
+    LossFacts,
+    better_expert,
+    chances,
+    check_countable,
+    check_experts,
+    check_means,
+    check_multiplicity,
+    described,
 )
+from fastfed.environments.python import fingerprint, user_function
 
-#: Beyond this a number of experts is a typing error, and would fill the memory.
-MOST_EXPERTS = 2**24
-
-#: float64 counts sums of losses exactly up to here.
-COUNTED = 2.0**53
+# ---- Losses of one law: coins of which one expert's falls badly less often -----------------------
 
 
-@dataclass(frozen=True)
-class LossFacts:
-    """What an adversary guarantees; theory rests on it, and clients clip to it in code."""
-
-    dimension: int  # d experts
-    #: alpha: no coordinate of a gradient is larger.
-    lipschitz: float = 1.0
-    #: Every coordinate of every gradient lies in [alpha - spread, alpha].
-    spread: float = 1.0
-    #: beta: gradients are beta-Lipschitz from the L1 to the maximum norm.
-    smoothness: float = 0.0
-    #: What a loss exceeds its least value on the simplex by at most.
-    loss_range: float = 1.0
-    #: Whether a loss is <l, x> with l in [0, 1]^d.
-    linear: bool = True
-    #: Whether losses are drawn independently from one law.
-    iid: bool = False
-    #: The most that the best expert loses at any client, if that is guaranteed.
-    optimal_loss: float | None = None
-    #: How many losses, of any clients in any rounds, one record can be behind: 1 where every loss
-    #: is another's. Declared, or by how losses are made; never found by comparing them.
-    multiplicity: int = 1
-    #: Whether losses are those of real records, whose owners what a run prints is about.
-    real_records: bool = False
-    #: Whether losses are computed each round.
-    contexts_made: bool = True
-    #: What a reader of the certificate should know about the losses.
-    notes: tuple[str, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        integer("dimension", self.dimension, at_least=2, at_most=MOST_EXPERTS)
-        alpha = number("lipschitz", self.lipschitz, above=0.0)
-        number("spread", self.spread, above=0.0, at_most=2.0 * alpha)
-        number("smoothness", self.smoothness, at_least=0.0)
-        integer("multiplicity", self.multiplicity, at_least=1)
-        number("loss_range", self.loss_range, above=0.0, at_most=2.0 * alpha)
-        if self.linear and (alpha, self.spread, self.smoothness) != (1.0, 1.0, 0.0):
-            raise InputError(
-                "lipschitz, spread and smoothness must be 1, 1 and 0 for linear losses, which are "
-                f"in [0, 1]; got {alpha:g}, {self.spread:g} and {self.smoothness:g}"
-            )
+#: A row g in {0, 1}^d stands for <g, x>, or for <g, x>^2 / 2.
+SHAPES = ("linear", "quadratic")
 
 
-@dataclass(frozen=True)
-class Adversary:
-    """One replicate: keyed losses, and what regret is measured against.
+@dataclass(kw_only=True)
+class StochasticLosses:
+    """The stochastic adversary (gao-2024, Section 2.2): independent losses of one law.
 
-    ``suboptimality(x)``: expected loss of x less that of the best point, per client and round,
-    where losses are drawn from one law: regret is then pseudo-regret. ``optimum`` (d,): the point
-    that losses given as gradients are compared with. With neither, regret is against the best
-    expert in hindsight.
+    Every client meets in every round g in {0, 1}^d, independent coins of chance ``mean``, but for
+    one expert's ``mean - gap``; which one it is differs between replicates. ``loss``: "linear",
+    <g, x>, or "quadratic", <g, x>^2 / 2, which is convex, 1-Lipschitz and 1-smooth in the L1 norm.
+    Regret is pseudo-regret, against the best point of the simplex in expectation.
     """
 
-    losses: loss_kernels.Losses
-    suboptimality: Callable[[np.ndarray], float] | None = None
-    optimum: np.ndarray | None = None
+    experts: int
+    mean: float = 0.5
+    gap: float = 0.1
+    loss: str = "linear"
+    kind = "stochastic-losses"
 
-    @property
-    def seed(self) -> int:
-        return self.losses.seed
+    def __post_init__(self) -> None:
+        check_experts(self.experts)
+        check_means(self.mean, self.gap)
+        choice("loss", self.loss, SHAPES)
 
-    @property
-    def replicate(self) -> int:
-        return self.losses.replicate
+    def natural_silos(self) -> int | None:
+        return None
 
-
-def check_multiplicity(multiplicity: object) -> None:
-    """InputError unless it says how often one record can be used."""
-    integer("multiplicity", multiplicity, at_least=1, at_most=2**53)
-
-
-def check_experts(experts: object) -> int:
-    """d."""
-    return integer("experts", experts, at_least=2, at_most=MOST_EXPERTS)
-
-
-def check_countable(silos: int, horizon: int, unit: float) -> None:
-    """InputError where sums over all silos and rounds would not be exact."""
-    if silos * horizon > COUNTED * unit:
-        raise InputError(
-            f"silos times horizon must be at most {COUNTED * unit:.3g} for these losses, "
-            f"got {silos * horizon:.3g}"
+    def facts(self, silos: int, horizon: int) -> LossFacts:
+        check_countable(silos, horizon, 1.0)
+        linear = self.loss == "linear"
+        return LossFacts(
+            dimension=self.experts,
+            smoothness=0.0 if linear else 1.0,
+            loss_range=1.0 if linear else 0.5,
+            linear=linear,
+            iid=True,
         )
 
+    def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        means = np.full(self.experts, self.mean)
+        means[better_expert(seed, replicate, self.experts)] -= self.gap
+        coins = chances(means)
+        drawn = coins / loss_kernels.CHANCES
+        quadratic = self.loss == "quadratic"
+        law = square_suboptimality if quadratic else linear_suboptimality
+        best = square_minimum(drawn) if quadratic else float(drawn.min())
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
+        return Adversary(losses, partial(law, drawn, best))
 
-def chances(means: np.ndarray) -> np.ndarray:
-    """Means in [0, 1] as whole multiples of 2^-31."""
-    return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
+    def describe(self) -> dict[str, Any]:
+        return described(self)
 
 
-def better_expert(seed: int, replicate: int, experts: int) -> int:
-    """Which expert is the best one: another in every replicate, so that no tie-break favours it."""
-    from fastfed._kernels import rng
-
-    return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)
+def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
+    """<mu, x> - min_n mu_n."""
+    return max(0.0, float(means @ x) - best)
 
 
-def check_means(mean: float, gap: float) -> None:
-    """That all others have ``mean`` and the best ``mean - gap``, both chances."""
-    number("mean", mean, at_least=0.0, at_most=1.0)
-    number("gap", gap, at_least=0.0, at_most=1.0)
-    if gap > mean:
-        raise InputError(f"gap must be at most mean ({mean:g}), got {gap:g}")
+def square_loss(means: np.ndarray, x: np.ndarray) -> float:
+    """E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2 of independent coins."""
+    return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
+
+
+def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
+    """The same, less its minimum over the simplex."""
+    return max(0.0, square_loss(means, x) - best)
+
+
+def square_minimum(means: np.ndarray) -> float:
+    """The least value of ``square_loss`` over the simplex.
+
+    At the minimum <mu, x> mu_n + x_n mu_n (1 - mu_n) = lambda where x_n > 0, and is at least lambda
+    elsewhere. With s = <mu, x>: x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)), so the experts of
+    least mean are the ones in use, and for k of them s and lambda solve two linear equations.
+    """
+    if means.min() == 0.0:
+        return 0.0
+    order = np.sort(means)
+    found = [square_loss(order, np.eye(1, len(order))[0])]
+    spread = order * (1.0 - order)
+    # An expert that always loses has no spread of its own: it is never better than the others.
+    usable = int((spread > 0.0).sum())
+    inverse = 1.0 / spread[:usable]
+    ones, firsts, squares = (np.cumsum(order[:usable] ** p * inverse) for p in (0, 1, 2))
+    for k in range(1, usable + 1):
+        # sum x = lambda A - s B = 1; <mu, x> = lambda B - s C = s.
+        a, b, c = ones[k - 1], firsts[k - 1], squares[k - 1]
+        lam = (1.0 + c) / (a * (1.0 + c) - b * b)
+        s = lam * b / (1.0 + c)
+        x = np.zeros(len(order))
+        x[:k] = (lam - s * order[:k]) * inverse[:k]
+        if x.min() >= 0.0:
+            found.append(square_loss(order, x / x.sum()))
+    return min(found)
+
+
+# Any convex smooth loss of the weights, given as a function that returns loss and gradient.
+
+
+def gradient_signature() -> Any:
+    """The numba signature of a compiled loss, for ``@numba.cfunc(...)``.
+
+    ``function(state, seed, replicate, silo, round, x, gradient) -> loss``: the loss of that round
+    at x (float64, d), its gradient written into gradient (float64, d); NaN reports a failure.
+    ``state`` points at the float64 array given as ``state``. All randomness must come from
+    (seed, replicate, silo, round).
+    """
+    from numba import types
+
+    doubles = types.CPointer(types.float64)
+    return types.float64(
+        doubles, types.uint64, types.int64, types.int64, types.int64, doubles, doubles
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class GradientLosses:
+    """Losses of one law, convex in x, alpha-Lipschitz and beta-smooth in the L1 norm.
+
+    ``function``: a ``numba.cfunc`` of ``gradient_signature()``, a plain callable
+    ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
+    Coordinates of gradients lie in [alpha - spread, alpha], ``lipschitz`` = alpha and ``spread`` (2
+    alpha unless said); clients clip them to it, and differences of gradients to what ``smoothness``
+    = beta allows, so that the noise that is scaled by these is enough. ``multiplicity``: how many
+    losses, of any clients in any rounds, one record can be behind (1). ``optimum`` (d,): the point
+    of the simplex that regret is measured against.
+    """
+
+    function: Any
+    experts: int
+    optimum: Any
+    lipschitz: float = 1.0
+    smoothness: float = 1.0
+    spread: float | None = None
+    state: Any = None
+    multiplicity: int = 1
+    kind = "gradient-losses"
+
+    def __post_init__(self) -> None:
+        d = check_experts(self.experts)
+        number("lipschitz", self.lipschitz, above=0.0)
+        number("smoothness", self.smoothness, at_least=0.0)
+        check_multiplicity(self.multiplicity)
+        if self.spread is not None:
+            number("spread", self.spread, above=0.0, at_most=2.0 * self.lipschitz)
+        self.optimum = array("optimum", self.optimum, shape=(d,))
+        if self.optimum.min() < 0.0 or abs(self.optimum.sum() - 1.0) > 1e-9:
+            raise InputError("optimum must hold weights >= 0 that add up to 1")
+        self.function, self.state = user_function(
+            self.function, self.state, gradient_signature, "gradient_signature"
+        )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the function runs without Python."""
+        return hasattr(self.function, "address")
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> LossFacts:
+        return LossFacts(
+            dimension=self.experts,
+            lipschitz=self.lipschitz,
+            spread=2.0 * self.lipschitz if self.spread is None else self.spread,
+            smoothness=self.smoothness,
+            loss_range=2.0 * self.lipschitz,
+            linear=False,
+            iid=True,
+            multiplicity=self.multiplicity,
+            notes=(
+                "losses are their user's own: that they are convex and of one law is taken on "
+                "trust",
+            ),
+        )
+
+    def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        key = seed, replicate, silos, self.experts, self.function
+        made: loss_kernels.Losses
+        if self.compiled:
+            made = loss_kernels.Compiled(*key, self.state, gradient=True)
+        else:
+            made = loss_kernels.Called(*key, self._check, gradient=True)
+        return Adversary(made, optimum=self.optimum)
+
+    def _check(self, result: Any) -> tuple[float, np.ndarray]:
+        """What the callable returned, checked each time: it is the user's code."""
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError("function must return (loss, gradient)")
+        return number("loss", result[0]), array("gradient", result[1], shape=(self.experts,))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "function": fingerprint(self.function, self.state),
+            "experts": self.experts,
+            "optimum": self.optimum.tolist(),
+            "lipschitz": self.lipschitz,
+            "smoothness": self.smoothness,
+            "spread": self.spread,
+            **({} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}),
+        }
+
+
+# ---- Losses that were fixed in advance: an array, a file, or a function of silo and round --------
+
+
+UNIT = 2.0**-24
+
+
+def losses_signature() -> Any:
+    """The numba signature of compiled losses, for ``@numba.cfunc(...)``.
+
+    ``function(state, seed, replicate, silo, round, loss) -> status``: write d losses in [0, 1] into
+    loss (float64, d) and return 0; a negative number reports a failure. ``state`` points at the
+    float64 array given as ``state``. All randomness must come from (seed, replicate, silo, round).
+    """
+    from numba import types
+
+    doubles = types.CPointer(types.float64)
+    return types.int64(doubles, types.uint64, types.int64, types.int64, types.int64, doubles)
+
+
+@dataclass(kw_only=True, eq=False)
+class ObliviousLosses:
+    """The oblivious adversary (gao-2024, Section 2.1): losses that do not look at what is played.
+
+    Either ``losses``, an array (T, d) that all clients meet or (m, T, d), or the path of such a
+    .npy file; or ``function`` with ``experts`` = d: a ``numba.cfunc`` of ``losses_signature()``, a
+    plain callable ``(seed, replicate, silo, round) -> losses (d,)``, or in a spec the text
+    "module:name". Losses are in [0, 1] and taken as whole multiples of 2^-24, so that their sums
+    are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
+    the best expert is known to lose at most so much at every client; of an array a curve must say
+    it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can
+    be behind (1); where all clients meet the same losses each of them counts. Regret is against
+    the best expert in hindsight.
+    """
+
+    losses: Any = None
+    function: Any = None
+    experts: int | None = None
+    state: Any = None
+    common: bool = False
+    optimal_loss: int | None = None
+    multiplicity: int = 1
+    kind = "oblivious-losses"
+    _table: np.ndarray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if (self.losses is None) == (self.function is None):
+            raise InputError("give either losses, an array or a .npy file, or function")
+        boolean("common", self.common)
+        check_multiplicity(self.multiplicity)
+        if self.losses is not None:
+            for key in ("experts", "state", "optimal_loss"):
+                if getattr(self, key) is not None:
+                    raise InputError(f"{key} goes with function, not with losses")
+            if self.common:
+                raise InputError("common goes with function; losses (T, d) are common")
+            self._table = quantised(self.losses)
+            return
+        if self.experts is None:
+            raise InputError("experts is required with function")
+        check_experts(self.experts)
+        self.function, self.state = user_function(
+            self.function, self.state, losses_signature, "losses_signature"
+        )
+        if self.optimal_loss is not None:
+            integer("optimal_loss", self.optimal_loss, at_least=0)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the function runs without Python."""
+        return hasattr(self.function, "address")
+
+    def natural_silos(self) -> int | None:
+        return len(self._table) if self.losses is not None and len(self._table) > 1 else None
+
+    def facts(self, silos: int, horizon: int) -> LossFacts:
+        check_countable(silos, horizon, UNIT)
+        if self.losses is None:
+            assert self.experts is not None
+            return LossFacts(
+                dimension=self.experts,
+                optimal_loss=None if self.optimal_loss is None else float(self.optimal_loss),
+                multiplicity=self.multiplicity * (silos if self.common else 1),
+                notes=(
+                    "losses are made by a user's function: taken on trust",
+                    *((COMMON,) if self.common and silos > 1 else ()),
+                ),
+            )
+        if horizon > self._table.shape[1]:
+            raise InputError(
+                f"horizon must be at most {self._table.shape[1]}, the rounds of losses, "
+                f"got {horizon}"
+            )
+        return LossFacts(
+            dimension=self._table.shape[2],
+            contexts_made=False,
+            real_records=True,
+            multiplicity=self.multiplicity * (silos if len(self._table) < silos else 1),
+            notes=(COMMON,) if len(self._table) < silos else (),
+        )
+
+    def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        if self.losses is not None:
+            return Adversary(loss_kernels.Table(seed, replicate, silos, self._table))
+        assert self.experts is not None
+        key = seed, replicate, silos, self.experts, self.function
+        if self.compiled:
+            return Adversary(loss_kernels.Compiled(*key, self.state, common=self.common))
+        return Adversary(loss_kernels.Called(*key, self._check, common=self.common))
+
+    def _check(self, result: Any) -> np.ndarray:
+        """What the callable returned, checked each round: it is the user's code."""
+        loss = array("losses", result, shape=(self.experts,))
+        if not ((loss >= 0.0) & (loss <= 1.0)).all():
+            raise InputError(f"losses must be in [0, 1], got {loss.min():g} to {loss.max():g}")
+        return loss
+
+    def describe(self) -> dict[str, Any]:
+        if self.losses is not None:
+            digest = hashlib.sha256(self._table.data).hexdigest()
+            shape = list(self._table.shape)
+            return {"kind": self.kind, "shape": shape, "losses": digest, **self._declared}
+        return {
+            "kind": self.kind,
+            "function": fingerprint(self.function, self.state),
+            "experts": self.experts,
+            "common": self.common,
+            "optimal_loss": self.optimal_loss,
+            **self._declared,
+        }
+
+    @property
+    def _declared(self) -> dict[str, int]:
+        # The usual one is left out: stored results of earlier versions keep their identity.
+        return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
+
+
+def quantised(losses: Any) -> np.ndarray:
+    """An array or .npy file of losses in [0, 1] as multiples of 2^-24, (1 or m, T, d) uint32."""
+    if isinstance(losses, (str, Path)):
+        try:
+            loaded = np.load(losses, allow_pickle=False)
+        except Exception as error:  # a damaged file makes NumPy raise a dozen kinds of errors
+            raise InputError(f"losses {str(losses)!r} cannot be read: {error}") from None
+        if not isinstance(loaded, np.ndarray):
+            raise InputError(f"losses {str(losses)!r} must be a .npy file of one array")
+        losses = loaded
+    values = array("losses", losses)
+    if values.ndim == 2:
+        values = values[None]
+    if values.ndim != 3 or 0 in values.shape:
+        raise InputError(f"losses must have shape (T, d) or (m, T, d), got {values.shape}")
+    check_experts(values.shape[2])
+    if not ((values >= 0.0) & (values <= 1.0)).all():
+        raise InputError(f"losses must be in [0, 1], got {values.min():g} to {values.max():g}")
+    table: np.ndarray = np.rint(values / UNIT).astype(np.uint32)
+    return np.ascontiguousarray(table)
+
+
+# ---- Losses among which one expert loses nothing, or little (gao-2024, Definition 2.5) -----------
+
+
+@dataclass(kw_only=True)
+class RealizableLosses:
+    """One expert never loses; all others lose 1 with chance ``mean`` in each round at each client.
+
+    The coins are thrown in advance: an oblivious adversary. Which expert is the best one differs
+    between replicates. Regret is what was lost less what the best expert lost.
+    """
+
+    experts: int
+    mean: float = 0.5
+    kind: ClassVar[str] = "realizable-losses"
+    #: L*: in rounds 2, 4, ..., 2 L* the best expert loses 1 at every client.
+    lost: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        check_experts(self.experts)
+        number("mean", self.mean, at_least=0.0, at_most=1.0)
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> LossFacts:
+        check_countable(silos, horizon, 1.0)
+        return LossFacts(dimension=self.experts, optimal_loss=float(self.lost))
+
+    def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        best = better_expert(seed, replicate, self.experts)
+        coins = chances(np.full(self.experts, self.mean))
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
+        return Adversary(losses)
+
+    def describe(self) -> dict[str, Any]:
+        return described(self)
+
+
+@dataclass(kw_only=True)
+class NearRealizableLosses(RealizableLosses):
+    """The same with a best expert that loses 1 at every client in ``optimal_loss`` = L* rounds: the
+    second, the fourth, ..., when little is known yet."""
+
+    optimal_loss: int
+    kind: ClassVar[str] = "near-realizable-losses"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer("optimal_loss", self.optimal_loss, at_least=0, at_most=2**32)
+
+    @property
+    def lost(self) -> int:  # type: ignore[override]
+        return self.optimal_loss
+
+
+# The adversaries behind the lower bounds: clients that all meet the same losses learn no more.
+
+
+THEOREMS = ("2.4", "2.7")
+
+
+@dataclass(kw_only=True)
+class LowerBoundLosses:
+    """``theorem``: "2.4" or "2.7" of gao-2024.
+
+    "2.4": every expert's loss is a fair coin in each round, the same at all clients (Theorem C.1,
+    after Cesa-Bianchi and Lugosi 2006, Theorem 3.7). Whatever is played loses T/2 in expectation,
+    and the best expert in hindsight less: regret per client does not fall with the clients.
+
+    "2.7": in the first ``burst`` rounds all experts but a hidden one lose 1 at every client; from
+    then on nobody loses. Nothing is lost by who finds the hidden one at once, which privacy
+    forbids.
+    """
+
+    experts: int
+    theorem: str = "2.4"
+    burst: int | None = None
+    kind = "lower-bound-losses"
+
+    def __post_init__(self) -> None:
+        check_experts(self.experts)
+        choice("theorem", self.theorem, THEOREMS)
+        if (self.theorem == "2.7") != (self.burst is not None):
+            raise InputError('burst, a number of rounds, goes with theorem = "2.7"')
+        if self.burst is not None:
+            integer("burst", self.burst, at_least=1, at_most=2**32)
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> LossFacts:
+        check_countable(silos, horizon, 1.0)
+        return LossFacts(
+            dimension=self.experts,
+            optimal_loss=0.0 if self.theorem == "2.7" else None,
+            multiplicity=silos,
+            notes=(COMMON,) if silos > 1 else (),
+        )
+
+    def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        means = np.full(self.experts, 0.5 if self.theorem == "2.4" else 1.0)
+        if self.theorem == "2.7":
+            means[better_expert(seed, replicate, self.experts)] = 0.0
+        return Adversary(
+            loss_kernels.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return described(self)

@@ -13,13 +13,7 @@ import numpy as np
 
 from fastfed._kernels import environments
 from fastfed._validate import InputError, array, boolean, integer, show
-from fastfed.environments.base import (
-    INDEPENDENT,
-    MAX_ACTIONS,
-    MAX_DIMENSION,
-    Facts,
-    RewardLaw,
-)
+from fastfed.environments.base import INDEPENDENT, MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw
 
 
 def environment_signature() -> Any:

@@ -1,4 +1,4 @@
-"""Replay of recorded rounds: arrays of features and of the reward of every action."""
+"""Recorded rounds: tables of records, and their replay."""
 
 from __future__ import annotations
 
@@ -11,9 +11,185 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, array, number, show
-from fastfed.environments.base import RewardLaw
-from fastfed.environments.pool import Pool
-from fastfed.environments.pool_environment import MADE_BEFORE, PoolEnvironment
+from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardLaw
+from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
+
+# Records and their classes as a pool: who is in which silo, and what an action's features are.
+
+
+#: How the features of an action are made from a record's.
+CODINGS = ("projection", "blocks")
+#: d of a projection where nothing is said.
+DIMENSION = 20
+MAX_CLASSES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """n records: features (n, p), classes (n,) in 0 .. K - 1, and the silo of each, or None.
+
+    ``norm`` bounds the norm of a record with its constant 1, and is known without the data; where
+    it is None the largest norm is read from the data.
+    """
+
+    features: np.ndarray
+    classes: np.ndarray
+    owner: np.ndarray | None = None
+    norm: float | None = None
+
+    @classmethod
+    def of(cls, features: Any, classes: Any, silo: Any, norm: float | None) -> Records:
+        """Checked records; silos are numbered in order of first appearance."""
+        features = array("features", features, ndim=2)
+        count = len(features)
+        if count == 0:
+            raise InputError("features must hold at least one record, got none")
+        labels = array("classes", classes, shape=(count,))
+        numbers = labels.astype(np.int64)
+        fits = (numbers == labels).all() and numbers.min() >= 0 and numbers.max() < MAX_CLASSES
+        if not fits:
+            odd = labels[(numbers != labels) | (numbers < 0) | (numbers >= MAX_CLASSES)][0]
+            raise InputError(f"classes must be integers from 0 to {MAX_CLASSES - 1}, got {odd:g}")
+        if numbers.max() < 1:
+            raise InputError("classes must hold at least 2 classes, got only 0")
+        if norm is not None:
+            norm = number("norm", norm, above=0.0)
+        return cls(features, numbers, None if silo is None else _owners(silo, count), norm)
+
+    @property
+    def actions(self) -> int:
+        """K."""
+        return int(self.classes.max()) + 1
+
+    @property
+    def silos(self) -> int | None:
+        """Silos that the records name, or None."""
+        return None if self.owner is None else int(self.owner.max()) + 1
+
+    def digest(self) -> str:
+        """sha256 of all that is played."""
+        owner = b"" if self.owner is None else self.owner.tobytes()
+        shape = repr((self.features.shape, self.norm)).encode()
+        return hashlib.sha256(
+            shape + self.features.tobytes() + self.classes.tobytes() + owner
+        ).hexdigest()
+
+
+def records_pool(
+    records: Records,
+    silos: int | None,
+    dimension: int,
+    seed: int,
+    coding: str,
+    notes: tuple[str, ...] = (),
+    declared: bool = True,
+) -> Pool:
+    """Pool with one query per record and one action per class.
+
+    ``declared``: whether the features came here without a look at other records.
+
+    With z the p + 1 numbers of a record and a constant 1, divided by the largest norm of any
+    record (or shrunk to ``norm`` and divided by it), an action's features phi(c, a) are
+
+    - "projection": P_a z, where the P_a (dimension, p + 1) are public: orthonormal columns
+      (dimension >= p + 1) or rows from the QR factorisation of a Gaussian matrix of ``seed``, so
+      that ||phi|| <= ||z|| <= 1;
+    - "blocks": z in the block of action a and 0 elsewhere, d = K (p + 1): a linear model for each
+      action, nothing lost.
+
+    The mean reward is 1 if a is the record's class and 0 if not.
+    """
+    features, classes, owner = records.features, records.classes, records.owner
+    count, actions = len(features), records.actions
+    if owner is None:
+        if silos is None:
+            raise InputError("silos must be given for data without a silo column, got None")
+        if silos > count:
+            raise InputError(f"silos must be at most the {count} records, got {silos}")
+        silo_starts = equal_blocks(count, silos)
+    else:
+        order = np.argsort(owner, kind="stable")
+        features, classes = features[order], classes[order]
+        silo_starts = np.concatenate([[0], np.cumsum(np.bincount(owner))])
+    width = dimension if coding == "projection" else actions * (features.shape[1] + 1)
+    if width > MAX_DIMENSION:
+        raise InputError(
+            f'coding = "blocks" needs {actions} actions x {features.shape[1] + 1} features, at '
+            f'most {MAX_DIMENSION} numbers; use coding = "projection"'
+        )
+    z = _scaled(features, width, records.norm)
+    rows = _project(z, actions, dimension, seed) if coding == "projection" else _blocks(z, actions)
+    public = (
+        "rows are divided by the largest norm in the data, which is taken as public"
+        if records.norm is None
+        else f"records are shrunk one by one to norm {records.norm:g}, a limit that is known "
+        "without the data"
+    )
+    return Pool.from_rows(
+        rows,
+        (np.arange(actions) == classes[:, None]).astype(np.float64).ravel(),
+        np.arange(count + 1) * actions,
+        silo_starts,
+        notes=(
+            *notes,
+            public,
+            "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
+            "features: no radius is proven",
+        ),
+        conditions=((SCALED, declared and records.norm is not None),),
+    )
+
+
+def _owners(silo: Any, count: int) -> np.ndarray:
+    """int64 (n,): the silo of each record, numbered in order of first appearance."""
+    names = np.asarray(silo).tolist()
+    if not isinstance(names, list) or len(names) != count:
+        raise InputError(f"silo must name one silo for each of {count} records, got {show(silo)}")
+    try:
+        at = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    except TypeError:
+        raise InputError(f"silo must be a flat list of names, got {show(silo)}") from None
+    if any(name is None or name != name for name in at):
+        raise InputError("silo must be given for every record, got None or NaN")
+    return np.array([at[name] for name in names], dtype=np.int64)
+
+
+def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
+    """(n, p + 1): records with a constant 1, norms at most 1."""
+    z = np.hstack([features, np.ones((len(features), 1))])
+    norms = np.linalg.norm(z, axis=1)
+    # A little under 1, so that float32 rounding and summing d squares stays at most 1.
+    below = 1.0 - (width + 4) * 2.0**-24
+    if norm is None:
+        z *= below / norms.max()
+    else:
+        z *= (below / np.maximum(norms, norm))[:, None]
+    return z
+
+
+def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
+    """float32 (n * actions, dimension): P_a z of each record, the actions of a record together."""
+    rng = np.random.default_rng(seed)
+    rows = np.empty((len(z), actions, dimension), dtype=np.float32)
+    for action in range(actions):
+        normal = rng.standard_normal((dimension, z.shape[1]))
+        tall = dimension >= z.shape[1]
+        q, r = np.linalg.qr(normal if tall else normal.T)
+        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # unique: the diagonal of R positive
+        rows[:, action] = z @ (q.T if tall else q)
+    return rows.reshape(-1, dimension)
+
+
+def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
+    """float32 (n * actions, actions * p): z in the action's own block."""
+    count, p = z.shape
+    rows = np.zeros((count, actions, actions, p), dtype=np.float32)
+    for action in range(actions):
+        rows[:, action, action] = z
+    return rows.reshape(count * actions, actions * p)
+
+
+# ---- Replay of recorded rounds: arrays of features and of the reward of every action -------------
 
 
 @dataclass(kw_only=True)

@@ -6,17 +6,16 @@ A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORIT
 from __future__ import annotations
 
 from fastfed._system import account
-from fastfed.experts import fed_dp_ope_stoch, fed_svt, hedge, leader
-from fastfed.experts.setting import Setting
-from fastfed.experts.system import Algorithm, System
+from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt
+from fastfed.experts.plan import Algorithm, Setting, System
 
 ALGORITHMS = {
     a.id: a
     for a in (
         fed_dp_ope_stoch.ALGORITHM,
         fed_svt.ALGORITHM,
-        leader.ALGORITHM,
-        hedge.ALGORITHM,
+        baselines.LEADER,
+        baselines.HEDGE,
     )
 }
 

@@ -21,10 +21,12 @@ failure_probability rho in (0, 1), lipschitz alpha > 0 and smoothness beta >= 0 
 
 from __future__ import annotations
 
-from fastfed.experts.bound_table import TABLE_1, table_1, table_1_communication
 from fastfed.experts.lower_bounds import (
+    TABLE_1,
     HiddenExpert,
     hidden_expert,
+    table_1,
+    table_1_communication,
     theorem_2_4,
     theorem_2_4_private,
     theorem_2_7,

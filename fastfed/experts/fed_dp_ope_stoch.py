@@ -29,15 +29,26 @@ import numpy as np
 
 from fastfed._system import account
 from fastfed._validate import InputError, choice, number
-from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.lower_lines import lower_lines
-from fastfed.experts.plan import CENTRAL_SCORES, LOCAL_SCORES, PLAIN_SCORES
-from fastfed.experts.setting import Setting
-from fastfed.experts.system import Algorithm, System
-from fastfed.experts.vertices import BATCHES, Bounds, Phase, phases_of, shape, wanted_trees
-from fastfed.experts.words import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, not_met, used
+from fastfed.experts.fed_svt import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, not_met, used
+from fastfed.experts.frank_wolfe import (
+    BATCHES,
+    Bounds,
+    FrankWolfePlan,
+    Phase,
+    phases_of,
+    shape,
+    wanted_trees,
+)
+from fastfed.experts.lower_bounds import lower_lines
+from fastfed.experts.plan import (
+    CENTRAL_SCORES,
+    LOCAL_SCORES,
+    PLAIN_SCORES,
+    Algorithm,
+    Setting,
+    System,
+)
 from fastfed.privacy.account import Claim, LossesOfOne, epsilon_at, released, sealed
-from fastfed.privacy.budget import Budget
 from fastfed.privacy.certificate import (
     CHANCES,
     SIMULATION,
@@ -48,13 +59,14 @@ from fastfed.privacy.certificate import (
     SideCertificate,
     no_privacy,
 )
-from fastfed.privacy.vertex_sets import (
+from fastfed.privacy.mechanisms.vertex_sets import (
     CALIBRATIONS,
     PROTECTED,
     SOURCES,
     VertexNoise,
     calibrate_vertices,
 )
+from fastfed.privacy.sensitivity import Budget
 
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 

@@ -1,41 +1,30 @@
-"""Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, changed when it loses much.
-
-Deviations from the paper, and why:
-- The query is compared with L plus the threshold's noise; as printed it is compared with L, the
-  threshold's noise is never used, and the sparse vector technique has no proof.
-- Each expert is scored by what it has lost itself; as printed by what the played ones have, which
-  is the same for all, so that the new expert is a uniformly random one.
-- tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
-- ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
-  threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
-  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
-  follow from the printed proof; the certificate says what it is worth.
-- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh of
-  the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
-- ``threshold = "proven"``: L with the least margin for the noise that is really drawn
-  (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
-- All clients send in every exchange, also once kappa is spent, as in the paper.
-"""
+"""Fed-SVT (gao-2024, Algorithm 2): sparse-vector switching between experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from fastfed._random import CHOICE, QUERY, THRESHOLD, IdealSource, NoiseSource, is_exact
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.experts.lower_lines import lower_lines
-from fastfed.experts.plan import SPARSE_SWITCHING
-from fastfed.experts.setting import Setting
-from fastfed.experts.sparse_vector import SparseVectorPlan
-from fastfed.experts.sums import check_linear, check_phase_length
-from fastfed.experts.system import Algorithm, System
-from fastfed.experts.words import ONE_LOSS, PLAYED, RAW_MESSAGES, not_met, used
-from fastfed.privacy.account import Claim, epsilon_at, released, sealed
-from fastfed.privacy.budget import Budget
+from fastfed.experts.lower_bounds import lower_lines
+from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
+from fastfed.experts.plan import (
+    SPARSE_SWITCHING,
+    Algorithm,
+    Decider,
+    ExpertChoice,
+    Setting,
+    System,
+    start_expert,
+)
+from fastfed.privacy import exact
+from fastfed.privacy.account import Claim, Described, epsilon_at, of_record, released, sealed
 from fastfed.privacy.certificate import (
     CHANCES,
     SIMULATION,
@@ -44,7 +33,192 @@ from fastfed.privacy.certificate import (
     Guarantee,
     SideCertificate,
 )
-from fastfed.privacy.sparse_switching import CALIBRATIONS, SparseSwitching, calibrate_switching
+from fastfed.privacy.mechanisms.laplace import standard_laplace
+from fastfed.privacy.mechanisms.sparse_vector import (
+    CALIBRATIONS,
+    SparseSwitching,
+    calibrate_switching,
+)
+from fastfed.privacy.sensitivity import Budget
+
+# ---- Fed-SVT as plain data, and its server: an expert is kept until it has lost too much ---------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVectorPlan(SumsPlan):
+    """One curve of Fed-SVT."""
+
+    noise: SparseSwitching
+    threshold: float  # L, of the sum of all clients' losses
+    floor: float  # m L*: losses below it count as it
+
+    def decider(self, noise: NoiseSource) -> Decider:
+        return ExactSparseVector(self, noise) if is_exact(noise) else SparseVector(self, noise)
+
+
+@released.register
+def _(plan: SparseVectorPlan) -> tuple[Described, ...]:
+    return (of_record(plan.noise, plan.privacy or Claim(source="none")),)
+
+
+class SparseVector:
+    """Algorithm 5 of gao-2024, corrected as the module ``fed_svt`` says; decisions in float64, from
+    uniforms of 53 bits, as simulations make them."""
+
+    def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self.switches = 0  # k
+        self._release = 0
+        self._expert = 0
+        self._total = np.zeros(plan.experts)
+        self._before = 0.0  # what the expert had lost when it was chosen
+        self._drawn: dict[tuple[int, int], Any] = {}
+        self._limit = self._threshold(0)
+        self._drawn = {}
+
+    def _draw(self, purpose: int, release: int) -> Any:
+        """A draw of this exchange: kept until it is over, for a source that fails midway."""
+        key = purpose, release
+        if key not in self._drawn:
+            self._drawn[key] = self._source(purpose, release)
+        return self._drawn[key]
+
+    def _source(self, purpose: int, release: int) -> Any:
+        return self.noise.uniform(purpose, release)
+
+    def _threshold(self, switches: int) -> Any:
+        """L plus noise, fresh for every expert."""
+        drawn = standard_laplace(self._draw(THRESHOLD, switches + 1))
+        return self.plan.threshold + self.plan.noise.threshold_scale * drawn
+
+    def _above(self, query: float, release: int) -> bool:
+        """Whether the query with its noise is above the threshold with its own."""
+        drawn = standard_laplace(self._draw(QUERY, release))
+        return bool(query + self.plan.noise.query_scale * drawn > self._limit)
+
+    def _choose(self, costs: np.ndarray, release: int) -> int:
+        """The next expert."""
+        return self.plan.noise.choices.choose(costs, self._draw(CHOICE, release))
+
+    def start(self) -> ExpertChoice:
+        self._expert = start_expert(self.plan.experts, self.noise)
+        return ExpertChoice(0, self._expert)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        plan, release = self.plan, self._release + 1
+        lost = self._total + total
+        expert, before, limit, switches = self._expert, self._before, self._limit, self.switches
+        if switches < plan.noise.switches and self._above(lost[expert] - before, release):
+            expert = self._choose(np.maximum(lost, plan.floor), release)
+            limit = self._threshold(switches + 1)
+            before, switches = float(lost[expert]), switches + 1
+        choice = ExpertChoice(release, expert)
+        # Everything is computed: from here on nothing can fail.
+        self._total, self._release, self._drawn = lost, release, {}
+        self._expert, self._before, self._limit, self.switches = expert, before, limit, switches
+        return choice
+
+    @property
+    def events(self) -> dict[str, int]:
+        return {
+            "switches": self.switches,
+            "switches_spent": int(self.switches == self.plan.noise.switches),
+        }
+
+
+class ExactSparseVector(SparseVector):
+    """The same with decisions as for real numbers, from ideal draws (fastfed.privacy.exact).
+
+    Losses are multiples of a unit u, so that one that is replaced moves a sum by 1 + u at most:
+    noise is larger, and the choice's range smaller, by more than that factor.
+    """
+
+    noise: IdealSource
+
+    def __init__(self, plan: SparseVectorPlan, noise: IdealSource) -> None:
+        self._unit = exact.quantum(plan.silos * plan.horizon)
+        self._moved = 1.0 + 2.0 * self._unit + 2.0**-48
+        super().__init__(plan, noise)
+
+    def decide(self, total: np.ndarray) -> ExpertChoice:
+        exact.check_fixed(total, self._unit, "the sum of the reports")
+        return super().decide(total)
+
+    def _source(self, purpose: int, release: int) -> Any:
+        if purpose == CHOICE:
+            return self.noise.ideal_uniforms(purpose, release, 1)
+        return self.noise.ideal_draws(purpose, release, 1)
+
+    def _threshold(self, switches: int) -> Any:
+        return self._draw(THRESHOLD, switches + 1)
+
+    def _above(self, query: float, release: int) -> bool:
+        noise, larger = self.plan.noise, self._moved
+        return exact.above(
+            float(query),
+            noise.query_scale * larger,
+            self._draw(QUERY, release),
+            self.plan.threshold,
+            noise.threshold_scale * larger,
+            self._limit,
+        )
+
+    def _choose(self, costs: np.ndarray, release: int) -> int:
+        choices = self.plan.noise.choices
+        rate = choices.eta / (2.0 * choices.sensitivity * self._moved)
+        ones = np.ones(len(costs), dtype=np.int64)
+        at, _ = exact.choose(costs, rate, ones, self._draw(CHOICE, release))
+        return at
+
+
+# ---- What certificates of experts say, wherever they say the same --------------------------------
+
+
+#: What a user is where there are losses, and what is protected.
+USER = "a user is one loss function of one client in one round"
+PLAYED = f"{USER}; what is protected is what is played"
+SENT = f"{USER}; what is protected is what the client sends"
+#: Whom a guarantee for one loss of many that one record is behind is about.
+ONE_LOSS = "neighbours differ in one loss of one client in one round"
+#: Of a trusted server.
+RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
+NOT_MET = "the claimed budget is not met; the exact value is what holds"
+
+
+def not_met(uses: int) -> str:
+    """Why an exact value is above the claim, where one record is behind so many losses."""
+    if uses == 1:
+        return NOT_MET
+    return (
+        f"one record can be behind {uses} losses, and the noise is for one: the exact value is of "
+        "all of these replaced together"
+    )
+
+
+def used(uses: int, multiplicity: int) -> Condition:
+    """That the account is of all losses that one record can be behind."""
+    times = "two losses" if uses == 1 else f"more than {uses} losses"
+    text = f"no record is behind {times} (by how losses are made, or declared)"
+    return Condition(text, multiplicity <= uses)
+
+
+# Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, changed when it loses much.
+# Deviations from the paper, and why:
+# - The query is compared with L plus the threshold's noise; as printed it is compared with L, the
+#   threshold's noise is never used, and the sparse vector technique has no proof.
+# - Each expert is scored by what it has lost itself; as printed by what the played ones have, which
+#   is the same for all, so that the new expert is a uniformly random one.
+# - tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
+# - ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
+#   threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
+#   that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
+#   follow from the printed proof; the certificate says what it is worth.
+# - ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh
+#   of the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
+# - ``threshold = "proven"``: L with the least margin for the noise that is really drawn
+#   (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
+# - All clients send in every exchange, also once kappa is spent, as in the paper.
+
 
 PROVEN, PRINTED = "proven", "printed"
 RULES = (PROVEN, PRINTED)

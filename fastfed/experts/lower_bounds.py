@@ -1,8 +1,4 @@
-"""What no federated prediction from experts does better than: gao-2024, Theorems 2.4 and 2.7.
-
-`theorem_2_4` without privacy and `hidden_expert` with it are proven, with constants; the others are
-printed orders. Arguments as in `fastfed.experts.bounds`.
-"""
+"""Lower bounds and Table 1 of gao-2024, and the argument checks that all its bounds share."""
 
 from __future__ import annotations
 
@@ -12,8 +8,39 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import betainc
 
-from fastfed._validate import integer, number
-from fastfed.experts import bound_checks as check
+from fastfed._validate import choice, integer, number
+from fastfed.experts.plan import ExpertPlan, Setting
+
+# ---- Checks of the arguments that most bounds share; what they mean stands in `bounds` -----------
+
+
+def check_horizon(t: int) -> int:
+    return integer("horizon", t, at_least=1)
+
+
+def check_clients(m: int) -> int:
+    return integer("clients", m, at_least=1)
+
+
+def check_experts(d: int) -> int:
+    return integer("experts", d, at_least=1, at_most=2**53)
+
+
+def check_epsilon(value: float) -> float:
+    return number("epsilon", value, above=0)
+
+
+def check_failure(rho: float) -> float:
+    return number("failure_probability", rho, above=0, below=1)
+
+
+def check_constant(value: float) -> float:
+    return number("constant", value, above=0)
+
+
+# What no federated prediction from experts does better than: gao-2024, Theorems 2.4 and 2.7.
+# `theorem_2_4` without privacy and `hidden_expert` with it are proven, with constants; the others
+# are printed orders. Arguments as in `fastfed.experts.bounds`.
 
 
 class HiddenExpert(NamedTuple):
@@ -31,7 +58,7 @@ def theorem_2_4(horizon: int, experts: int) -> float:
     accuracy about 1e-9; horizon at most 2^40.
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
-    d = check.experts(experts)
+    d = check_experts(experts)
     # The largest is as far above T/2 as the least is below: sum P(max > k) - T/2, where P(max > k)
     # differs from 1 or 0 by less than 1e-16 only within this many standard deviations.
     half = t // 2
@@ -58,8 +85,8 @@ def theorem_2_4_private(
     gives all clients the same losses and then treats one round as one record; it is m of them, so
     that group privacy leaves m epsilon for epsilon: `hidden_expert` is what is proven.
     """
-    t, d = check.horizon(horizon), check.experts(experts)
-    return check.constant(constant) * min(math.log(d) / check.epsilon(epsilon), t)
+    t, d = check_horizon(horizon), check_experts(experts)
+    return check_constant(constant) * min(math.log(d) / check_epsilon(epsilon), t)
 
 
 def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float = 1.0) -> float:
@@ -68,8 +95,8 @@ def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float =
     For epsilon <= 1 and delta <= epsilon/d. It needs T above it too. `hidden_expert` has a proof
     and constants.
     """
-    m, d = check.clients(clients), check.experts(experts)
-    return check.constant(constant) * math.log(d) / m / check.epsilon(epsilon)
+    m, d = check_clients(clients), check_experts(experts)
+    return check_constant(constant) * math.log(d) / m / check_epsilon(epsilon)
 
 
 def hidden_expert(
@@ -93,8 +120,8 @@ def hidden_expert(
     # = P_D(x_it = j): p <= q p_0 + c (q - 1) and 1 - p_0 <= q (1 - p) + c (q - 1). The p_0 of all
     # j sum to at most 1, and the lesser of the two bounds on p is concave in p_0: the mean p is at
     # most the bound at p_0 = 1/d. Summed over rounds and averaged over clients that is the regret.
-    t, m, d = check.horizon(horizon), check.clients(clients), check.experts(experts)
-    x = m * check.epsilon(epsilon)
+    t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
+    x = m * check_epsilon(epsilon)
     c = number("delta", delta, at_least=0, below=1)
     c = c / math.expm1(epsilon) if epsilon < 700 else 0.0
     if d == 1:
@@ -110,3 +137,94 @@ def hidden_expert(
     total = (1.0 + c) * n1 - (1.0 / d + c) * powers
     tail = math.exp(-n1 * x) * math.expm1(-(n2 - n1) * x) / math.expm1(-x)
     return HiddenExpert(n2, max(0.0, total + a * tail - c * (n2 - n1)))
+
+
+# ---- What no algorithm does better than, to be drawn beside curves of linear losses --------------
+
+
+def lower_lines(
+    plan: ExpertPlan,
+    setting: Setting,
+    rounds: np.ndarray,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+) -> dict[str, list[float]]:
+    """Lower bounds of expected group regret at rounds (C,), each for the worst of its adversaries.
+
+    "theorem-2-4": fair coins, the same at all clients, whatever is played; of regret in hindsight,
+    for in expectation no coin is better than another. "hidden-expert": what privacy costs where all
+    experts but one lose in every round.
+    """
+
+    m, d = plan.silos, plan.experts
+    found = {}
+    if not setting.iid:
+        found["theorem-2-4"] = [m * theorem_2_4(int(t), d) for t in rounds]
+    if epsilon is not None:
+        found["hidden-expert"] = [
+            m * hidden_expert(int(t), m, d, epsilon, delta=delta).regret for t in rounds
+        ]
+    return found
+
+
+# ---- Table 1 of gao-2024: regret and communication of what is known, as printed orders -----------
+# Arguments as in `fastfed.experts.bounds`.
+
+
+TABLE_1 = (
+    "limited-updates",
+    "fed-dp-ope-stoch",
+    "sparse-vector",
+    "fed-svt",
+    "sparse-vector-approximate",
+    "fed-svt-approximate",
+    "realizable-lower",
+    "private-sd",
+    "private-sd-approximate",
+    "oblivious-lower",
+)
+
+
+def table_1(
+    row: str, horizon: int, clients: int, experts: int, epsilon: float, *, constant: float = 1.0
+) -> float:
+    """Regret in a row of Table 1, the printed order; rows in TABLE_1, from top to bottom.
+
+    Rows of one client ignore `clients`. The table drops beta, N, L*, delta and rho, though
+    ln(1/delta) and N are factors of what it abbreviates: Fed-SVT's holds for N + L* up to
+    ln(T)/(m epsilon), which is below the least N, 1, from m epsilon = ln T on. `fed-dp-ope-stoch`
+    has sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
+    """
+    name = choice("row", row, TABLE_1)
+    t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
+    epsilon = check_epsilon(epsilon)
+    log_t, log_d = math.log(t), math.log(d)
+    pure, approximate = log_t * log_d + log_d**2, log_t * log_d + log_d**1.5
+    value = {
+        "limited-updates": math.sqrt(t * log_d) + log_d * log_t / epsilon,
+        "fed-dp-ope-stoch": math.sqrt(t * log_d / m) + log_d * log_t / math.sqrt(m) / epsilon,
+        "sparse-vector": pure / epsilon,
+        "fed-svt": pure / m / epsilon,
+        "sparse-vector-approximate": approximate / epsilon,
+        "fed-svt-approximate": approximate / m / epsilon,
+        "realizable-lower": log_d / m / epsilon,
+        "private-sd": math.sqrt(t) * log_d / epsilon,
+        "private-sd-approximate": math.sqrt(t * log_d) + t ** (1.0 / 3.0) * log_d / epsilon,
+        "oblivious-lower": min(log_d / epsilon, float(t)),
+    }[name]
+    return check_constant(constant) * value
+
+
+def table_1_communication(
+    row: str, horizon: int, clients: int, experts: int, epsilon: float, *, constant: float = 1.0
+) -> float:
+    """Numbers sent in all according to Table 1, the printed order: m d ln T or m^2 d T epsilon.
+
+    The latter is m d T/N for N = 1/(m epsilon), which is a phase for m epsilon <= 1 only.
+    """
+    rows = ("fed-dp-ope-stoch", "fed-svt", "fed-svt-approximate")
+    name = choice("row", row, rows)
+    t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
+    epsilon = check_epsilon(epsilon)
+    value = m * d * math.log(t) if name == rows[0] else m * m * d * t * epsilon
+    return check_constant(constant) * value

@@ -1,4 +1,4 @@
-"""A curve of experts as plain data, and what client, server and drivers ask of it."""
+"""Expert systems: the problem, registry entries, messages, and the plan that drivers execute."""
 
 from __future__ import annotations
 
@@ -9,11 +9,101 @@ from typing import Protocol as Interface
 
 import numpy as np
 
+from fastfed import _system
 from fastfed._random import CHOICE, NoiseSource
-from fastfed._validate import InputError
-from fastfed.experts.messages import ExpertChoice
+from fastfed._system import System
+from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
+from fastfed.protocols.messages import frozen
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
+
+__all__ = ["Algorithm", "System"]
+
+# ---- The problem that experts' systems are put to: sizes, and what the adversary guarantees ------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a system may know before the first round; no losses, only guarantees about them."""
+
+    silos: int  # m clients
+    horizon: int  # T
+    experts: int  # d
+    #: alpha: no coordinate of a gradient is larger (Lipschitz in the L1 norm).
+    lipschitz: float = 1.0
+    #: Length of the interval that every coordinate of every gradient lies in, at most 2 alpha.
+    spread: float = 1.0
+    #: beta: gradients are beta-Lipschitz from the L1 to the maximum norm; 0 of linear losses.
+    smoothness: float = 0.0
+    #: What a loss exceeds its least value on the simplex by at most.
+    loss_range: float = 1.0
+    #: Whether a loss is <l, x> with l in [0, 1]^d.
+    linear: bool = True
+    #: Whether losses are drawn independently from one law.
+    iid: bool = False
+    #: L*: the best expert loses at most so much at any client, if that is guaranteed.
+    optimal_loss: float | None = None
+    #: How many losses, of any clients in any rounds, one record can be behind.
+    multiplicity: int = 1
+    #: What a reader of the certificate should know about the losses.
+    notes: tuple[str, ...] = ()
+
+
+# ---- What the systems of experts have in common: their entries of the registry -------------------
+
+
+class Algorithm(_system.Algorithm):
+    """A system of a paper that predicts from experts: it meets losses, no contexts."""
+
+
+# ---- What travels between clients and server of a federation that predicts from experts ----------
+
+
+@dataclass(frozen=True)
+class ExpertReport:
+    """What one client sends in one exchange, a number for each expert, (d,)."""
+
+    release: int
+    values: np.ndarray
+    silo: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "silo", integer("silo", self.silo, at_least=0))
+        object.__setattr__(self, "release", integer("release", self.release, at_least=1))
+        object.__setattr__(self, "values", frozen(array("values", self.values, ndim=1)))
+
+    @property
+    def bits(self) -> int:
+        """Bits on a wire: float64."""
+        return 64 * len(self.values)
+
+
+@dataclass(frozen=True)
+class ExpertChoice:
+    """What the server sends to all clients: an expert, or weights of all of them, (d,).
+
+    Release 0 comes before the first round.
+    """
+
+    release: int
+    expert: int | None
+    weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "release", integer("release", self.release, at_least=0))
+        if (self.expert is None) == (self.weights is None):
+            raise InputError("a choice has either an expert or weights")
+        if self.expert is not None:
+            object.__setattr__(self, "expert", integer("expert", self.expert, at_least=0))
+            return
+        weights = array("weights", self.weights, ndim=1)
+        if not (weights >= 0.0).all() or abs(weights.sum() - 1.0) > 1e-9:
+            raise InputError(f"weights must be >= 0 and add up to 1, got sum {weights.sum():g}")
+        object.__setattr__(self, "weights", frozen(weights))
+
+
+# ---- A curve of experts as plain data, and what client, server and drivers ask of it -------------
+
 
 #: A loss that is no vector: its gradient (d,) at x (d,).
 Gradient = Callable[[np.ndarray], np.ndarray]

@@ -15,8 +15,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import digamma
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.experts import bound_checks as check
-from fastfed.experts.vertices import MOST_TREES
+from fastfed.experts import lower_bounds as check
+from fastfed.experts.frank_wolfe import MOST_TREES
 
 
 class PhaseNoise(NamedTuple):
@@ -148,7 +148,7 @@ def phase_suboptimality(
     2^(T_1 + 1) - 2 the leaves.
     """
     trees, batch, scales = _phase(phase)
-    m, d = check.clients(clients), check.experts(experts)
+    m, d = check.check_clients(clients), check.check_experts(experts)
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     local = choice("noise", noise, ("local", "central")) == "local"
@@ -198,8 +198,8 @@ def stoch_regret(
     came, at most sqrt(T ln(d)/(2 m)) more for losses in [0, 1]. Other arguments as in
     `phase_suboptimality`.
     """
-    t = check.horizon(horizon)
-    check.clients(clients), check.experts(experts)
+    t = check.check_horizon(horizon)
+    check.check_clients(clients), check.check_experts(experts)
     number("smoothness", smoothness, at_least=0)
     choice("noise", noise, ("local", "central"))
     _, bound = _ranges(number("lipschitz", lipschitz, above=0), spread, loss_range)
@@ -253,12 +253,21 @@ def theorem_2_2(
     alone adds alpha ln(T)^3 ln(d)/(sqrt(m) epsilon). The noise is short too: see `stoch_regret` for
     what holds.
     """
-    t, m, d = check.horizon(horizon), check.clients(clients), check.experts(experts)
+    t, m, d = (
+        check.check_horizon(horizon),
+        check.check_clients(clients),
+        check.check_experts(experts),
+    )
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     first = (alpha + beta) * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha * beta / check.epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
-    return check.constant(constant) * math.log(t) * (first + second)
+    second = (
+        math.sqrt(alpha * beta / check.check_epsilon(epsilon))
+        * math.sqrt(t)
+        * math.log(d)
+        / m**0.25
+    )
+    return check.check_constant(constant) * math.log(t) * (first + second)
 
 
 def corollary_2_3(
@@ -276,8 +285,12 @@ def corollary_2_3(
     printed T_1 is below 1 unless sqrt(m) exceeds about 8 log2(T)^2 alpha ln d, so that the
     algorithm never updates; Table 1 prints sqrt(m) epsilon in the second term.
     """
-    t, m, d = check.horizon(horizon), check.clients(clients), check.experts(experts)
+    t, m, d = (
+        check.check_horizon(horizon),
+        check.check_clients(clients),
+        check.check_experts(experts),
+    )
     alpha = number("lipschitz", lipschitz, above=0)
     first = alpha * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check.epsilon(epsilon)
-    return check.constant(constant) * math.log(t) * (first + second)
+    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check.check_epsilon(epsilon)
+    return check.check_constant(constant) * math.log(t) * (first + second)

@@ -14,7 +14,7 @@ from numpy.polynomial.legendre import leggauss
 from scipy.optimize import brentq
 
 from fastfed._validate import integer, number
-from fastfed.experts import bound_checks as check
+from fastfed.experts import lower_bounds as check
 
 # -- The number of switches ------------------------------------------------------------------------
 #
@@ -53,7 +53,7 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
     is early (add `early_switch_failure`) and L - W >= m L* + gap/eta; gap in [1, 32], the paper's
     is 4. O(kappa ln(d) 2^19/gap).
     """
-    d, kappa = check.experts(experts), integer("switches", switches, at_least=0)
+    d, kappa = check.check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
         return 0.0
     law, points = _steps(d, _gap(gap))
@@ -70,7 +70,7 @@ def switching_budget(experts: int, failure_probability: float, *, gap: float = 4
 
     Proven under the same conditions; below `switching_budget_printed` for every d and rho.
     """
-    d, rho = check.experts(experts), check.failure(failure_probability)
+    d, rho = check.check_experts(experts), check.check_failure(failure_probability)
     if d == 1:
         return 0
     law, points = _steps(d, _gap(gap))
@@ -87,7 +87,7 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
     only. It is enough all the same: s = ceil(log2 d) halvings take s - 1 switches plus s geometric
     numbers of mean 1.37, and Chernoff's bound at 1/24 leaves less than rho.
     """
-    d, rho = check.experts(experts), check.failure(failure_probability)
+    d, rho = check.check_experts(experts), check.check_failure(failure_probability)
     return math.ceil(3 * (d - 1).bit_length() - 24.0 * math.log(rho))
 
 
@@ -210,7 +210,7 @@ def noise_margin(
     """The least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss. Proven."""
     n, _ = _stretches(decisions, switches)
     a, b = _scales(threshold_scale, query_scale)
-    rho = check.failure(failure_probability)
+    rho = check.check_failure(failure_probability)
     if n == 0 or a == b == 0.0:
         return 0.0
     return _least(lambda w: early_switch_failure(w, n, switches, a, b), rho, a + b)
@@ -223,10 +223,12 @@ def noise_margin_printed(
 
     For its scales 4/epsilon and 8/epsilon early switches then have probability below rho N/(3 T).
     """
-    t = check.horizon(horizon)
+    t = check.check_horizon(horizon)
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
-    rho = check.failure(failure_probability)
-    return 8.0 * (math.log(2.0) + 2.0 * math.log(t / n) - math.log(rho)) / check.epsilon(epsilon)
+    rho = check.check_failure(failure_probability)
+    return (
+        8.0 * (math.log(2.0) + 2.0 * math.log(t / n) - math.log(rho)) / check.check_epsilon(epsilon)
+    )
 
 
 def late_switch_failure(
@@ -250,7 +252,7 @@ def threshold(
     optimal_loss L* >= 0 a client: the best expert's sum over clients is at most m L*. eta > 0: the
     exponential mechanism draws with weight e^(-eta s(x)/2). The paper has gap = 4.
     """
-    m, best = check.clients(clients), number("optimal_loss", optimal_loss, at_least=0)
+    m, best = check.check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
     margin = number("noise_margin", noise_margin, at_least=0)
     return m * best + margin + _gap(gap) / number("eta", eta, above=0)
 
@@ -275,12 +277,12 @@ def svt_regret(
     probability at least 1 - rho, against losses in [0, 1] fixed in advance, for the algorithm as
     its proof has it: q + gamma against the noisy threshold, all experts scored by their own sums.
     """
-    t, m = check.horizon(horizon), check.clients(clients)
+    t, m = check.check_horizon(horizon), check.check_clients(clients)
     n = integer("phase_length", phase_length, at_least=1)
     level = number("threshold", threshold, at_least=0)
     kappa = integer("switches", switches, at_least=0)
     a, b = _scales(threshold_scale, query_scale)
-    rho = check.failure(failure_probability)
+    rho = check.check_failure(failure_probability)
     late = 0.0
     if a > 0.0 or b > 0.0:
         late = _least(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
@@ -307,15 +309,19 @@ def theorem_2_6(
     The second A should have ln(d/rho): ln(1/rho)^1.5 ln(1/delta)^0.5 is nowhere else; and its eta
     is too large for (epsilon, delta).
     """
-    t, m, d = check.horizon(horizon), check.clients(clients), check.experts(experts)
+    t, m, d = (
+        check.check_horizon(horizon),
+        check.check_clients(clients),
+        check.check_experts(experts),
+    )
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
-    log_rho = -math.log(check.failure(failure_probability))
+    log_rho = -math.log(check.check_failure(failure_probability))
     best = number("optimal_loss", optimal_loss, at_least=0)
     log_d = math.log(d)
     draws = log_d**2
     if delta is not None:
         draws = log_d**1.5 * math.sqrt(-math.log(number("delta", delta, above=0, below=1)))
     noise = draws + (2.0 * math.log(t / n) + log_rho) * (log_d + log_rho)
-    return check.constant(constant) * (
-        noise / m / check.epsilon(epsilon) + (n + best) * (log_d + log_rho)
+    return check.check_constant(constant) * (
+        noise / m / check.check_epsilon(epsilon) + (n + best) * (log_d + log_rho)
     )

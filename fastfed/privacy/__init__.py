@@ -5,8 +5,7 @@ Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
 
 from __future__ import annotations
 
-from fastfed.privacy.budget import RELATIONS, UNITS, Budget
-from fastfed.privacy.calibration import GaussianTree, calibrate_tree
+from fastfed.privacy.accounting.gdp import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
@@ -16,12 +15,23 @@ from fastfed.privacy.certificate import (
     as_text,
     no_privacy,
 )
-from fastfed.privacy.continual import calibrate_release
-from fastfed.privacy.gaussian import compose, delta_of, epsilon_of, mu_of
-from fastfed.privacy.mechanisms import MECHANISMS, Calibrated, calibrate
-from fastfed.privacy.sensitivity import LAYOUTS, layout_stds, user_sensitivity
-from fastfed.privacy.two_streams import CALIBRATIONS, GaussianRelease
-from fastfed.privacy.winsorized import winsorized_mean
+from fastfed.privacy.mechanisms.catalogue import MECHANISMS, Calibrated, calibrate
+from fastfed.privacy.mechanisms.winsorized import winsorized_mean
+from fastfed.privacy.releases.gaussian_release import (
+    CALIBRATIONS,
+    GaussianRelease,
+    GaussianTree,
+    calibrate_release,
+    calibrate_tree,
+)
+from fastfed.privacy.sensitivity import (
+    LAYOUTS,
+    RELATIONS,
+    UNITS,
+    Budget,
+    layout_stds,
+    user_sensitivity,
+)
 
 __all__ = [
     "CALIBRATIONS",

@@ -23,18 +23,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.budget import RELATIONS, Budget
+from fastfed.privacy.accounting.gdp import epsilon_of, of_group
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.composition import of_group
-from fastfed.privacy.gaussian import epsilon_of
-from fastfed.privacy.losses import composed_epsilon
-from fastfed.privacy.returning import returning_conditions
-from fastfed.privacy.sensitivity import user_sensitivity
-from fastfed.privacy.sparse_switching import SparseSwitching
-from fastfed.privacy.tree import depth
-from fastfed.privacy.two_streams import RELEASES, leaf_squared
-from fastfed.privacy.vertex_sets import VertexNoise
-from fastfed.privacy.winsorized import WinsorizedMean
+from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
+from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
+from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
+from fastfed.privacy.releases.gaussian_release import RELEASES, leaf_squared
+from fastfed.privacy.releases.participation import returning_conditions
+from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
 
 #: Accounts that differ by less, relative to their size, are the same but for rounding.
 SAME = 1e-9
@@ -145,7 +143,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     account's.
 
     Guarantee: everything released of one user is one Gaussian mechanism of ratio mu(), as in
-    `fastfed.privacy.two_streams.GaussianRelease` and `fastfed.privacy.privatizer.Privatizer`.
+    `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`.
     """
 
     budget: Budget

@@ -15,7 +15,7 @@ import msgspec
 
 from fastfed._face import Shown
 from fastfed._validate import InputError, choice, number, show
-from fastfed.privacy.budget import RELATIONS, UNITS
+from fastfed.privacy.sensitivity import RELATIONS, UNITS
 
 #: The caveat of noise from seeded streams.
 SIMULATION = (

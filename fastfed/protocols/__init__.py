@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastfed._random import NoiseSource
 from fastfed.protocols import account  # noqa: F401 (says what plans release)
-from fastfed.protocols.bits import BitRandomizer, MessageRandomizer
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.randomizer import Randomizer, SumRandomizer
+from fastfed.protocols.vector_sum import BitRandomizer, MessageRandomizer
 
 
 def make_randomizer(plan: Plan, silo: int, noise: NoiseSource) -> Randomizer:

@@ -25,12 +25,12 @@ from fastfed.privacy.account import (
     released,
     terms,
 )
-from fastfed.privacy.amplification import AmplifiedTree
-from fastfed.privacy.binomial import BinomialTree
-from fastfed.privacy.budget import Budget
-from fastfed.privacy.joint import NestedNoise
-from fastfed.privacy.noisy_points import NoisyPoints
-from fastfed.privacy.vector_batches import VectorBatches
+from fastfed.privacy.mechanisms.amplification import AmplifiedTree
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.mechanisms.joint_dp import NestedNoise
+from fastfed.privacy.mechanisms.local_gaussian import NoisyPoints
+from fastfed.privacy.mechanisms.vector_batches import VectorBatches
+from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import NoiseStd, Plan

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from fastfed.privacy.account import Claim
-from fastfed.protocols.graph import Graph
 from fastfed.protocols.messages import Report
+from fastfed.protocols.network import Graph
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Protocol
 

@@ -20,7 +20,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
 
 if TYPE_CHECKING:
-    from fastfed.privacy.winsorized import WinsorizedMean
+    from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 
 #: The server's part, with a private mean and with a plain one.
 PRIVATE_MEAN = Protocol(

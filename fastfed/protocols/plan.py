@@ -10,8 +10,8 @@ import numpy as np
 
 from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
-from fastfed.privacy import toeplitz
 from fastfed.privacy.account import Claim, verify
+from fastfed.privacy.releases import toeplitz
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.protocol import Protocol
 from fastfed.protocols.score import Score
@@ -42,7 +42,7 @@ class Radius:
     beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
     where k counts the releases so far, and rows_t the rows of V by round t. With ``determinant``
     the logarithm is ln det V - d ln anchor. The direct radius, which is one of these, lowers lambda
-    and has gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/theory.py. Arrays have
+    and has gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/radius.py. Arrays have
     an entry for k = 0, 1, ...; the last one stands for all later releases too.
     """
 

@@ -1,4 +1,4 @@
-"""The randomizer R: what a silo makes of its data points before anything leaves it."""
+"""Randomizers R: what leaves a silo, or a user's device, in place of its data points."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Protocol
 
 import numpy as np
 
-from fastfed._kernels import aggregation
-from fastfed._random import NoiseSource
-from fastfed._validate import InputError
-from fastfed.protocols.messages import Bits, Report
-from fastfed.protocols.plan import Plan
+from fastfed._kernels import aggregation, linalg
+from fastfed._once import Once, once
+from fastfed._random import NoiseSource, SystemNoise
+from fastfed._validate import InputError, array, integer, number
+from fastfed.protocols.messages import Bits, Counts, Report
+from fastfed.protocols.peers import PeerPlan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     SEND_BATCH,
     SEND_NODE,
@@ -18,6 +20,9 @@ from fastfed.protocols.protocol import (
     SEND_NOISY_NODE,
 )
 from fastfed.protocols.release import make_adder
+from fastfed.protocols.vector_sum import encoding_of, ones_of
+
+# ---- The randomizer R: what a silo makes of its data points before anything leaves it ------------
 
 
 class Randomizer(Protocol):
@@ -93,3 +98,82 @@ class SumRandomizer:
             return node, total
         self._nodes[level] = node
         return aggregation.prefix(self._nodes, release), total
+
+
+# ---- A user's own device, where users are the parties of a protocol: one message leaves it -------
+
+
+class User(Once):
+    """The randomizer R at one user (chowdhury-zhou-2022, Algorithm 1 line 7; Algorithms 2, 5, 6).
+
+    ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
+    plan allows and makes the one message that may leave the device: the noisy statistics, or their
+    bits. ``release`` and ``place`` say which batch it belongs to, and where in it. A bare
+    ``User(plan, number)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    simulate.
+
+    Guarantee: that of the system's certificate, for this user's context and rewards.
+    """
+
+    def __init__(
+        self, plan: Plan | PeerPlan, number: int, noise: NoiseSource | None = None
+    ) -> None:
+        plan = check_plan(plan)
+        if not plan.by_users:
+            raise InputError(
+                'User needs a plan in which users send for themselves, with messages "individual", '
+                f'got protocol "{plan.protocol.id}"'
+            )
+        last = plan.releases * plan.batch_size
+        if not last:
+            raise InputError("the plan has no batch that ends: its users send nothing")
+        self.plan = plan
+        self.number = integer("number", number, at_least=1, at_most=last)
+        self.noise = noise if noise is not None else SystemNoise()
+        self.clipped_feature = self.clipped_reward = False
+        self._sent = False
+
+    @property
+    def release(self) -> int:
+        """The release, from 1, that this user's message is part of."""
+        return (self.number - 1) // self.plan.batch_size + 1
+
+    @property
+    def place(self) -> int:
+        """The user's place in the batch, from 0."""
+        return (self.number - 1) % self.plan.batch_size
+
+    @once
+    def message(self, x: object, reward: float) -> Report | Bits:
+        """The message about features x (d,) and reward; made once, since two would say more."""
+        if self._sent:
+            raise InputError(f"user {self.number} has made a message already")
+        features = array("x", x, shape=(self.plan.dimension,)).copy()
+        y, clip = number("reward", reward), self.plan.clip
+        outside = beyond = False
+        if clip is not None:
+            outside = linalg.clip_norm(features, clip.feature)
+            beyond = not clip.low <= y <= clip.high
+            y = min(max(y, clip.low), clip.high)
+        made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
+        self.clipped_feature, self.clipped_reward, self._sent = outside, beyond, True
+        return made
+
+    def _report(self, x: np.ndarray, y: float) -> Report:
+        adder = make_adder(self.plan, self.noise, 0, self.plan.user_std, points=1)
+        values = adder.node(adder.point(x, y), self.number)
+        return Report(self.release, self.plan.dimension, values, self.place)
+
+    def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
+        """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
+        point = np.zeros(self.plan.statistic_size)
+        linalg.accumulate(point, x, y)
+        encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
+        words = self.noise.words(0, self.number, size)
+        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
+        count = ones_of(point, encoding, 0, words, noise)
+        if self.plan.protocol.shuffled:
+            bits = aggregation.encode_bits(count, encoding.message_bits(0))
+            return Bits(self.release, d, bits, self.place)
+        centred = count - encoding.each(0, d) - encoding.noise_bits[0] / 4.0
+        return Counts(self.release, d, centred, self.place)

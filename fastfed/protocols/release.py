@@ -18,8 +18,9 @@ from fastfed._kernels import aggregation, linalg
 from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
-from fastfed.privacy import exact, honaker
-from fastfed.privacy.two_streams import RELEASES as ACCOUNTED
+from fastfed.privacy import exact
+from fastfed.privacy.releases import honaker
+from fastfed.privacy.releases.gaussian_release import RELEASES as ACCOUNTED
 from fastfed.protocols.account import bounds
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
@@ -51,7 +52,7 @@ class PrefixNoise(Protocol):
 
 
 class HonakerNoise:
-    """Honaker's estimates, fed with noise alone (fastfed.privacy.honaker)."""
+    """Honaker's estimates, fed with noise alone (fastfed.privacy.releases.honaker)."""
 
     def __init__(self, levels: int, size: int) -> None:
         self._estimates = np.zeros((max(1, levels), size))
@@ -85,7 +86,7 @@ class HonakerNoise:
 
 
 class ToeplitzNoise:
-    """Rows of C z, every z drawn once and kept (fastfed.privacy.toeplitz)."""
+    """Rows of C z, every z drawn once and kept (fastfed.privacy.releases.toeplitz)."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed.report.guarantee import is_private
 from fastfed.report.source import Source
+from fastfed.report.text import is_private
 from fastfed.results.results import CurveResult
 
 if TYPE_CHECKING:
@@ -156,24 +156,6 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
             styles.append({"color": COLOURS[private % len(COLOURS)], "linestyle": dashes})
             private += 1
     return styles
-
-
-def y_axis(source: Source) -> str:
-    """What [figure] asks for: a key of ``Y_LABELS``."""
-    return str(source.results.figure.get("y", "cumulative"))
-
-
-def divisor(source: Source, curve: CurveResult) -> np.ndarray:
-    """What the y axis divides group regret by, at the checkpoints (C,)."""
-    if y_axis(source) == "time-average":
-        return curve.rounds
-    return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)
-
-
-def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and two standard errors at the checkpoints, as the y axis has them."""
-    by = divisor(source, curve)
-    return curve.mean / by, 2.0 * curve.stderr / by
 
 
 def draw_line(

@@ -1,71 +1,307 @@
-"""The figure of an experiment: regret against rounds, one line per curve, bounds beside them."""
+"""Figures in specs: the [figure] table, its bound curves, and reading them from output folders."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfed.report import canvas
-from fastfed.report.lines import draw_lines, off_picture
-from fastfed.report.privacy_words import privacy_words
-from fastfed.report.source import Source, spaced
-from fastfed.results.results import CurveResult
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, nearest, show
+from fastfed.report.claims import check_statements
+from fastfed.report.source import Source, divisor, regret, spaced
+from fastfed.results.results import Results
+from fastfed.results.store import FILE, Store
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-LEGEND = "curve: privacy as (ε, δ)"
+# ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
 
-def draw(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
-    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and at least one curve.
+#: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
+AXES = ("cumulative", "time-average", "per-silo")
 
-    Lines are means over replicates, bands two standard errors to either side.
+#: Tables of sizes, and what ``size`` may say was played.
+SIZES = ("quick", "all", "full")
+
+KEYS = (
+    "id", "paper", "title", "says", "y", "panels", "note", "long", *SIZES, "size",
+    "statement", "line",
+)  # fmt: skip
+_LISTS = ("panels", "note")
+#: What a table of sizes may change.
+_SIZE_KEYS = ("horizon", "replicates")
+
+
+def check_figure(
+    figure: Any,
+    labels: Sequence[str] | None = None,
+    bounds: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """InputError unless ``figure`` is a table that a report can be drawn from.
+
+    ``labels`` of the curves, where they are known, are those that statements and lines may
+    name; ``bounds``, where they are known, are the names of each curve's.
     """
+    if not isinstance(figure, dict):
+        raise InputError(f"figure must be a table, got {show(figure)}")
+    for key, value in figure.items():
+        if key not in KEYS:
+            raise InputError(f'unknown key "{key}" in figure{nearest(key, KEYS)}')
+        if key in SIZES:
+            _check_size(key, value)
+            continue
+        if key == "statement":
+            check_statements(value, labels)
+            continue
+        if key == "line":
+            check_lines(value, labels, bounds)
+            continue
+        listed = key in _LISTS and isinstance(value, list)
+        if not all(isinstance(v, str) for v in (value if listed else [value])):
+            wanted = "a text or a list of texts" if key in _LISTS else "a text"
+            raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
+    choice("figure.y", figure.get("y", AXES[0]), AXES)
+    choice("figure.size", figure.get("size", SIZES[0]), SIZES)
 
-    def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        entries = draw_regret(axes, source, canvas.line_styles(source.results.curves))
-        axes.set_xlim(0, source.results.horizon)
-        return entries
 
-    small = [*canvas.small_print(source), *off_picture(source)]
-    return canvas.render(source, plot, small, LEGEND, kinds)
+def _check_size(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"figure.{key} must be a table, got {show(value)}")
+    for name in value:
+        if name not in _SIZE_KEYS:
+            raise InputError(f'unknown key "{name}" in figure.{key}{nearest(name, _SIZE_KEYS)}')
+        integer(f"figure.{key}.{name}", value[name], at_least=1)
 
 
-def draw_regret(
-    axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
-) -> list[tuple[Artist, str]]:
-    """Draw regret and its bounds against rounds into axes; one legend entry each."""
-    entries = []
-    for curve, style in zip(source.results.curves, styles, strict=True):
-        line = canvas.draw_line(axes, curve.rounds, *canvas.regret(source, curve), style)
-        entries.append((line, legend_entry(curve)))
-    dress_rounds(axes)
-    entries += draw_lines(axes, source)
-    dress_regret(axes, source)
+# Bounds beside the curves: the tables [[figure.line]], and bounds on how often silos synchronise.
+# Bounds are those that were stored with a curve, of its own system, at the checkpoints. Those of
+# group regret are drawn, divided as the y axis divides the curve; the others are listed.
+
+
+LINE_KEYS = ("label", "curve", "bound")
+#: Names that begin so bound how often silos synchronise.
+SYNCHRONISATIONS = "synchronisations"
+#: Bounds are drawn up to so many times the height of the tallest curve with its band.
+ROOM = 3.0
+
+COLOUR = "#777777"
+#: All of them dashed: several bounds in one picture are told apart by how.
+DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
+
+
+def check_lines(
+    value: Any,
+    labels: Sequence[str] | None = None,
+    bounds: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """InputError unless ``value`` is what [[figure.line]] may hold.
+
+    Its curves must be among ``labels``, and its bounds among those that ``bounds`` has for the
+    curve (None: not known yet).
+    """
+    if not isinstance(value, list):
+        raise InputError(
+            f"figure.line must be a list of tables: write [[figure.line]], got {show(value)}"
+        )
+    for table in value:
+        if not isinstance(table, dict):
+            raise InputError(f"figure.line must hold tables, got {show(table)}")
+        for key in table:
+            if key not in LINE_KEYS:
+                raise InputError(f'unknown key "{key}" in figure.line{nearest(key, LINE_KEYS)}')
+        for key in LINE_KEYS:
+            text = table.get(key)
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"figure.line.{key} must be a text, got {show(text)}")
+        curve, bound = table["curve"], table["bound"]
+        if bound.startswith(SYNCHRONISATIONS):
+            raise InputError(
+                f'figure.line.bound must be a bound of regret, got "{bound}", which is listed '
+                "under the results"
+            )
+        if labels is not None and curve not in labels:
+            raise InputError(f'unknown curve "{curve}" in figure.line{nearest(curve, labels)}')
+        if bounds is not None and bound not in (known := bounds.get(curve, ())):
+            raise InputError(
+                f'unknown bound "{bound}" of curve "{curve}" in figure.line{nearest(bound, known)}'
+            )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A bound at the checkpoints in the units of the y axis; infinite where there is none."""
+
+    label: str
+    rounds: np.ndarray  # (C,)
+    values: np.ndarray  # (C,)
+
+
+def lines(source: Source) -> list[Line]:
+    """The bounds that the figure asks for, but for those that are not stored."""
+    found = []
+    for table in source.results.figure.get("line", ()):
+        values = _stored(source.results, table)
+        if values is not None:
+            curve = source.results[table["curve"]]
+            by = divisor(source, curve)
+            found.append(Line(table["label"], curve.rounds, np.array(values, np.float64) / by))
+    return found
+
+
+def not_stored(source: Source) -> list[str]:
+    """What the figure asks for and is not drawn, because the store does not have it."""
+    return [
+        f'not drawn: {table["label"]}, for there is no bound "{table["bound"]}" of curve '
+        f'"{table["curve"]}" in the store'
+        for table in source.results.figure.get("line", ())
+        if _stored(source.results, table) is None
+    ]
+
+
+def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
+    for curve in results.curves:
+        if curve.label == table["curve"] and not table["bound"].startswith(SYNCHRONISATIONS):
+            return curve.bounds.get(table["bound"])
+    return None
+
+
+def ceiling(source: Source) -> float:
+    """How high bounds are drawn, in the units of the y axis."""
+    tallest = 0.0
+    for curve in source.results.curves:
+        mean, spread = regret(source, curve)
+        tallest = max(tallest, float((mean + np.nan_to_num(spread)).max()))
+    return ROOM * tallest
+
+
+def visible(source: Source) -> list[Line]:
+    """Lines with a part below the ceiling."""
+    top = ceiling(source)
+    return [line for line in lines(source) if (line.values <= top).any()]
+
+
+def off_picture(source: Source) -> list[str]:
+    """Where the bounds end that leave the picture, or never enter it."""
+    top = ceiling(source)
+    return [
+        f"off the picture: {line.label} = {amount(line.values[-1])} at the last round"
+        for line in lines(source)
+        if not line.values[-1] <= top
+    ]
+
+
+def draw_lines(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
+    """Draw what is visible into axes that have the curves; one legend entry each.
+
+    The axis grows for bounds no further than the ceiling, where they are cut off.
+    """
+    top = axes.get_ylim()[1]
+    limit = ceiling(source)
+    entries: list[tuple[Artist, str]] = []
+    for position, line in enumerate(visible(source)):
+        finite = np.where(np.isfinite(line.values), line.values, math.nan)
+        (drawn,) = axes.plot(
+            line.rounds,
+            finite,
+            color=COLOUR,
+            linewidth=1.0,
+            linestyle=DASHES[position % len(DASHES)],
+            zorder=1.5,  # below every curve
+        )
+        entries.append((drawn, line.label))
+        top = max(top, min(limit, 1.05 * float(np.nanmax(finite))))
+    axes.set_ylim(top=top)
     return entries
 
 
-def legend_entry(curve: CurveResult) -> str:
-    """A curve and its privacy."""
-    return f"{curve.label}:  {privacy_words(curve.certificate).short}"
+def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, float]]:
+    """(curve, mean synchronisations of a replicate, whose bound, that bound) at the last round."""
+    return [
+        (curve.label, curve.synchronisations, _whose(name), values[-1])
+        for curve in results.curves
+        for name, values in curve.bounds.items()
+        if name.startswith(SYNCHRONISATIONS)
+    ]
 
 
-def dress_rounds(axes: Axes) -> None:
-    """The x axis of pictures against rounds."""
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
+def _whose(name: str) -> str:
+    """What a name says beyond its first word: "Proposition 1" of synchronisations-proposition-1."""
+    words = name.removeprefix(SYNCHRONISATIONS).replace("-", " ").strip()
+    return words[:1].upper() + words[1:]
 
 
-def dress_regret(axes: Axes, source: Source) -> None:
-    """The y axis of pictures of regret."""
-    axes.set_ylabel(canvas.Y_LABELS[canvas.y_axis(source)])
-    dress_amount(axes)
+def amount(value: float) -> str:
+    """A bound's value in small print."""
+    if not math.isfinite(value):
+        return "infinite"
+    return spaced(value) if value >= 1e4 else f"{value:.4g}"
 
 
-def dress_amount(axes: Axes) -> None:
-    """A y axis of amounts: from 0 on, where it is linear."""
-    if axes.get_yscale() == "linear":
-        axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}")
+# ---- Reading sources from output folders ----
+
+
+def read_source(folder: str | Path, replicates: int | None = None) -> Source:
+    """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
+    path = Path(folder)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is not a folder")
+    with Store.open_existing(path) as store:
+        meta, results, effort = store.meta(), store.results(replicates), store.effort()
+    try:
+        check_figure(results.figure, [curve.label for curve in results.curves])
+    except InputError as error:  # played from a spec, it was checked: somebody changed it since
+        raise InputError(f"{path / FILE} is damaged: {error}") from None
+    curves = meta["identity"]["curves"]
+    return Source(
+        results=results,
+        batch_sizes=_distinct(c.get("batch_size") for c in curves),
+        radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
+        identity=meta["identity"],
+        effort=effort,
+    )
+
+
+def experiment_folders(folder: str | Path) -> list[Path]:
+    """The folder itself if it holds results, else its subfolders that do, sorted by name."""
+    path = Path(folder)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is not a folder")
+    if os.path.isfile(path / FILE):
+        return [path]
+    found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
+    if not found:
+        raise InputError(f"{path} holds no results ({FILE} is missing, in its subfolders too)")
+    return found
+
+
+def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
+    """The sources of a folder's experiments by their folders, and why some cannot be read.
+
+    InputError when none can.
+    """
+    path = Path(folder)
+    folders = experiment_folders(path)
+    if folders == [path]:
+        return {path: read_source(path)}, []
+    sources: dict[Path, Source] = {}
+    left_out: list[str] = []
+    for each in folders:
+        try:
+            sources[each] = read_source(each)
+        except InputError as error:
+            left_out.append(str(error))
+    if not sources:
+        raise InputError(f"{path} holds no results that can be read: {left_out[0]}")
+    return sources, left_out
+
+
+def _distinct(values: Any) -> tuple[Any, ...]:
+    """The values in their order, each once, without None."""
+    return tuple(dict.fromkeys(v for v in values if v is not None))

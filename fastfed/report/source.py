@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError
-from fastfed.results.results import Results
-from fastfed.results.store import FILE, Effort, Store
+import numpy as np
+
+from fastfed.results.results import CurveResult, Results
+from fastfed.results.store import Effort
 
 #: Environments of real records, whose older stores have no notes on them.
 REAL_KINDS = ("letor", "classification", "replay")
@@ -85,73 +84,29 @@ def in_memory(results: Results) -> Source:
     return Source(results, (), (), {}, Effort(0.0, 0, ()))
 
 
-def read_source(folder: str | Path, replicates: int | None = None) -> Source:
-    """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
-    from fastfed.report.keys import check_figure  # lines are drawn of sources
-
-    path = Path(folder)
-    if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder")
-    with Store.open_existing(path) as store:
-        meta, results, effort = store.meta(), store.results(replicates), store.effort()
-    try:
-        check_figure(results.figure, [curve.label for curve in results.curves])
-    except InputError as error:  # played from a spec, it was checked: somebody changed it since
-        raise InputError(f"{path / FILE} is damaged: {error}") from None
-    curves = meta["identity"]["curves"]
-    return Source(
-        results=results,
-        batch_sizes=_distinct(c.get("batch_size") for c in curves),
-        radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
-        identity=meta["identity"],
-        effort=effort,
-    )
-
-
-def experiment_folders(folder: str | Path) -> list[Path]:
-    """The folder itself if it holds results, else its subfolders that do, sorted by name."""
-    path = Path(folder)
-    if not os.path.isdir(path):
-        raise InputError(f"{path} is not a folder")
-    if os.path.isfile(path / FILE):
-        return [path]
-    found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
-    if not found:
-        raise InputError(f"{path} holds no results ({FILE} is missing, in its subfolders too)")
-    return found
-
-
-def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
-    """The sources of a folder's experiments by their folders, and why some cannot be read.
-
-    InputError when none can.
-    """
-    path = Path(folder)
-    folders = experiment_folders(path)
-    if folders == [path]:
-        return {path: read_source(path)}, []
-    sources: dict[Path, Source] = {}
-    left_out: list[str] = []
-    for each in folders:
-        try:
-            sources[each] = read_source(each)
-        except InputError as error:
-            left_out.append(str(error))
-    if not sources:
-        raise InputError(f"{path} holds no results that can be read: {left_out[0]}")
-    return sources, left_out
-
-
 def _either(values: Iterable[int]) -> str:
     """The values, each once: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
 
 
-def _distinct(values: Any) -> tuple[Any, ...]:
-    """The values in their order, each once, without None."""
-    return tuple(dict.fromkeys(v for v in values if v is not None))
-
-
 def spaced(value: float) -> str:
     """A whole number with its thousands apart: 10 000."""
     return f"{value:,.0f}".replace(",", " ")
+
+
+def y_axis(source: Source) -> str:
+    """What [figure] asks for: a key of ``Y_LABELS``."""
+    return str(source.results.figure.get("y", "cumulative"))
+
+
+def divisor(source: Source, curve: CurveResult) -> np.ndarray:
+    """What the y axis divides group regret by, at the checkpoints (C,)."""
+    if y_axis(source) == "time-average":
+        return curve.rounds
+    return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)
+
+
+def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and two standard errors at the checkpoints, as the y axis has them."""
+    by = divisor(source, curve)
+    return curve.mean / by, 2.0 * curve.stderr / by

@@ -24,7 +24,7 @@ import numpy as np
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.results import stored
+from fastfed.results import files
 from fastfed.results.files import Taken, exclusive, refusal
 from fastfed.results.results import CurveResult, Results, total_events
 
@@ -133,7 +133,7 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (sqlite3.DatabaseError, *stored.BROKEN) as error:
+    except (sqlite3.DatabaseError, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) in WAITING:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -211,9 +211,7 @@ class Store:
         """(position, replicate) of every committed cell."""
         with _whole(self.path):
             rows = self._db.execute("SELECT position, replicate FROM cells")
-            return {
-                (stored.whole(position), stored.whole(replicate)) for position, replicate in rows
-            }
+            return {(files.whole(position), files.whole(replicate)) for position, replicate in rows}
 
     def commit(
         self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int
@@ -262,14 +260,14 @@ class Store:
                 "SELECT seconds, threads, fastfed, python, numpy, platform FROM runs ORDER BY run"
             )
             return Effort(
-                stored.finite(seconds), stored.whole(played), tuple(_run_of(row) for row in runs)
+                files.finite(seconds), files.whole(played), tuple(_run_of(row) for row in runs)
             )
 
     def meta(self) -> dict[str, Any]:
         """Everything under ``meta``, decoded."""
         with _whole(self.path):
             rows = self._db.execute("SELECT key, value FROM meta")
-            return stored.checked_meta({k: msgspec.json.decode(v) for k, v in rows})
+            return files.checked_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
         """Results over the committed cells (of the first ``replicates`` replicates)."""
@@ -283,10 +281,10 @@ class Store:
             return {}
         rows = self._db.execute("SELECT position, version, spec_digest, date FROM certified")
         return {
-            stored.whole(position): {
-                "version": stored.text(version),
-                "spec_digest": stored.text(digest),
-                "date": stored.text(date),
+            files.whole(position): {
+                "version": files.text(version),
+                "spec_digest": files.text(digest),
+                "date": files.text(date),
             }
             for position, version, digest, date in rows
         }
@@ -318,21 +316,21 @@ class Store:
             ).fetchone()
             curves.append(
                 CurveResult(
-                    label=stored.text(label),
-                    algorithm=stored.text(algorithm),
-                    protocol=stored.text(protocol),
+                    label=files.text(label),
+                    algorithm=files.text(algorithm),
+                    protocol=files.text(protocol),
                     horizon=identity["horizon"],
                     rounds=rounds,
-                    group_regret=stored.counted([r[1] for r in rows], "<f8", len(rounds)),
-                    replicates=tuple(stored.whole(r[0]) for r in rows),
-                    synchronisation_counts=stored.counted([r[2] for r in rows], "<i8", len(rounds)),
-                    bits_up_counts=stored.counted([r[3] for r in rows], "<f8", len(rounds)),
-                    bits_down_counts=stored.counted([r[4] for r in rows], "<f8", len(rounds)),
-                    **stored.facts(facts, len(rounds)),
-                    certificate=stored.certificate(certificate),
+                    group_regret=files.counted([r[1] for r in rows], "<f8", len(rounds)),
+                    replicates=tuple(files.whole(r[0]) for r in rows),
+                    synchronisation_counts=files.counted([r[2] for r in rows], "<i8", len(rounds)),
+                    bits_up_counts=files.counted([r[3] for r in rows], "<f8", len(rounds)),
+                    bits_down_counts=files.counted([r[4] for r in rows], "<f8", len(rounds)),
+                    **files.facts(facts, len(rounds)),
+                    certificate=files.certificate(certificate),
                     made=made.get(position, {}),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
-                    agent_rounds_per_second=played / stored.finite(seconds) if seconds else None,
+                    agent_rounds_per_second=played / files.finite(seconds) if seconds else None,
                 )
             )
         return Results(
@@ -459,7 +457,7 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
 def _read_meta(path: Path) -> dict[str, str]:
     try:
         meta = _meta_of(path, "ro")
-    except (sqlite3.Error, *stored.BROKEN) as error:
+    except (sqlite3.Error, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
         # A process died while it was committing: whoever may write takes that commit back.
@@ -485,7 +483,7 @@ def _meta_of(path: Path, mode: str) -> dict[str, str]:
 
 def _run_of(row: Sequence[Any]) -> Run:
     seconds, threads, *words = row
-    return Run(stored.finite(seconds), stored.whole(threads), *map(stored.text, words))
+    return Run(files.finite(seconds), files.whole(threads), *map(files.text, words))
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -21,8 +21,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._validate import InputError, nearest
 from fastfed.environments import Environment, FixedSet, RewardLaw, Sphere
-from fastfed.environments.pool import Pool, equal_blocks
-from fastfed.environments.pool_environment import PoolEnvironment
+from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
 from fastfed.protocols.plan import check_plan
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment, make_experiment

@@ -30,7 +30,7 @@ from fastfed.environments import (
 )
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
-from fastfed.privacy.amplification import HIDING
+from fastfed.privacy.mechanisms.amplification import HIDING
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.memory import check_before

@@ -15,13 +15,10 @@ import numpy as np
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
-from fastfed.environments.losses import Adversary
-from fastfed.experts.client import ExpertClient
-from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.environments.base import Adversary
+from fastfed.experts.frank_wolfe import FrankWolfePlan, Phase, Walk
+from fastfed.experts.parties import ExpertClient, ExpertServer, SumsPlan
 from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
-from fastfed.experts.server import ExpertServer
-from fastfed.experts.sums import SumsPlan
-from fastfed.experts.vertices import Phase, Walk
 from fastfed.simulation.outcome import Outcome
 
 Progress = Callable[[int], None]

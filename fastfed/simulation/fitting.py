@@ -16,8 +16,7 @@ from fastfed._validate import InputError
 from fastfed.simulation import memory
 from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.memory import Term
-from fastfed.simulation.passes import MOST_TOGETHER, check_threads, missing_passes
-from fastfed.simulation.resources import Resources
+from fastfed.simulation.passes import MOST_TOGETHER, Resources, check_threads, missing_passes
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6

@@ -18,13 +18,13 @@ from fastfed._memory import available, shown
 from fastfed._validate import InputError
 from fastfed.environments import Facts, LossFacts
 from fastfed.experts.plan import ExpertPlan
-from fastfed.privacy.winsorized import padded_dimension
+from fastfed.privacy.mechanisms.winsorized import padded_dimension
 from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.simulation import compiled
-from fastfed.simulation.drive import AnyPlan
+from fastfed.simulation.dispatch import AnyPlan
 from fastfed.simulation.experts import MOST_SUMS
 
 #: Bytes of a Python object with a few fields, and of a number in a list.

@@ -1,4 +1,4 @@
-"""Passes: what is played at once, which of them are missing, and how long they will take."""
+"""Batches of runs: what is run at once, on how many threads, and how long it will take."""
 
 from __future__ import annotations
 
@@ -10,9 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastfed._validate import integer
-from fastfed.simulation import drive
+from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import Experiment, World
 from fastfed.simulation.outcome import Outcome
+
+# ---- What a run may use of a machine, and who plays it. No result depends on it ------------------
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What `run` and the commands are given; `fitting` divides the work so that it is enough."""
+
+    threads: int | None = None  # in all; None: every processor
+    engine: str = "local"
+    scheduler: str | None = None  # address of a dask cluster that is there already
+    memory_limit: int | str | None = None  # bytes, or "40GB"; None: what is available
+
+
+# ---- Passes: what is played at once, which of them are missing, and how long they will take ------
+
 
 #: The compiled driver's own limit of curves in a pass.
 MOST_TOGETHER = 64
@@ -49,7 +65,7 @@ def missing_passes(
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
-            together = [i for i in left if drive.shared(experiment.curves[i].system.plan)]
+            together = [i for i in left if dispatch.shared(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
                 Pass(replicate, tuple(together[i : i + size]))
@@ -85,7 +101,7 @@ def play_pass(
         if progress is not None:
             progress(rounds * world.silos)
 
-    return drive.play(
+    return dispatch.play(
         world.open(experiment.seed, work.replicate),
         [experiment.curves[i].system.plan for i in work.positions],
         experiment.checkpoints,
@@ -121,7 +137,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
         # counts for hours when it is multiplied.
         for _ in range(2):
             start = time.perf_counter()
-            drive.play(environment, plans, experiment.checkpoints, last=rounds)
+            dispatch.play(environment, plans, experiment.checkpoints, last=rounds)
             best = min(best, time.perf_counter() - start)
             if best > 5.0 * TIMED_SECONDS:
                 break

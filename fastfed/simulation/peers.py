@@ -15,7 +15,7 @@ import numpy as np
 
 from fastfed._kernels import environments
 from fastfed._random import SeededNoise
-from fastfed.bandits.peer import Message, Peer
+from fastfed.bandits.silo import Message, Peer
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import Part, PeerPlan, Request
 from fastfed.simulation.outcome import Outcome, linear_events

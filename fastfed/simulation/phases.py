@@ -9,9 +9,9 @@ import numpy as np
 
 from fastfed._kernels import driver, environments, linalg
 from fastfed._random import SeededNoise
-from fastfed.bandits.client import Client, rounds_between
-from fastfed.protocols.averager import Averager
+from fastfed.bandits.silo import Client, rounds_between
 from fastfed.protocols.phases import LocalEstimate, PhasePlan
+from fastfed.protocols.server import Averager
 from fastfed.simulation.outcome import Outcome, linear_events
 
 #: Plays rounds first..last of a pass.

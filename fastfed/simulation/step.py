@@ -11,9 +11,9 @@ from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Report
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.randomizer import User
 from fastfed.protocols.server import Server
 from fastfed.protocols.shuffler import Shuffler
-from fastfed.protocols.user import User
 from fastfed.simulation.outcome import Outcome, linear_events, sent
 
 

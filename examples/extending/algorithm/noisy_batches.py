@@ -12,13 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from fastfed.bandits import Algorithm, Setting, System
-from fastfed.bandits.assemble import assemble
+from fastfed.bandits.assemble import Noise, assemble
 from fastfed.bandits.certify import certify
-from fastfed.bandits.noise import Noise
-from fastfed.bandits.noise_law import NoiseLaw
+from fastfed.bandits.noise_distributions import NoiseLaw
 from fastfed.bandits.system import Keys
 from fastfed.privacy import Budget
-from fastfed.privacy.calibration import calibrate_tree
+from fastfed.privacy.releases.gaussian_release import calibrate_tree
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import ADD, SEND_NOISY_BATCH, Protocol
 

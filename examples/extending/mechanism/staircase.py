@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from fastfed.privacy import Budget, Calibrated
-from fastfed.privacy.mechanisms import Size
+from fastfed.privacy.mechanisms.catalogue import Size
 from fastfed.privacy.sensitivity import sum_sensitivity
 
 

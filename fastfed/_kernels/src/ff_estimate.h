@@ -17,7 +17,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
 
 /* Confidence radii: multiplier (offset + scale sqrt(width)), where `width` is base + d ln(1 +
  * count / (d lambda)), or with `determinant` inflation (base + ln det V + d ln(inflation /
- * anchor)); see bandits/theory.py. */
+ * anchor)); see bandits/radius.py. */
 typedef struct {
     double multiplier, scale, base;
     int64_t determinant;

@@ -1,15 +1,28 @@
-"""What every engine is, and how it is told that a pass cannot be played."""
+"""Engines: the interface, signals, pickling, and batches whose workers died."""
 
 from __future__ import annotations
 
+import importlib
+import io
+import pickle
+import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
+from typing import Any, Protocol
 
+import fastfed
+from fastfed._validate import InputError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Pass
+
+# ---- What every engine is, and how it is told that a pass cannot be played -----------------------
+
 
 #: Hears agent-rounds as they are played; fewer than none where a pass has to begin again.
 Progress = Callable[[int], None]
@@ -73,3 +86,179 @@ class Tally:
         """All of it has been played."""
         self.heard(work, self._experiment.agent_rounds(work.positions))
         self._ended.add(work)
+
+
+# Ctrl-C reaches every process of a terminal: workers leave it to the one that owns the results.
+
+
+@contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Processes and threads started within never hear SIGINT; it waits for this one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Starting it, as the first process of a program does, would let SIGINT through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ---- An experiment on its way to a worker in another process, perhaps on another machine ---------
+# What is sent are the plans themselves. A worker computes no noise and no radius again, so results
+# do not depend on the numerical libraries that it has.
+
+
+#: Experiments that a worker keeps, the newest ones.
+KEPT = 2
+
+_kept: dict[str, Experiment] = {}
+_lock = threading.Lock()
+
+
+def pack(experiment: Experiment) -> bytes:
+    """An experiment as bytes; InputError where it holds a function that only this process has."""
+    # Bounds are drawn, not played, and are closures.
+    curves = tuple(replace(c, system=replace(c.system, bounds_at=None)) for c in experiment.curves)
+    body = io.BytesIO()
+    try:
+        _Pickler(body).dump(replace(experiment, curves=curves))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"the experiment cannot be sent to other processes ({error}): define its functions at "
+            'the top of a module and name them as "module:name", or use engine "local"'
+        ) from None
+    return pickle.dumps((fastfed.__version__, experiment.digest(), body.getvalue()))
+
+
+def unpack(packed: bytes) -> Experiment:
+    """The experiment of such bytes, kept for the next call.
+
+    InputError where this process has another fastfed, reads other data or lacks the user's module.
+    """
+    version, digest, body = pickle.loads(packed)
+    check_version(version)
+    with _lock:
+        if digest not in _kept:
+            _kept[digest] = _loaded(body, digest)
+            for old in list(_kept)[:-KEPT]:
+                del _kept[old]
+        return _kept[digest]
+
+
+def _loaded(body: bytes, digest: str) -> Experiment:
+    try:
+        experiment: Experiment = pickle.loads(body)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{_here()} cannot load the experiment: {error}") from None
+    # Here, where one thread loads: files are then read once for all that play.
+    for world in {id(c.world): c.world for c in experiment.curves}.values():
+        world.environment.facts(world.silos, experiment.horizon)
+    if experiment.digest() != digest:
+        raise InputError(
+            f"{_here()} reads other data, or has another version of the environment's function, "
+            "than the process that asks it"
+        )
+    return experiment
+
+
+def check_version(wanted: str) -> None:
+    """InputError where this process has another fastfed: its bits could differ."""
+    if wanted != fastfed.__version__:
+        raise InputError(
+            f"{_here()} has fastfed {fastfed.__version__}, the process that asks it {wanted}: "
+            "both must be the same"
+        )
+
+
+def _here() -> str:
+    return f"a worker on {socket.gethostname()}"
+
+
+class _Pickler(pickle.Pickler):
+    """Users' functions go by name; a numba.cfunc has no other form that another process knows."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not hasattr(value, "address"):
+            return NotImplemented
+        plain = getattr(value, "__wrapped__", value)
+        module, name = getattr(plain, "__module__", None), getattr(plain, "__qualname__", "")
+        try:
+            known = getattr(importlib.import_module(str(module)), name) is value
+        except (ImportError, AttributeError):
+            known = False
+        if not known:
+            raise pickle.PicklingError(f"{name or value!r} is not found in {module}")
+        return _named, (module, name)
+
+
+def _named(module: str, name: str) -> Any:
+    """A user's compiled function, by its name."""
+    return getattr(importlib.import_module(module), name)
+
+
+# ---- Passes whose workers died: played again, then alone, and named when they always do that -----
+
+
+#: Workers that a pass may lose while others play beside it: those may be why (memory).
+MOST_TRIES = 3
+
+#: When so many passes have died and none was played, it is not the passes.
+HOPELESS = 8
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A pass that has lost too many workers."""
+
+    work: Pass
+    end: str  # how the last of them ended
+
+
+@dataclass
+class Left:
+    """What a round did not play."""
+
+    suspects: list[Suspect] = field(default_factory=list)
+    untried: list[Pass] = field(default_factory=list)
+
+
+#: (passes, whether one at a time): yields what is played, returns what is not.
+Round = Callable[[list[Pass], bool], Generator[Played, None, Left]]
+
+
+def play_rounds(experiment: Experiment, passes: list[Pass], play_round: Round) -> Iterator[Played]:
+    """All passes together; then those that lost their workers alone, curve by curve.
+
+    EngineError names the ones that die even so, after everything else has been played.
+    """
+    left = yield from play_round(passes, False)
+    waiting = deque([*_singles(s.work for s in left.suspects), *left.untried])
+    dead: list[Suspect] = []
+    lived = not left.untried
+    while waiting and (lived or len(dead) < HOPELESS):
+        died = (yield from play_round([waiting.popleft()], True)).suspects
+        dead += died
+        lived = lived or not died
+    if dead:
+        raise EngineError(_sentence(experiment, dead, len(waiting)))
+
+
+def _singles(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """Curve by curve: one of those that are played together may be what ends all of them."""
+    for work in passes:
+        for position in work.positions:
+            yield Pass(work.replicate, (position,))
+
+
+def _sentence(experiment: Experiment, dead: list[Suspect], untried: int) -> str:
+    cells = [
+        f'curve "{experiment.curves[position].label}", replicate {suspect.work.replicate}'
+        for suspect in dead
+        for position in suspect.work.positions
+    ]
+    shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
+    rest = f"{untried} more passes were not tried" if untried else "all others are played"
+    return f"{shown}: every worker that played it ended ({dead[-1].end}), alone too; {rest}"

@@ -28,10 +28,21 @@ from distributed import (
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.simulation.engines.base import GUARD, Engine, EngineError, Played, Progress, Tally
-from fastfed.simulation.engines.sending import pack, unpack
-from fastfed.simulation.engines.signals import no_interrupts
-from fastfed.simulation.engines.suspects import HOPELESS, Left, Suspect, play_rounds
+from fastfed.simulation.engines.base import (
+    GUARD,
+    HOPELESS,
+    Engine,
+    EngineError,
+    Left,
+    Played,
+    Progress,
+    Suspect,
+    Tally,
+    no_interrupts,
+    pack,
+    play_rounds,
+    unpack,
+)
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Interrupted, Pass, check_threads, play_pass, seconds_of

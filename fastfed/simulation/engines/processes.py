@@ -1,33 +1,104 @@
-"""Processes of this machine, one pass each: a worker that dies takes one pass with it, not the run.
-
-The pools of the standard library give up all their workers when one of them dies, and cannot say
-what it was playing; here every worker has a pipe of its own, so that both are known.
-"""
+"""Worker processes of this machine, one batch of runs each."""
 
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
+import time
+import traceback
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fastfed.simulation.engines.base import GUARD, Engine, EngineError, Played, Progress, Tally
-from fastfed.simulation.engines.sending import pack
-from fastfed.simulation.engines.serve import ENDED, EXHAUSTED, FAILED, HEARD, HELLO, serve
-from fastfed.simulation.engines.signals import no_interrupts
-from fastfed.simulation.engines.suspects import (
+from fastfed.simulation.engines.base import (
+    GUARD,
     HOPELESS,
     MOST_TRIES,
+    Engine,
+    EngineError,
     Left,
+    Played,
+    Progress,
     Suspect,
+    Tally,
+    no_interrupts,
+    pack,
     play_rounds,
+    unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Pass, check_threads
+from fastfed.simulation.passes import Interrupted, Pass, check_threads, play_pass
+
+# What a worker process does: it plays the passes that come through its pipe, until that closes.
+
+
+#: Kinds of messages to the owner.
+HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "exhausted"
+
+#: Seconds between two words on how far a pass has come.
+EVERY = 0.5
+
+
+def serve(connection: Connection, threads: int) -> None:
+    """Play with that many threads. The first message that comes is the packed experiment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        connection.send((HELLO, None))
+        packed, experiment = connection.recv(), None
+        while True:
+            work = connection.recv()
+            try:
+                experiment = experiment or unpack(packed)
+                start = time.perf_counter()
+                outcomes = play_pass(experiment, work, threads, _heard(connection))
+                connection.send((ENDED, (outcomes, time.perf_counter() - start)))
+            except Interrupted:
+                return
+            except MemoryError:
+                connection.send((EXHAUSTED, "out of memory"))
+            except Exception as error:
+                connection.send((FAILED, portable(error)))
+    except (EOFError, OSError):
+        return  # the owner has gone, and with it whoever wanted this
+
+
+def _heard(connection: Connection) -> Callable[[int], None]:
+    """Tells the owner now and then how far a pass has come; Interrupted where there is none."""
+    spoken, played = time.perf_counter(), 0
+
+    def heard(agent_rounds: int) -> None:
+        nonlocal spoken, played
+        played += agent_rounds
+        if (now := time.perf_counter()) - spoken >= EVERY:
+            spoken = now
+            try:
+                connection.send((HEARD, played))
+            except OSError:
+                raise Interrupted from None
+
+    return heard
+
+
+def portable(error: Exception) -> Exception:
+    """An error that can be sent, its traceback in a note; another of its words if it cannot."""
+    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}: {error}")
+        other.__notes__ = error.__notes__
+        return other
+    return error
+
+
+# Processes of this machine, one pass each: a worker that dies takes one pass with it, not the run.
+# The pools of the standard library give up all their workers when one of them dies, and cannot say
+# what it was playing; here every worker has a pipe of its own, so that both are known.
+
 
 #: A pass shorter than this is followed by one that waits at the worker already.
 SHORT_SECONDS = 1.0

@@ -1,0 +1,337 @@
+"""Successive halving over candidates by short simulations, and from where sharing breaks even."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fastfed._kernels import environments
+from fastfed._validate import InputError
+from fastfed.advice.systems import Choice, Question, Regret, batch_sizes, mean_and_stderr
+from fastfed.environments import Environment, FixedSet, Gap, RewardLaw, Sphere
+from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.protocol import PROTOCOLS, released_as
+from fastfed.simulation import dispatch, memory
+from fastfed.simulation.outcome import checkpoint_rounds
+
+# ---- A federation of few silos that stands for one of many, and what playing it costs ------------
+# In lazy play all silos choose from the same released statistics, and what they add to the next
+# release is a sum of M B terms of one law. m silos whose rounds each count M / m = q times make the
+# same sum in expectation. Instead of weighing rounds everything else is divided: privacy noise,
+# lambda, c, E and phi by q, the radius of reward noise by sqrt(q), and so is the reward noise
+# itself, for of q rounds it averages out. Then V, u and both bonuses are those of M silos but for a
+# factor that cancels. What is not kept: the sampling error of the contexts in a batch, sqrt(q)
+# times too large, and that rewards are Bernoulli. With m = M nothing is scaled, and the law is
+# exact: of M Gaussian noises only the sum is seen, so the sum alone is drawn. Noise of bits is
+# drawn as the normal numbers it is close to, but where ``bits`` are asked for.
+
+
+#: Environments whose silos are alike and whose reward noise can be made smaller.
+SCALABLE = (Sphere, Gap, FixedSet)
+#: Standard deviation of a Bernoulli reward, at most.
+BERNOULLI = 0.5
+
+
+def scalable(environment: Environment) -> bool:
+    """Whether few silos of this environment can stand for many."""
+    return isinstance(environment, SCALABLE)
+
+
+def scaled_environment(environment: Environment, times: float) -> Environment:
+    """The environment where each round stands for so many: less reward noise."""
+    if times == 1.0:
+        return environment
+    assert isinstance(environment, SCALABLE)
+    law = environment.reward
+    if law.kind == "none":
+        return environment
+    std = (law.std if law.kind == "gaussian" else BERNOULLI) / math.sqrt(times)
+    return replace(environment, reward=RewardLaw("gaussian", std))
+
+
+def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
+    """The plan for so many silos that stand for all of ``plan``; ``node``: its noise, if any.
+
+    ``bits``: play shuffled bits as such where nothing is scaled, not normals of the same variance.
+    """
+    times = plan.silos / silos
+    if node is not None and not (plan.encoding is not None and bits and times == 1.0):
+        # One sum of noises in place of the sum of all: the same law (bits: nearly).
+        noises = plan.silos if plan.protocol.noise_by == "silos" else 1
+        std = node.times(math.sqrt(noises) / times)
+        protocol = released_as(PROTOCOLS["central"], plan.release)
+        # It stands for another plan's regret, and claims no privacy of its own.
+        plan = replace(plan, protocol=protocol, noise_std=std, encoding=None, privacy=None)
+    if times == 1.0:
+        return plan
+    r = plan.radius
+    radius = replace(
+        r,
+        scale=r.scale / math.sqrt(times),
+        anchor=r.anchor / times,
+        error_bound=r.error_bound / times,
+        floor=r.floor / times,
+        offset=r.offset / math.sqrt(times),
+        log_lambda=r.log_lambda / times,
+    )
+    # Smaller Gaussian reward noise is not clipped: that would move its mean.
+    clip = None
+    return replace(
+        plan,
+        silos=silos,
+        regularizer=plan.regularizer / times,
+        radius=radius,
+        clip=clip,
+        privacy=None,
+    )
+
+
+def round_cost(actions: int, dimension: int) -> float:
+    """Nominal seconds of one agent-round: rather more than the machine of docs/speed.md takes."""
+    return 1e-6 * (0.5 + 1.5e-3 * actions * dimension + 1e-3 * dimension**2)
+
+
+def release_cost(plan: Plan) -> float:
+    """Nominal seconds of the releases of one replicate, when noise is drawn once."""
+    d, k = plan.dimension, plan.releases
+    kept = 0.5e-9 * k * k * plan.statistic_size if plan.release == "toeplitz" else 0.0
+    return 1e-6 * k * (3.0 + 4e-3 * d**3) + kept
+
+
+# Short simulations of many plans over the same contexts: how long, how many silos, how often.
+
+
+#: Checkpoints of a short run; the pace at its end is that of the last quarter of what was played.
+CHECKPOINTS = 64
+#: Fewest silos that stand for more, where d is not more, and the most replicates of a stage. With
+#: fewer than d a batch of few rounds does not show all directions, and learning is far too slow.
+LEAST_SILOS, MOST_REPLICATES = 4, 32
+#: Fewest replicates of all silos that are worth more than many of few.
+LEAST_EXACT = 4
+
+Heard = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A plan that is played, with its privacy noise (None: it has none).
+
+    ``federated`` plans share, so few silos stand for many by scaling; others are silos alone, any
+    few of which are a sample of all.
+    """
+
+    name: str
+    plan: Plan
+    node: NoiseStd | None = None
+    federated: bool = True
+
+
+@dataclass(frozen=True)
+class Size:
+    """How a stage is played."""
+
+    silos: int
+    rounds: int
+    replicates: int
+
+
+@dataclass
+class Contest:
+    """Plays entrants, stage after stage, each on replicates of its own."""
+
+    environment: Environment
+    silos: int
+    horizon: int
+    actions: int
+    seed: int
+    threads: int
+    on_stage: Heard | None = None
+    replicate: int = 0  # the next one that is unused
+    #: Regret of one silo by name, (R,), of the last stage that played it.
+    played: dict[str, np.ndarray] = field(default_factory=dict)
+    regrets: dict[str, Regret] = field(default_factory=dict)
+
+    def least_silos(self, dimension: int) -> int:
+        """Fewest silos that may stand for all."""
+        return min(self.silos, max(LEAST_SILOS, dimension))
+
+    @property
+    def marks(self) -> np.ndarray:
+        """Rounds at which regret is kept, (C,)."""
+        return checkpoint_rounds(self.horizon, CHECKPOINTS)
+
+    def size(self, entrants: Sequence[Entrant], seconds: float, replicates: int) -> Size:
+        """The largest stage for so many nominal seconds of one core.
+
+        All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
+        otherwise ``replicates`` of as few silos as fit, d and four at least. Where silos
+        cannot be scaled, all of them for as many rounds as fit.
+        """
+        whole = sum(
+            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension) for e in entrants
+        )
+        fixed = sum(release_cost(e.plan) for e in entrants)
+        fitting = int(seconds / (whole + fixed))
+        if fitting >= LEAST_EXACT:
+            return Size(self.silos, self.horizon, min(fitting, MOST_REPLICATES))
+        share = max(seconds / replicates - fixed, 0.0) / whole
+        if not scalable(self.environment):
+            marks = self.marks
+            at = int(np.searchsorted(marks, self.horizon * share, side="right")) - 1
+            return Size(self.silos, int(marks[max(at, 0)]), replicates)
+        least = self.least_silos(entrants[0].plan.dimension)
+        few = min(self.silos, max(least, int(self.silos * share)))
+        return Size(few, self.horizon, replicates)
+
+    def play(self, stage: str, entrants: Sequence[Entrant], size: Size) -> None:
+        """Play a stage and keep its regrets; the same arguments and seed, the same regrets."""
+        if self.on_stage is not None:
+            self.on_stage(self.announce(stage, len(entrants), size))
+        finals = self.finals(entrants, size, bits=stage == "final")
+        for entrant, column in zip(entrants, finals.T, strict=True):
+            mean, stderr = mean_and_stderr(column)
+            self.played[entrant.name] = column
+            self.regrets[entrant.name] = Regret(
+                mean, stderr, size.replicates, size.silos, size.rounds, stage
+            )
+
+    def finals(self, entrants: Sequence[Entrant], size: Size, bits: bool = False) -> np.ndarray:
+        """Regret of one silo at the end of the horizon, (R, entrants); ``bits``: `scaled_plan`."""
+        first, self.replicate = self.replicate, self.replicate + size.replicates
+        marks = self.marks
+        at = int(np.searchsorted(marks, size.rounds))
+        groups = [
+            [i for i, e in enumerate(entrants) if e.federated is kind] for kind in (True, False)
+        ]
+        times = self.silos / size.silos
+        worlds = [scaled_environment(self.environment, times), self.environment]
+        plans = [
+            scaled_plan(e.plan, e.node, size.silos, bits=bits)
+            if e.federated
+            else replace(e.plan, silos=size.silos)  # a sample of all
+            for e in entrants
+        ]
+
+        def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
+            replicate, kind = work
+            world = worlds[kind].open(self.seed, first + replicate, size.silos)
+            assert isinstance(world, environments.Environment)
+            chosen = [plans[i] for i in groups[kind]]
+            outcomes = dispatch.play(world, chosen, marks, threads=inner, last=size.rounds)
+            curves = [o.group_regret / size.silos for o in outcomes]
+            return replicate, kind, [_extended(c, marks, at, self.horizon) for c in curves]
+
+        works = [(r, kind) for r in range(size.replicates) for kind in (0, 1) if groups[kind]]
+        inner = max(1, self.threads // len(works))
+        finals = np.zeros((size.replicates, len(entrants)))
+        facts = self.environment.facts(size.silos, self.horizon)
+        terms = [
+            memory.of_pass(worlds[kind], facts, [plans[i] for i in group], len(marks), inner)
+            for kind, group in enumerate(groups)
+            if group
+        ]
+        workers = memory.that_fit(max(terms, key=memory.total), min(self.threads, len(works)))
+        with ThreadPoolExecutor(workers) as pool:
+            for replicate, kind, found in pool.map(job, works):
+                finals[replicate, groups[kind]] = found
+        return finals
+
+    def difference(self, a: str, b: str) -> tuple[float, float]:
+        """Mean and standard error of a - b, regret of one silo, paired; of one stage."""
+        return mean_and_stderr(self.played[a] - self.played[b])
+
+    def announce(self, stage: str, count: int, size: Size) -> str:
+        """A stage in a sentence."""
+        silos = f"all {self.silos} silos"
+        if size.silos < self.silos:
+            silos = f"{size.silos} silos for all {self.silos}"
+        rounds = "" if size.rounds >= self.horizon else f", the first {size.rounds} rounds"
+        times = f"{size.replicates} replicate{'s' if size.replicates > 1 else ''}"
+        return f"{stage}: {count} systems, {times} of {silos}{rounds}"
+
+
+def _extended(curve: np.ndarray, marks: np.ndarray, at: int, horizon: int) -> float:
+    """Regret at the end, from the curve up to checkpoint ``at``, at the pace it had there.
+
+    The pace of a learner falls, so this is rather too much than too little.
+    """
+    if at == len(marks) - 1:
+        return float(curve[-1])
+    before = min(3 * at // 4, at - 1)
+    start, round_ = (0.0, 0) if before < 0 else (curve[before], int(marks[before]))
+    pace = (curve[at] - start) / (int(marks[at]) - round_)
+    return float(curve[at] + pace * (horizon - int(marks[at])))
+
+
+def level(difference: tuple[float, float]) -> bool:
+    """Whether a paired difference is within two standard errors of 0, or has none."""
+    mean, stderr = difference
+    return math.isnan(stderr) or abs(mean) <= 2.0 * stderr
+
+
+# From which epsilon, or how many silos, sharing would help: roughly, by short simulations.
+
+
+#: The search goes up by this factor at a time, so often, and halves what it found so often.
+STEP, STEPS, HALVINGS = 4.0, 6, 2
+#: Plays of both searches, each of two batch sizes and so many replicates.
+REPLICATES = 2
+
+
+def pays_from(
+    question: Question, best: Choice, contest: Contest, seconds: float
+) -> tuple[float | None, int | None]:
+    """The least epsilon, and the least number of silos, at which ``best`` does better than alone.
+
+    Each to within a factor of about 1.4, all else as it is; None where none was found up to 4096
+    times as much. The protocol and release are those of ``best``; of its batch size and an eighth
+    of it the better counts.
+    """
+    alone = contest.regrets["alone"].mean
+    one = contest.horizon * round_cost(contest.actions, question.setting.dimension)
+    plays = 2 * (STEPS + HALVINGS) * 2 * REPLICATES
+    least = contest.least_silos(question.setting.dimension)
+    few = max(least, min(question.setting.silos, int(seconds / (plays * one))))
+
+    def helps(asked: Question) -> bool:
+        silos = asked.setting.silos
+        own = replace(contest, silos=silos, replicate=0, on_stage=None, played={}, regrets={})
+        entrants = []
+        least = batch_sizes(contest.horizon)[0]
+        for size in sorted({max(least, best.batch_size // by) for by in (1, 8)}):
+            try:
+                made = asked.make(best.trust, best.protocol, best.release, size)
+            except InputError:
+                continue
+            entrants.append(Entrant(made.label, made.plan, made.node))
+        if not entrants:
+            return False
+        return bool(
+            own.finals(entrants, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
+        )
+
+    epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))
+    silos = _least(
+        float(question.setting.silos),
+        lambda m: helps(replace(question, setting=replace(question.setting, silos=round(m)))),
+    )
+    return epsilon, None if silos is None else round(silos)
+
+
+def _least(start: float, holds: Callable[[float], bool]) -> float | None:
+    """The least value above start for which it holds, on a coarse logarithmic scale."""
+    low, high = start, start
+    for _ in range(STEPS):
+        low, high = high, high * STEP
+        if holds(high):
+            break
+    else:
+        return None
+    for _ in range(HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -1,0 +1,393 @@
+"""Noise in what silos synchronise: its distribution, and bounds that hold with high probability."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
+from fastfed.privacy.mechanisms.vector_batches import VectorBatches
+from fastfed.protocols.plan import NoiseStd
+
+# Tail of the largest eigenvalue of a Gaussian symmetric matrix, and of a Gaussian vector's norm.
+# Numbers a confidence radius rests on: every function here gives an upper bound that is proven and,
+# in the far tail where it is used, nearly attained.
+
+
+#: Above this dimension the table costs more than it is worth; the closed bound is used alone.
+MOST_EXACT = 500
+STEP = 2e-3
+
+
+@cache
+def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Grid x > 0 and ln of the expected number of eigenvalues above x.
+
+    For the GOE with diagonal variance 1 and off-diagonal variance 1/2 the density of eigenvalues
+    at x is, with phi_k the orthonormal Hermite functions (Mehta 2004, Section 7.2),
+        sum_{k<d} phi_k(x)^2 + sqrt(d / 2) phi_{d-1}(x) int sgn(x - y) phi_d(y) dy / 2
+        + [d odd] phi_{d-1}(x) / int phi_{d-1}.
+    """
+    d = dimension
+    reach = math.sqrt(2.0 * d) + 18.0
+    x = np.arange(0.0, reach, STEP)
+    # phi_k e^-scale by the recurrence: phi_0 itself underflows where phi_{d-1} still matters.
+    scale = -0.5 * x * x
+    before, phi = np.zeros_like(x), np.full_like(x, math.pi**-0.25)
+    squares = np.square(phi * np.exp(scale))
+    for k in range(1, d):
+        before, phi = phi, math.sqrt(2.0 / k) * x * phi - math.sqrt((k - 1.0) / k) * before
+        size = np.maximum(np.abs(phi), 1.0)
+        before, phi, scale = before / size, phi / size, scale + np.log(size)
+        squares = squares + np.square(phi * np.exp(scale))
+    last = phi * np.exp(scale)  # phi_{d-1}
+    above = math.sqrt(2.0 / d) * x * phi - math.sqrt((d - 1.0) / d) * before  # phi_d
+    above = above * np.exp(scale)
+    # Odd functions integrate to 0; of even ones the half line counts twice.
+    tail = _right_sums(above)
+    signed = (tail[0] - tail) if d % 2 == 0 else -tail
+    # int sgn(x - y) f(y) dy / 2 = (total / 2) - tail(x), total = 2 tail(0) when f is even.
+    density = squares + math.sqrt(d / 2.0) * last * signed
+    if d % 2 == 1:
+        density = density + last / (2.0 * _right_sums(last)[0])
+    expected = _right_sums(np.maximum(density, 0.0))
+    return x, np.log(np.maximum(expected, 1e-300))
+
+
+def _right_sums(values: np.ndarray) -> np.ndarray:
+    """Integral from every grid point to the end; trapezoids lie above a convex tail."""
+    pieces = 0.5 * STEP * (values[1:] + values[:-1])
+    return np.concatenate([np.cumsum(pieces[::-1])[::-1], [0.0]])
+
+
+def largest_eigenvalue(dimension: int, probability: float) -> float:
+    """t with P(lambda_max > t) <= probability, off-diagonal variance 1, diagonal variance 2.
+
+    The smaller of two bounds: the expected number of eigenvalues above t, which is at least the
+    probability that there is one; and 2 sqrt d + 2 sqrt(ln(1 / p)), from E lambda_max <=
+    2 E ||g|| <= 2 sqrt d (Sudakov-Fernique: for unit u, v the increments of u'Nu have variance
+    4 (1 - <u, v>^2), at most those of 2 <g, u>) and the concentration of a sqrt 2-Lipschitz
+    function of standard normals.
+    """
+    closed = 2.0 * (math.sqrt(dimension) + math.sqrt(-math.log(probability)))
+    if dimension > MOST_EXACT or probability < 1e-60:
+        return closed
+    x, log_expected = _expected_above(dimension)
+    # One grid step to the safe side is worth far more than the error of the trapezoids.
+    where = int(np.searchsorted(-log_expected, -math.log(probability)))
+    if where + 1 >= len(x):
+        return closed
+    return min(closed, math.sqrt(2.0) * float(x[where] + STEP))
+
+
+@cache
+def _nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    return nodes, weights
+
+
+def norm_quantile(dimension: int, common: float, extra: float, probability: float) -> float:
+    """t with P(||X|| > t) <= probability for X ~ N(0, common I + extra u u'), ||u|| = 1.
+
+    ||X||^2 = common chi^2_{d-1} + (common + extra) z^2: one integral over z, with z = a sin(s) so
+    that the integrand is smooth at its end, where the chi-square has nothing left.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import gammaincc, ndtr, ndtri
+
+    if common == 0.0:
+        return -math.sqrt(extra) * float(ndtri(0.5 * probability))
+    nodes, weights = _nodes()
+    sine, cosine = np.sin(0.25 * math.pi * (nodes + 1.0)), np.cos(0.25 * math.pi * (nodes + 1.0))
+    weights = 0.25 * math.pi * cosine * weights
+
+    def tail(square: float) -> float:
+        last = math.sqrt(square / (common + extra))
+        outside = 2.0 * float(ndtr(-last))
+        if dimension == 1:
+            return outside
+        density = np.exp(-0.5 * np.square(last * sine)) * math.sqrt(2.0 / math.pi)
+        rest = square * np.square(cosine) / common
+        inside = gammaincc(0.5 * (dimension - 1), 0.5 * rest) * density
+        return outside + last * float(weights @ inside)
+
+    high = common * dimension + extra
+    while tail(high) > probability:
+        high *= 2.0
+    low = high
+    while tail(low) <= probability:
+        low *= 0.5
+    # Far out the tail of many dimensions is no longer a positive float64: there its sign will do.
+    least = math.ulp(0.0)
+    root = float(
+        brentq(lambda q: math.log(max(tail(q), least) / probability), low, high, rtol=1e-12)
+    )
+    # Quadrature and root are good to ten digits and more.
+    return math.sqrt(root) * (1.0 + 1e-9)
+
+
+# The law of the noise in what is synchronised, and what it stays below with high probability.
+
+
+#: Share of the failure probability that rounding takes; it is small, and pays little for less.
+ROUNDING = 0.1
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """How far noise made of bits is from its Gaussian, at release k = 0..K.
+
+    Every entry of the noise is sigma Z + e + r. Z: standard normal, independent over entries and
+    of the data. |e| <= ``coupling``, for all entries and releases together but for an event of
+    ``probability``. r: rounding, a sum of martingale differences over points and entries, each
+    sub-Gaussian given what came before, with squared scales that are known in advance and add up
+    to ``rounding`` squared at most.
+    """
+
+    coupling: np.ndarray
+    rounding: np.ndarray
+    probability: float
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """N, the symmetric noise in V, and h, the noise in u, at each release k = 0..K.
+
+    Entry z of h has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``), and so on:
+    ``node`` is one node's noise, ``noises`` how many independent ones add up in it (M when every
+    silo adds its own), ``variances`` what the release makes of it (nodes of the prefix k, for the
+    tree). Entries of h and of N on and above the diagonal are independent of each other and of the
+    data, also where later data were chosen in view of them.
+    """
+
+    node: NoiseStd = field(default_factory=NoiseStd)
+    noises: float = 1.0
+    variances: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    #: s in the published code's regularizer, where that is not the noise's own.
+    published_std: float | None = None
+    remainder: Remainder | None = None
+    #: How many releases the bounds hold for, where that is more than ``variances`` lists: its last
+    #: entry is then the most that any of the others has.
+    counted: int = 0
+
+    @property
+    def releases(self) -> int:
+        return len(self.variances) - 1
+
+    @property
+    def none(self) -> bool:
+        silent = self.node.parts == (0.0, 0.0, 0.0) and self.remainder is None
+        return self.releases == 0 or silent
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Factor from one node's std to the std of what is synchronised, (K + 1,)."""
+        scales: np.ndarray = np.sqrt(self.noises * self.variances)
+        return scales
+
+    @property
+    def goe_std(self) -> float:
+        """Off-diagonal std of the least GOE matrix that has no entry below N's, for one node."""
+        return max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
+
+    @property
+    def exact_goe(self) -> bool:
+        """Whether N is a GOE matrix and not merely below one."""
+        o, d = self.node.off_diagonal, self.node.diagonal
+        return self.remainder is None and math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
+
+    def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
+        """Bounds on ||N|| at each release, (K + 1,), which all hold together with 1 - probability.
+
+        Each release and side gets an equal share. With g = ``goe_std``, N is g times the matrix of
+        ``largest_eigenvalue``; where it has less variance somewhere, adding what it lacks, D,
+        independent of N, raises lambda_max with probability at least 1/2 (with u N's top
+        eigenvector, u'Du is symmetric), so P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t):
+        the factor is paid whenever N is not exactly such a matrix. The remainder of bits adds at
+        most d max |e|, and ||r||, a sum of r A_ij with A_ij fixed and sum A_ij^2 = d I. Given the
+        past E exp(s r A) <= exp(s^2 scale^2 A^2 / 2), a matrix known in advance, so Tropp 2012
+        (Theorem 3.6) needs no independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
+        """
+        if self.none:
+            return np.zeros(self.releases + 1)
+        gaussian, rounding = self._shares(probability)
+        unit = largest_eigenvalue(dimension, gaussian / (2.0 if self.exact_goe else 4.0))
+        bound = unit * self.goe_std * self.scales
+        if self.remainder is not None:
+            tail = math.log(2.0 * dimension / rounding)
+            bound = bound + dimension * self.remainder.coupling
+            bound = bound + math.sqrt(2.0 * dimension * tail) * self.remainder.rounding
+        return bound
+
+    def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
+        """The same for ||h||; roundings by Hsu, Kakade and Zhang 2012, Theorem 2.1."""
+        if self.none:
+            return np.zeros(self.releases + 1)
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, self.node.bias**2, 0.0, gaussian) * self.scales
+        if self.remainder is not None:
+            bound = bound + math.sqrt(dimension) * self.remainder.coupling
+            bound = bound + _rounded(dimension, 1.0, 0.0, rounding) * self.remainder.rounding
+        return bound
+
+    def errors(self, dimension: int, probability: float) -> np.ndarray:
+        """The same for ||N theta - h|| with one ||theta|| <= 1 that does not depend on the noise.
+
+        Its covariance is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the std of bias
+        entries, o = ``goe_std``; a smaller covariance has smaller norms, by Anderson 1955).
+        <x, N theta - h> takes the rounding of N_ij with x_i theta_j + x_j theta_i, of N_ii with
+        x_i theta_i and of h_i with -x_i: squares that add up to x'(2 I + theta theta')x at most.
+        """
+        if self.none:
+            return np.zeros(self.releases + 1)
+        b, o = self.node.bias**2, self.goe_std**2
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, b + o, o, gaussian) * self.scales
+        if self.remainder is not None:
+            bound = bound + (dimension + math.sqrt(dimension)) * self.remainder.coupling
+            bound = bound + _rounded(dimension, 2.0, 1.0, rounding) * self.remainder.rounding
+        return bound
+
+    def _shares(self, probability: float) -> tuple[float, float]:
+        """Failure probability of the Gaussian part and of the rounding, at one release each."""
+        if self.remainder is None:
+            return probability / max(self.releases, self.counted), 0.0
+        # The coupling has its own, and fails in all bounds at once.
+        left = (probability - self.remainder.probability) / self.releases
+        if left <= 0.0:
+            raise ValueError("the coupling of bits takes the whole failure probability")
+        return (1.0 - ROUNDING) * left, ROUNDING * left
+
+
+def _rounded(dimension: int, common: float, extra: float, probability: float) -> float:
+    """As ``norm_quantile``, for X sub-Gaussian with this covariance (Hsu, Kakade, Zhang 2012)."""
+    tail, top = math.log(1.0 / probability), common + extra
+    squares = (dimension - 1.0) * common**2 + top**2
+    trace = (dimension - 1.0) * common + top
+    return math.sqrt(trace + 2.0 * math.sqrt(squares * tail) + 2.0 * top * tail)
+
+
+# ---- The law of binomial noise as a Gaussian and a remainder that is bounded by computation ------
+
+
+#: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
+BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
+#: Variance of one bit of mean 1/4.
+VARIANCE = 0.1875
+#: Beyond this many bits the incomplete beta function is not trusted to the last digits.
+MOST_COUPLED = 10**12
+#: Spacing of the points at which the two distributions are compared, in standard deviations.
+SPACING = 0.005
+
+
+def bit_law(tree: BinomialTree, probability: float) -> NoiseLaw:
+    """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
+
+    A prefix adds up its nodes, at most one of each level.
+    """
+    levels = range(tree.depth)
+    held = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
+    nodes = [Node(tree.users(j), tree.trials(j), (tree.g[j], tree.g[j])) for j in levels]
+    law = _law(np.array(held, np.float64), nodes, tree.coordinates, probability)
+    return replace(law, published_std=tree.published_std)
+
+
+def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseLaw:
+    """The same for vector sums of single batches, which are added up."""
+    node = Node(batches.batch_size, batches.trials, batches.g)
+    held = np.arange(releases + 1.0)[:, None]
+    return _law(held, [node], batches.coordinates, probability)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One vector sum: how many data points and noise bits an entry has, and g of both streams."""
+
+    users: int
+    trials: int
+    g: tuple[int, int]
+
+
+def _law(held: np.ndarray, nodes: list[Node], coordinates: int, probability: float) -> NoiseLaw:
+    """The law of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
+
+    A node's entry is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is a monotone function of
+    a standard normal Z, and then differs from sigma Z by at most `coupling`; Z is independent of
+    the data, as the bits are. The roundings of n points, each on an interval of length 1 and
+    centred given all that came before, have sub-Gaussian scale sqrt(n) / 2: the points may depend
+    on earlier noise, but which of them are in a release, and in which node, does not. Gaussian
+    variances and squared scales add up, and so do the largest differences. Where the streams differ
+    in g, the coarser one speaks for both, but for the Gaussian part.
+    """
+    releases = len(held) - 1
+    held = held.reshape(releases + 1, len(nodes))
+    draws = max(releases * coordinates, 1)
+    coarse = [min(node.g) for node in nodes]
+    rounding = [node.users / (4.0 * g**2) for node, g in zip(nodes, coarse, strict=True)]
+    if nodes and nodes[-1].trials > MOST_COUPLED:
+        # Too many bits to compare: the noise as sub-Gaussian as a whole.
+        rounding = [
+            r + BIT_SCALE_SQUARED * node.trials / g**2
+            for node, g, r in zip(nodes, coarse, rounding, strict=True)
+        ]
+        spread, apart, probability = [0.0 for _ in nodes], [0.0 for _ in nodes], 0.0
+    else:
+        spread = [math.sqrt(VARIANCE * node.trials) for node in nodes]
+        apart = [
+            coupling(node.trials, probability / draws) / g
+            for node, g in zip(nodes, coarse, strict=True)
+        ]
+    # Rounding compares with a number of 32 bits, which moves its mean by less than one of them.
+    apart = [c + node.users * 2.0**-32 / g for node, g, c in zip(nodes, coarse, apart, strict=True)]
+    bias = [s / node.g[0] for node, s in zip(nodes, spread, strict=True)]
+    covariance = [s / node.g[1] for node, s in zip(nodes, spread, strict=True)]
+    # Nodes differ by how their bits are rounded up; the law is in units of the largest.
+    std, other = max(bias, default=0.0), max(covariance, default=0.0)
+    variances = np.zeros(len(nodes))
+    if std > 0.0:
+        variances = np.square(np.maximum(np.array(bias) / std, np.array(covariance) / other))
+    return NoiseLaw(
+        NoiseStd(std, other, other),
+        1,
+        held @ variances,
+        None,
+        Remainder(held @ np.array(apart), np.sqrt(held @ np.array(rounding)), probability),
+    )
+
+
+def coupling(trials: int, probability: float) -> float:
+    """Largest |X - N/4 - sigma Z|, but for an event of this probability; X ~ Bin(N, 1/4).
+
+    X = F^-1(Phi(Z)) for a standard normal Z (and X and a uniform number make such a Z). Between
+    two points a < b of a grid, with x(k) = Phi^-1(F(k)) and x(a) < Z <= x(b), X is in a + 1..b, so
+    the difference lies between a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). Z beyond the
+    grid or beyond its reach has at most this probability; the incomplete beta function is good to
+    nine digits where it is used, so its error is less than 1e-4 of a bit.
+    """
+    from scipy.special import betainc, ndtri
+
+    if trials == 0:
+        return 0.0
+    sigma, mean = math.sqrt(0.1875 * trials), 0.25 * trials
+    reach = -float(ndtri(0.5 * probability)) + 1.0
+    step = max(1, math.floor(SPACING * sigma))
+    # The right tail of a binomial is heavier than its Gaussian's: reach further there.
+    first = max(-1, math.floor(mean - (reach + 1.0) * sigma))
+    last = min(trials, math.ceil(mean + (reach + 0.2 * reach * reach / sigma + 4.0) * sigma))
+    k = np.unique(np.append(np.arange(first, last, step), last)).astype(np.float64)
+    inside = (k >= 0) & (k < trials)
+    below, above = np.where(k < 0, 0.0, 1.0), np.where(k < 0, 1.0, 0.0)
+    below[inside] = betainc(trials - k[inside], k[inside] + 1.0, 0.75)
+    above[inside] = betainc(k[inside] + 1.0, trials - k[inside], 0.25)
+    x = np.where(below < 0.5, ndtri(below), -ndtri(above))
+    kept = (x[1:] > -reach) & (x[:-1] < reach)
+    if not (below[0] <= 0.5 * probability and above[-1] <= 0.5 * probability):
+        return math.inf
+    a, b = k[:-1][kept], k[1:][kept]
+    left, right = np.maximum(x[:-1][kept], -reach), np.minimum(x[1:][kept], reach)
+    low, high = a + 1.0 - mean - sigma * right, b - mean - sigma * left
+    return float(np.maximum(np.abs(low), np.abs(high)).max())

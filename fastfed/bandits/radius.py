@@ -1,0 +1,280 @@
+"""Regularizers and confidence radii, and the regret bound that the radius gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fastfed.bandits.noise_distributions import NoiseLaw
+from fastfed.bandits.setting import Setting
+from fastfed.privacy.certificate import Condition
+from fastfed.protocols.plan import Clip, Plan, Radius
+
+# Regularizer and confidence radius from the law of the privacy noise, and whether they are proven.
+# One object holds what the proof of a regret bound rests on: reward law, clip interval, noise law,
+# lambda, lambda_min, lambda_max, nu, and the radius made of them.
+
+
+RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
+REGULARIZERS = ("from-noise", "published-code")
+
+#: Of the direct radius: c as a share of the largest ||N||, and the eigenvalues of V that let lambda
+#: fall, in units of ||N|| + c. Any positive numbers are proven.
+ANCHOR = 0.1
+FLOOR = 1.0
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What the regret bound of a run rests on, by release k = 0..K, and whether each part holds."""
+
+    regularizer: np.ndarray  # lambda; the most of it for the direct radius
+    lambda_min: np.ndarray
+    lambda_max: np.ndarray
+    nu: np.ndarray
+    radius: Radius
+    conditions: tuple[Condition, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether the confidence sets are proven to hold with probability 1 - alpha."""
+        return all(c.holds for c in self.conditions)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a certificate says of the regret bound: nothing when it is proven."""
+        failing = [c.text for c in self.conditions if not c.holds]
+        return (
+            (f"the regret bound is unproven here; missing: {'; '.join(failing)}",)
+            if failing
+            else ()
+        )
+
+
+def published_regularizer(setting: Setting, law: NoiseLaw, alpha: float) -> float:
+    """Lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
+    if law.none:
+        return math.sqrt(setting.silos)
+    n = law.releases.bit_length()
+    std = law.node.bias if law.published_std is None else law.published_std
+    spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(setting.dimension)
+    return math.sqrt(law.noises * n) * std * spread
+
+
+def printed_regularizer(law: NoiseLaw, dimension: int, alpha: float) -> float:
+    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
+    if law.none:
+        return 1.0
+    std = law.node.bias * float(law.scales.max())
+    return max(1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(law.releases / alpha))))
+
+
+def make_theory(
+    setting: Setting,
+    law: NoiseLaw,
+    *,
+    radius: str,
+    radius_multiplier: float,
+    regularizer: str | float,
+    failure_probability: float,
+    clip: Clip | None,
+    released_only: bool,
+    union: int,
+    ordered: bool = True,
+) -> Theory:
+    """lambda and beta for one curve, at each release k = 0..K.
+
+    ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
+    self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
+    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha). That
+    needs ``ordered``, synchronisations at rounds known in advance: the end of a batch must not
+    depend on rounds of others that come after it in the silo's own order.
+
+    radius "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
+    equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
+    sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and the
+    bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed,
+    which drops constants of its own proof. "published-code": the experiment code's. "lemma-a2" and
+    "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022, Appendix A).
+    """
+    d, alpha = setting.dimension, failure_probability
+    noise_share = 0.0 if law.none else alpha / 2.0
+    n_bound = law.operator_norms(d, alpha / 4.0)
+    union = 1 if released_only else union
+    rewards = alpha - noise_share
+    if radius == "direct":
+        lam, made, definite = _direct(law, setting, regularizer, n_bound, alpha, rewards / union)
+        lambda_min = np.where(definite, lam - n_bound, lam)
+        lambda_max, nu = lam + n_bound, np.zeros_like(lam)
+    else:
+        if not isinstance(regularizer, str):
+            lam = np.full_like(n_bound, regularizer)
+        elif regularizer == "from-noise":
+            lam = np.maximum(1.0, 2.0 * n_bound)
+        elif regularizer == "lemma-a4":
+            lam = np.full_like(n_bound, printed_regularizer(law, d, alpha))
+        else:
+            lam = np.full_like(n_bound, published_regularizer(setting, law, alpha))
+        definite = lam > n_bound
+        # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
+        lambda_min = np.where(definite, lam - n_bound, lam)
+        lambda_max = lam + n_bound
+        nu = law.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
+        if radius in ("lemma-c2", "lemma-a2"):
+            union *= len(np.unique(lambda_min))
+            base = 2.0 * math.log(union / rewards)
+            offset, log_lambda = np.sqrt(lambda_max) + nu, lambda_min
+        elif radius in ("lemma-c4", "lemma-a4"):
+            base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), np.sqrt(lam), lam
+        else:
+            base, offset, log_lambda = math.log(1.0 / alpha), np.sqrt(lam * d), lam
+        made = Radius(1.0, setting.reward_scale, base, offset, log_lambda)
+    # The published code takes R = 1 where rewards carry no noise.
+    scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
+    conditions = (
+        *about_rewards(setting, clip),
+        Condition(
+            "the regularizer exceeds the noise's operator norm with high probability",
+            bool(definite.all()),
+        ),
+        Condition(
+            f'the radius is a proven one ("{radius}", multiplier {radius_multiplier:g})',
+            radius in ("direct", "lemma-c2", "lemma-a2") and radius_multiplier >= 1.0,
+        ),
+    )
+    if not (released_only or ordered or union == 1):
+        conditions += (Condition("each silo's own order of events is one of the proof's", False),)
+    return Theory(
+        regularizer=lam,
+        lambda_min=lambda_min,
+        lambda_max=lambda_max,
+        nu=nu,
+        radius=replace(made, multiplier=radius_multiplier, scale=scale),
+        conditions=conditions,
+    )
+
+
+def about_rewards(setting: Setting, clip: Clip | None) -> tuple[Condition, ...]:
+    """What every proof here asks of the environment."""
+    inside = setting.reward_range is not None and (
+        clip is None
+        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
+    )
+    return (
+        Condition(
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
+        ),
+        Condition("rewards are bounded, and clipping does not move their mean", inside),
+    )
+
+
+def _direct(
+    law: NoiseLaw,
+    setting: Setting,
+    regularizer: str | float,
+    n_bound: np.ndarray,
+    alpha: float,
+    rewards: float,
+) -> tuple[np.ndarray, Radius, np.ndarray]:
+    """The direct radius: width without passing through ||.||_V, and lambda as small as V allows.
+
+    With G and u the raw sums, V = lambda I + G + N, u + h and S = sum x eta,
+        theta* - theta_hat = V^-1 (lambda theta* + (N theta* - h) - S).
+    On the events N >= -n I, ||N theta* - h|| <= E (both at every release) and
+    ||S||^2_{(G + c I)^-1} <= R^2 (2 ln(1 / alpha') + ln det(G + c I) - d ln c) (all rounds, one
+    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and with
+    eager play every silo has an order of its own, its batch before the others'), for any
+    lambda >= 0, chosen in view of V if need be:
+    G + c I <= V + (n + c - lambda) I <= f V, with f = 1 for lambda >= n + c and else
+    f = 1 + (n + c - lambda) / floor where every eigenvalue of V is at least floor. Hence
+        |<x, theta* - theta_hat>| <= R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c)))
+                                     ||x||_{V^-1} + (lambda + E) ||V^-1 x||.
+    V is private already, so its determinant and eigenvalues may be used. Once G outgrows the
+    noise, lambda falls to 0 and with it half of the second term.
+    """
+    n_max = float(n_bound.max())
+    error = law.errors(setting.dimension, alpha / 4.0)
+    if isinstance(regularizer, str) and regularizer == "published-code":
+        regularizer = published_regularizer(setting, law, alpha)
+    if isinstance(regularizer, str):
+        anchor = max(1.0, ANCHOR * n_max)
+        lam = n_bound + anchor
+        floor = FLOOR * lam if not law.none else np.zeros_like(lam)
+        floor[0] = 0.0
+    else:
+        lam = np.full_like(n_bound, regularizer)
+        anchor = regularizer - n_max if regularizer > n_max else regularizer
+        floor = np.zeros_like(lam)
+    made = Radius(
+        1.0,
+        setting.reward_scale,
+        2.0 * math.log(1.0 / rewards),
+        np.zeros_like(lam),
+        np.full_like(lam, anchor),
+        determinant=True,
+        direct=True,
+        anchor=anchor,
+        error_bound=error,
+        floor=floor,
+    )
+    return lam, made, lam > n_bound
+
+
+# ---- A regret bound with all its constants, for the direct radius: what a run truly promises -----
+# The bounds of ``bounds.py`` are orders; this one is a number, and often vacuous. Proof, with the
+# notation of docs/radius.md, on its three events (probability 1 - alpha):
+#
+# 1. In a round the regret is at most 2 w, w = beta ||x||_{V^-1} + gamma ||V^-1 x||, times the
+# radius' multiplier, which is at least 1.
+# 2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <= f V,
+# f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 + gamma /
+# sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
+# 3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and with
+# it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
+# 4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add up
+# to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the batch is
+# at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for each eigenvalue
+# r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz. Batches with L > ln 2
+# number at most Lambda / ln 2, and cost at most M B each.
+# 5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
+#
+# A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
+# batch.
+
+
+def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
+    """Bound on the group regret, which holds with probability 1 - failure_probability.
+
+    None where no proof covers the run: another radius, a multiplier below 1, rewards or features
+    that break the theory's conditions, eager play of a federation, or a schedule of the data's.
+    At least M T means vacuous: regret in a round is at most 1 where rewards lie in [0, 1].
+    """
+    radius = plan.radius
+    eager = plan.batch_size > 1 and not plan.lazy
+    if not theory.proven or not radius.direct or eager or plan.trigger or plan.policy != "ucb":
+        return None
+    d, c = plan.dimension, radius.anchor
+    alone = plan.batch_size == 0
+    batch = plan.batch_size or 1
+    rows = (1 if alone else plan.silos) * batch
+    starts = np.arange(0, plan.horizon, batch)
+    entry = np.minimum(starts // batch, len(radius.error_bound) - 1)
+    n = np.maximum(theory.regularizer[entry] - c, 0.0)
+    gamma = n + c + radius.error_bound[entry]
+    seen = rows * (starts // batch) / d
+
+    def beta(f: float) -> np.ndarray:
+        grown = d * np.log(f * (2.0 * n + c + seen) / c)
+        width: np.ndarray = radius.scale * np.sqrt(f * (radius.base + grown))
+        return width
+
+    worst = beta(1.0) + gamma / math.sqrt(c)
+    lowered = math.sqrt(2.0) * (beta(2.0) + gamma / np.sqrt(n + c))
+    worst = np.where(radius.floor[entry] > 0.0, np.maximum(worst, lowered), worst)
+    lengths = np.minimum(batch, plan.horizon - starts) * (rows // batch)
+    growth = d * math.log1p(float(lengths.sum()) / (d * c))
+    bad = 0.0 if alone else rows * growth / math.log(2.0)
+    good = 2.0 * math.sqrt(2.0 * growth * float((lengths * worst**2).sum()))
+    return float((plan.silos if alone else 1) * (bad + radius.multiplier * good))

@@ -1,0 +1,222 @@
+"""Linear rewards on random features: the sphere, the gap, and one fixed set of actions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import environments
+from fastfed._random import instance_normals
+from fastfed._validate import InputError, boolean, choice, integer, number
+from fastfed.environments.base import MAX_ACTIONS, MAX_DIMENSION, Facts, RewardLaw, described
+from fastfed.environments.pool import SAMPLING
+
+# ---- The synthetic instance: fresh actions on a sphere in every round ----------------------------
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere.
+
+    Actions are fresh for every (round, silo); the expected reward (1 + <u, v>)/2 lies in [0, 1].
+    Source: zhou-chowdhury-2024, Section 6. ``basis_actions`` fixes the first d actions as the
+    published code does ((e_j, 1)/sqrt 2, then (0, 1)); ``contexts = "shared"`` gives every
+    replicate the same contexts, as that code does too.
+    """
+
+    dimension: int = 10
+    actions: int = 100
+    reward: RewardLaw = field(default_factory=RewardLaw)
+    basis_actions: bool = False
+    contexts: str = "per-replicate"
+    kind = "sphere"
+
+    def __post_init__(self) -> None:
+        integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
+        boolean("basis_actions", self.basis_actions)
+        choice("contexts", self.contexts, ["per-replicate", "shared"])
+        if self.basis_actions and self.actions < self.dimension:
+            raise InputError(
+                f"basis_actions needs actions >= dimension, got actions = {self.actions}, "
+                f"dimension = {self.dimension}"
+            )
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        bounded = self.reward.kind != "gaussian"
+        return Facts(
+            dimension=self.dimension,
+            actions=self.actions,
+            reward=self.reward,
+            reward_range=(0.0, 1.0) if bounded else None,
+            # Norms are 1 but for the rounding of float32, which only clipping takes away.
+            features_bounded=False,
+        )
+
+    def theta(self, seed: int, replicate: int) -> np.ndarray:
+        """theta* of one replicate, (d,)."""
+        d = self.dimension
+        theta = np.full(d, math.sqrt(0.5))
+        if d > 1:
+            v = instance_normals(seed, replicate, d - 1)
+            theta[:-1] = v * (math.sqrt(0.5) / math.sqrt(math.fsum(v * v)))
+        return theta
+
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        return environments.Sphere(
+            seed,
+            replicate,
+            self.theta(seed, replicate),
+            self.actions,
+            self.dimension if self.basis_actions else 0,
+            self.contexts == "shared",
+            self.reward.c,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return described(self)
+
+
+# The synthetic instance with a gap: one best action in every round, all others well below it.
+
+
+#: The best action's expected reward lies in [BEST, BEST + WIDTH].
+BEST, WIDTH = 0.7, 0.1
+#: No m is below this, well above what rounding to float32 does to it.
+LEAST = 1e-6
+
+
+@dataclass(frozen=True)
+class Gap:
+    """x = m theta* + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta*.
+
+    theta* is uniform on the unit sphere, one for each replicate. The expected reward m of one
+    action, the best, is uniform in [0.7, 0.8]; m of each of the other K - 1 is uniform in
+    [0.6 - gap, 0.7 - gap]. Fresh for every (round, silo). With d = 1 there is no b.
+    Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper
+    gives the two intervals only: the laws inside them, b and the position of the best action,
+    here uniform over all K, are ours. The paper has K <= d^2; any K >= 1 will do.
+
+    Features are float32, so that m is met within 1e-6; the expected rewards handed out are those
+    of the rounded features, and no feature has a norm above 1.
+    """
+
+    dimension: int = 10
+    actions: int = 100
+    gap: float = 0.1
+    reward: RewardLaw = field(default_factory=RewardLaw)
+    kind = "gap"
+
+    def __post_init__(self) -> None:
+        integer("dimension", self.dimension, at_least=1, at_most=MAX_DIMENSION)
+        integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
+        number("gap", self.gap, above=0.0, at_most=BEST - WIDTH)
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        bounded = self.reward.kind != "gaussian"
+        return Facts(
+            dimension=self.dimension,
+            actions=self.actions,
+            reward=self.reward,
+            reward_range=(0.0, 1.0) if bounded else None,
+        )
+
+    def theta(self, seed: int, replicate: int) -> np.ndarray:
+        """theta* of one replicate, (d,)."""
+        v = instance_normals(seed, replicate, self.dimension)
+        return v / math.sqrt(math.fsum(v * v))
+
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        # At the largest gap, rounding must not carry an expected reward below zero.
+        inferior = max(BEST - WIDTH - self.gap, LEAST)
+        theta = self.theta(seed, replicate)
+        reward = self.reward.c
+        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+
+    def describe(self) -> dict[str, Any]:
+        return described(self)
+
+
+# ---- The single-agent synthetic instance: one set of actions, the same in every round ------------
+
+
+@dataclass(frozen=True)
+class FixedSet:
+    """K actions of the ``sphere``, drawn once for each replicate and offered in every round.
+
+    x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere, so that
+    the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share the set.
+    Source: chowdhury-zhou-2022, Section 5, whose code has (u, 1) and (v, 1)/2: the same rewards,
+    features longer by sqrt 2. ``basis_actions`` fixes the first d actions as that code does:
+    (e_j, 1)/sqrt 2, then (0, 1)/sqrt 2, which unlike the sphere's is not brought to norm 1.
+    """
+
+    dimension: int = 5
+    actions: int = 100
+    reward: RewardLaw = field(default_factory=RewardLaw)
+    basis_actions: bool = False
+    kind = "fixed-set"
+
+    def __post_init__(self) -> None:
+        self._sphere()
+
+    def _sphere(self) -> Sphere:
+        return Sphere(self.dimension, self.actions, self.reward, self.basis_actions)
+
+    def natural_silos(self) -> int | None:
+        return None
+
+    def facts(self, silos: int, horizon: int) -> Facts:
+        made = self._sphere().facts(silos, horizon)
+        return Facts(
+            dimension=made.dimension,
+            actions=made.actions,
+            reward=made.reward,
+            reward_range=made.reward_range,
+            features_bounded=made.features_bounded,
+            # What is offered is public and the same for everyone: there is nothing to share.
+            contexts_made=False,
+        )
+
+    def theta(self, seed: int, replicate: int) -> np.ndarray:
+        """theta* of one replicate, (d,)."""
+        return self._sphere().theta(seed, replicate)
+
+    def memory(self, silos: int, horizon: int, curves: int) -> int:
+        """Bytes of a replicate: every silo has a copy of the actions and of their means."""
+        return silos * (self.actions * (4 * self.dimension + 8) + 24)
+
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        # Round 0 of the sphere: no other round has its draws.
+        rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
+        if self.basis_actions:
+            last = self.dimension - 1
+            rows[last, last] = np.float32(math.sqrt(0.5))
+            means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
+        flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
+        return environments.Pool(
+            seed,
+            replicate,
+            np.tile(flat, silos),
+            self.dimension,
+            True,
+            np.tile(means, silos),
+            np.full(silos, means.max()),
+            self.actions * np.arange(silos + 1, dtype=np.int64),
+            np.arange(silos + 1, dtype=np.int64),
+            SAMPLING["with-replacement"],
+            None,
+            self.reward.c,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return described(self)

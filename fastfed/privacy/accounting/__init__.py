@@ -1,0 +1,1 @@
+"""Privacy accounting: what mechanisms cost, exactly or by a proven bound."""

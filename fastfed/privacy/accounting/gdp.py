@@ -1,0 +1,330 @@
+"""Gaussian differential privacy and zero-concentrated composition, exact where that is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from fastfed._validate import integer, number
+from fastfed.privacy.certificate import Guarantee
+
+# Exact (epsilon, delta) of Gaussian noise, through the one number mu = sensitivity / noise_std.
+# A Gaussian mechanism with ratio mu satisfies (epsilon, delta) exactly when
+# delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)  (Balle & Wang 2018, Thm 8),
+# and adaptive compositions of Gaussian mechanisms are again one, with mu^2 added up.
+
+
+# Roots are taken at a delta smaller by these relative amounts, far above rounding (about 1e-12 at
+# delta = 1e-300), so that mu_of never overspends and epsilon_of(mu_of(e, d), d) never exceeds e.
+_MU_MARGIN = 1e-10
+_EPSILON_MARGIN = 1e-11
+
+
+@cache
+def _nodes() -> list[tuple[float, float]]:
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]; finding them takes longer than
+    their use."""
+    from numpy.polynomial.legendre import leggauss
+
+    nodes, weights = leggauss(12)
+    return list(zip(nodes.tolist(), weights.tolist(), strict=True))
+
+
+def _erfcx_slope(z: float) -> float:
+    """-(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z), without its cancellation at large z."""
+    from scipy.special import erfcx
+
+    if z > 50.0:
+        q = 1.0 / (z * z)
+        return q / math.sqrt(math.pi) * (1.0 - q * (1.5 - q * (3.75 - q * 13.125)))
+    return 2.0 / math.sqrt(math.pi) - 2.0 * z * float(erfcx(z))
+
+
+def _log_delta(epsilon: float, mu: float) -> float:
+    """ln delta_of(epsilon, mu) for mu > 0, also where delta itself underflows.
+
+    With a, b = (epsilon/mu -+ mu/2)/sqrt2 both terms of the formula share the factor exp(-a^2)/2,
+    since epsilon = b^2 - a^2; what remains is erfcx(a) - erfcx(b), with no exponentials left to
+    cancel and e^epsilon never formed.
+    """
+    from scipy.special import erfcx, ndtr
+
+    a = (epsilon / mu - mu / 2.0) / math.sqrt(2.0)
+    b = (epsilon / mu + mu / 2.0) / math.sqrt(2.0)
+    if not math.isfinite(a * a):
+        return -math.inf if a > 0 else 0.0
+    if mu < 1.0:
+        # The two values are close: integrate the slope over [a, b] (Gauss-Legendre, the integrand
+        # is entire and the interval short) instead of subtracting them. The width is computed
+        # from mu, since b - a is lost to rounding when epsilon/mu is large.
+        half = mu / (2.0 * math.sqrt(2.0))
+        middle = epsilon / mu / math.sqrt(2.0)
+        gap = half * sum(w * _erfcx_slope(middle + half * u) for u, w in _nodes())
+        return math.log(gap) - math.log(2.0) - a * a if gap > 0.0 else -math.inf
+    if a < 0.0:
+        # erfcx(a) would overflow; here the first term is at least 1/2 and dominates.
+        delta = float(ndtr(-a * math.sqrt(2.0))) - 0.5 * math.exp(-a * a) * float(erfcx(b))
+        return math.log(min(delta, 1.0))
+    gap = float(erfcx(a)) - float(erfcx(b))
+    return math.log(gap) - math.log(2.0) - a * a if gap > 0.0 else -math.inf
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Smallest delta for which a Gaussian mechanism of ratio mu is (epsilon, delta)-private.
+
+    epsilon >= 0, mu >= 0 (mu = 0: nothing depends on the data, delta = 0). Relative accuracy is
+    about 1e-12 down to the smallest normal double. Source: Balle & Wang 2018, Theorem 8.
+    """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    mu = number("mu", mu, at_least=0)
+    return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 for which a Gaussian mechanism of ratio mu is (epsilon, delta)-private.
+
+    Exactly 0 when the total variation distance 2 Phi(mu/2) - 1 is already at most delta, and
+    infinite when delta = 0 < mu. Rounded towards the larger epsilon.
+    """
+    from scipy.optimize import brentq
+
+    mu = number("mu", mu, at_least=0)
+    delta = number("delta", delta, at_least=0, below=1)
+    if mu == 0:
+        return 0.0
+    if delta == 0:
+        return math.inf
+    target = math.log(delta) - _EPSILON_MARGIN
+    if _log_delta(0.0, mu) <= target:
+        return 0.0
+    # Already the first term Phi(mu/2 - high/mu) <= exp(-(high/mu - mu/2)^2 / 2) is below target.
+    # The last factor keeps that true in rounded arithmetic when mu is huge.
+    high = (mu * mu / 2.0 + mu * math.sqrt(-2.0 * target)) * (1.0 + 1e-14)
+    if not math.isfinite(high):
+        return math.inf
+    root = brentq(
+        lambda e: _log_delta(e, mu) - target, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000
+    )
+    return float(root)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Largest mu whose Gaussian mechanism is (epsilon, delta)-private: mu* in the accounting notes.
+
+    epsilon >= 0, delta in [0, 1); delta = 0 allows only mu = 0. The noise that just meets the
+    budget is noise_std = sensitivity / mu_of(epsilon, delta). Rounded towards the smaller mu.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import erfinv
+
+    epsilon = number("epsilon", epsilon, at_least=0)
+    delta = number("delta", delta, at_least=0, below=1)
+    if delta == 0:
+        return 0.0
+    target = math.log(delta) - _MU_MARGIN
+    at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
+    if epsilon == 0:
+        return at_zero
+    # Two lower bounds: the answer at epsilon = 0, and the zero-concentrated bound
+    # epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), solved for mu without cancellation.
+    slack = math.sqrt(-target)
+    concentrated = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + slack)
+    low = 0.99 * max(at_zero, concentrated)
+    high = 2.0 * low
+    while _log_delta(epsilon, high) < target:
+        high *= 2.0
+    root = brentq(
+        lambda u: _log_delta(epsilon, math.exp(u)) - target,
+        math.log(low),
+        math.log(high),
+        xtol=1e-15,
+        rtol=1e-15,
+        maxiter=2000,
+    )
+    return math.exp(float(root))
+
+
+def compose(mus: Iterable[float]) -> float:
+    """Ratio of several Gaussian mechanisms run one after another, inputs chosen adaptively.
+
+    mu = sqrt(sum mu_i^2); an empty composition has mu = 0.
+    """
+    return math.hypot(*(number("mu", mu, at_least=0) for mu in mus))
+
+
+# What several mechanisms cost together, each chosen in view of the answers of those before it.
+# Mechanisms on disjoint data need none of this: replacing one record then costs the largest of them
+# (parallel composition). Gaussian mechanisms should be composed as such, which is exact.
+
+
+# Roots are rounded towards the larger epsilon by this relative amount, far above their error.
+_MARGIN = 1e-11
+
+
+def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
+    """Sums of the epsilons and of the deltas.
+
+    Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError when the deltas add up to 1 or more:
+    nothing is guaranteed then.
+    """
+    parts = list(guarantees)
+    return Guarantee(math.fsum(g.epsilon for g in parts), math.fsum(g.delta for g in parts))
+
+
+def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
+    """`count` mechanisms with the same guarantee, at the price of `slack` more delta.
+
+    (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack) for k = count and each = (e, d).
+    Better than basic only for many mechanisms of small e. slack in (0, 1).
+    Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
+    """
+    k = integer("count", count, at_least=0)
+    slack = number("slack", slack, above=0, below=1)
+    e = each.epsilon
+    total = math.sqrt(-2.0 * k * math.log(slack)) * e + k * e * math.expm1(e)
+    return Guarantee(total, k * each.delta + slack)
+
+
+def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
+    """Gaussian mechanisms of ratios mu_i = sensitivity / noise_std: one of mu^2 = sum mu_i^2.
+
+    Exact. Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
+    """
+    return Guarantee(epsilon_of(compose(mus), delta), delta)
+
+
+# ---- zero-concentrated differential privacy: rho adds up -----------------------------------------
+
+
+def rho_of_mu(mu: float) -> float:
+    """rho = mu^2 / 2 of a Gaussian mechanism. Source: Bun & Steinke 2016, Proposition 1.6."""
+    return number("mu", mu, at_least=0) ** 2 / 2.0
+
+
+def rho_of_pure(epsilon: float) -> float:
+    """rho = epsilon^2 / 2 of any (epsilon, 0)-private mechanism.
+
+    Source: Bun & Steinke 2016, Proposition 1.4.
+    """
+    return number("epsilon", epsilon, at_least=0) ** 2 / 2.0
+
+
+def rho_of_bounded_range(eta: float) -> float:
+    """rho = eta^2 / 8 of a mechanism of range bounded by eta, as the exponential mechanism is.
+
+    Source: Cesar & Rogers 2021.
+    """
+    return number("eta", eta, at_least=0) ** 2 / 8.0
+
+
+def compose_rho(rhos: Iterable[float]) -> float:
+    """rho of several mechanisms: the sum. Source: Bun & Steinke 2016, Lemma 1.7."""
+    return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
+
+
+def epsilon_of_rho_classic(rho: float, delta: float) -> float:
+    """rho + 2 sqrt(rho ln(1/delta)), delta > 0. Source: Bun & Steinke 2016, Proposition 1.3."""
+    rho = number("rho", rho, at_least=0)
+    delta = number("delta", delta, above=0, below=1)
+    return rho + 2.0 * math.sqrt(-rho * math.log(delta))
+
+
+def rho_of_epsilon(epsilon: float, delta: float) -> float:
+    """Largest rho for the classic formula: (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2.
+
+    In closed form, and so safe for dividing a budget: rho/k for each of k mechanisms.
+    """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    tail = -math.log(number("delta", delta, above=0, below=1))
+    # The difference of the roots, without its cancellation at small epsilon.
+    root = epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))
+    return root * root
+
+
+def _log_delta_of_rho(epsilon: float, rho: float) -> float:
+    """ln of delta_of_rho before it is cut at 1, for rho > 0."""
+    from scipy.optimize import brentq
+
+    # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
+    # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
+    def slope(u: float) -> float:
+        return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
+
+    low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
+    u = float(brentq(slope, low, high, xtol=1e-14, rtol=1e-14))
+    less = math.exp(u)  # alpha - 1; any alpha gives a true bound, so rounding here costs nothing
+    alpha = 1.0 + less
+    return less * (alpha * rho - epsilon) - u - alpha * _log1pexp(-u)
+
+
+def _log1pexp(x: float) -> float:
+    return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
+
+
+def delta_of_rho(epsilon: float, rho: float) -> float:
+    """Least delta that rho-zCDP gives at epsilon through one Renyi order, the best one:
+
+    min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1).
+    Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    rho = number("rho", rho, at_least=0)
+    return math.exp(min(0.0, _log_delta_of_rho(epsilon, rho))) if rho else 0.0
+
+
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Least epsilon >= 0 with delta_of_rho(epsilon, rho) <= delta, rounded up; delta > 0.
+
+    Never above the classic formula. Source: Canonne, Kamath & Steinke 2020, Section 2.3.
+    """
+    from scipy.optimize import brentq
+
+    rho = number("rho", rho, at_least=0)
+    delta = number("delta", delta, above=0, below=1)
+    if rho == 0.0:
+        return 0.0
+    target = math.log(delta) - _MARGIN
+    if _log_delta_of_rho(0.0, rho) <= target:
+        return 0.0
+    high = epsilon_of_rho_classic(rho, delta)
+    root = float(
+        brentq(lambda e: _log_delta_of_rho(e, rho) - target, 0.0, high, xtol=1e-300, rtol=1e-14)
+    )
+    return min(high, root * (1.0 + _MARGIN))
+
+
+#: How many shares of delta for one record a group's account tries, the largest delta / members.
+_SHARES = 40
+
+
+def of_group(exact: Callable[[float], float], members: int, delta: float) -> float:
+    """Least epsilon found for a group of so many records that are replaced together.
+
+    ``exact(delta)``: the epsilon proven for one record at delta >= 0, which falls as delta grows.
+    One record after the other: if one is (e, d)-private, k are (k e, d (1 + exp(e) + ... +
+    exp((k - 1) e)))-private; at delta = 0 that is k e. The d of one record is searched on a
+    logarithmic grid below delta / k, so the answer holds, and is the best of the grid. math.inf
+    where none of it gives delta. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
+
+    Raises InputError for members < 1 and delta outside [0, 1).
+    """
+    k = integer("members", members, at_least=1)
+    delta = number("delta", delta, at_least=0, below=1)
+    if k == 1:
+        return exact(delta)
+    found = k * exact(0.0)
+    if delta == 0.0:
+        return found
+    for step in range(_SHARES):
+        log_each = math.log(delta) - math.log(k) * (1.0 + 0.5 * step)
+        if log_each < -700.0:
+            break
+        epsilon = exact(math.exp(log_each))
+        # ln of the geometric sum, bounded from above by k times its last and largest term.
+        most = math.log(k) + (k - 1) * epsilon
+        if epsilon > 0.0 and (k - 1) * epsilon < 700.0:
+            most = min(most, math.log(math.expm1(k * epsilon)) - math.log(math.expm1(epsilon)))
+        if log_each + most + _MARGIN <= math.log(delta):
+            found = min(found, k * epsilon)
+    return found * (1.0 + _MARGIN)

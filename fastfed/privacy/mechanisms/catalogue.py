@@ -1,0 +1,345 @@
+"""The mechanisms by name: what `calibrate` can answer, one noise for one budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fastfed._face import Shown
+from fastfed._registry import Registry, first_line, must_be
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.privacy.accounting.gdp import mu_of
+from fastfed.privacy.accounting.privacy_loss import largest_share
+from fastfed.privacy.certificate import rounded_up
+from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
+from fastfed.privacy.mechanisms.laplace import Laplace
+from fastfed.privacy.mechanisms.local_gaussian import calibrate_points
+from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
+from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
+from fastfed.privacy.releases.gaussian_release import (
+    GaussianRelease,
+    calibrate_release,
+    calibrate_tree,
+)
+from fastfed.privacy.sensitivity import Budget, sum_sensitivity
+
+
+class Calibrated(Shown, msgspec.Struct, frozen=True):
+    """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
+
+    mechanism: str
+    epsilon: float
+    delta: float
+    relation: str
+    releases: int
+    noise_std: float
+    mu: float
+    source: str
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What some mechanisms need to know beside budget and releases.
+
+    users: of one leaf, silos times batch size. dimension: d. sensitivity: the most that neighbours
+    change one release, in its units; None: the mechanism's own.
+    """
+
+    users: int | None = None
+    dimension: int | None = None
+    sensitivity: float | None = None
+
+
+#: The source of no noise.
+NOTHING = "nothing is released"
+
+
+def _answer(
+    name: str, budget: Budget, releases: int, std: float, mu: float, source: str
+) -> Calibrated:
+    return Calibrated(
+        name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
+    )
+
+
+def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Sums of vectors of norm at most 1, a record entering each of the releases."""
+    releases = integer("releases", releases, at_least=0)
+    delta = number("delta", budget.delta, above=0, below=1)
+    each = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
+    moved = math.sqrt(releases) * each
+    s = moved / mu_of(budget.epsilon, delta)
+    of = "sums of unit-norm vectors"
+    if size.sensitivity is not None:
+        of = f"statistics of L2 sensitivity {each:g}"
+    source = f"exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of {of}"
+    return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
+
+
+def _two_streams(name: str, made: GaussianRelease) -> Calibrated:
+    source = made.source
+    if made.calibration != "exact":
+        source += f"; exact epsilon {rounded_up(made.exact())}"
+    return _answer(name, made.budget, made.releases, made.noise_std, made.mu(), source)
+
+
+def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        return _two_streams(name, calibrate_tree(budget, releases, calibration))
+
+    return calibrated
+
+
+def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        return _two_streams(name, calibrate_release(name, budget, releases))
+
+    return calibrated
+
+
+def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Both streams through the vector sum by shuffling, at every node of the tree."""
+    if size.users is None or size.dimension is None:
+        raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
+    integer("users", size.users, at_least=1)
+    tree = calibrate_vector_sum(budget, releases, size.users, size.dimension)
+    bits = ", ".join(
+        f"g = {g}, b = {b} at level {j}"
+        for j, (g, b) in enumerate(zip(tree.g, tree.b, strict=True))
+    )
+    source = f"{tree.source}; {bits or 'nothing is released'}"
+    std = tree.noise_stds["bias"]
+    return _answer("vector-sum", budget, tree.releases, std, tree.mu(), source)
+
+
+def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
+    """Every user's own Gaussian noise, for a user of so many batches; noise_std of one message."""
+
+    def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
+        if shuffled and size.users is None:
+            raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
+        if integer("releases", releases, at_least=0) == 0:
+            return _answer(name, budget, 0, 0.0, 0.0, NOTHING)
+        made = calibrate_points(budget, size.users or 1, returning=releases, shuffled=shuffled)
+        return _answer(name, budget, releases, made.noise_std, made.mu(), made.source)
+
+    return calibrated
+
+
+def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """One agent's vector sums, for a user of so many batches; noise_std of one batch."""
+    if size.users is None or size.dimension is None:
+        raise InputError("vector-batches needs users (of one batch) and dimension")
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("vector-batches", budget, 0, 0.0, 0.0, NOTHING)
+    made = calibrate_vector_batches(budget, size.users, size.dimension, returning=releases)
+    source = f"{made.source}; g = {made.g[0]}, b = {made.b}"
+    return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
+
+
+def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Choices of the least of many scores, each changed by at most 1; noise_std of one score.
+
+    mu is that of the Gaussian mechanism which many such choices, taken for (e, 0)-private each, are
+    like: sqrt(releases) e.
+    """
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
+    each = largest_share(budget.epsilon, budget.delta, "randomized-response", releases)
+    made = NoisyArgmin(2.0 * _sensitivity(size) / each)
+    source = "argmins of scores plus Laplace noise, each (2 / scale, 0)-private, proven composition"
+    std, mu = math.sqrt(2.0) * made.scale, math.sqrt(releases) * each
+    return _answer("noisy-argmin", budget, releases, std, mu, source + _of(size))
+
+
+def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Laplace noise on every entry of statistics of L1 sensitivity 1; mu as for noisy-argmin."""
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("laplace", budget, 0, 0.0, 0.0, NOTHING)
+    each = largest_share(budget.epsilon, budget.delta, "laplace", releases)
+    made = Laplace(_sensitivity(size), each)
+    source = "Laplace noise of scale sensitivity / epsilon', proven composition of privacy losses"
+    mu = math.sqrt(releases) * each
+    return _answer("laplace", budget, releases, made.noise_std, mu, source + _of(size))
+
+
+def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Choices with probability proportional to exp(-eta cost / 2); noise_std is that of the Gumbel
+    noise on each cost whose least is such a choice; mu as for noisy-argmin."""
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("exponential", budget, 0, 0.0, 0.0, NOTHING)
+    eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
+    source = (
+        f"exponential mechanism of eta = {eta:.6g} a choice, bounded range eta, proven composition"
+    )
+    std = 2.0 * _sensitivity(size) / eta * math.pi / math.sqrt(6.0)
+    mu = math.sqrt(releases) * eta
+    return _answer("exponential", budget, releases, std, mu, source + _of(size))
+
+
+def _sensitivity(size: Size) -> float:
+    """That of a number or a score: 1 by default."""
+    return 1.0 if size.sensitivity is None else size.sensitivity
+
+
+def _of(size: Size) -> str:
+    return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
+
+
+Mechanism = Callable[[Budget, int, Size], Calibrated]
+
+BUILTIN: dict[str, Mechanism] = {
+    "gaussian": _gaussian,
+    "gaussian-tree": _tree("gaussian-tree", "exact"),
+    "gaussian-tree-theorem": _tree("gaussian-tree-theorem", "theorem"),
+    "gaussian-tree-published-code": _tree("gaussian-tree-published-code", "published-code"),
+    "honaker": _release("honaker"),
+    "toeplitz": _release("toeplitz"),
+    "vector-sum": _vector_sum,
+    "noisy-points": _points("noisy-points", False),
+    "shuffled-points": _points("shuffled-points", True),
+    "vector-batches": _vector_batches,
+    "noisy-argmin": _noisy_argmin,
+    "laplace": _laplace,
+    "exponential": _exponential,
+}
+
+#: Whose noise is for a statistic of any sensitivity: the others' follows from features and rewards.
+SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
+
+
+#: What each is, in a line.
+SUMMARIES = {
+    "gaussian": "sums of vectors of norm at most 1, a record in every release",
+    "gaussian-tree": "both streams of a linear bandit through the binary tree",
+    "gaussian-tree-theorem": "the same with the paper's constants (zhou-chowdhury-2024)",
+    "gaussian-tree-published-code": "the same with the constants of the paper's code",
+    "honaker": "the same streams, nodes of the tree weighted (Honaker 2015)",
+    "toeplitz": "the same streams by a square-root Toeplitz factor",
+    "vector-sum": "the same streams as shuffled bits (needs users and dimension)",
+    "noisy-points": "every user's own Gaussian noise, nobody trusted",
+    "shuffled-points": "the same through a shuffler (needs users)",
+    "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
+    "noisy-argmin": "Laplace noise on scores of which only the least is told",
+    "laplace": "Laplace noise on every entry of a statistic",
+    "exponential": "choices by the exponential mechanism, as Gumbel noise on costs",
+}
+
+_NODE = "of each bias entry of one node, in the units of the sums"
+_ROUND = "user: one context with its reward"
+#: What neighbours differ in, and what noise_std is, for each of our own.
+MEANINGS = {
+    **dict.fromkeys(
+        ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"), (_ROUND, _NODE)
+    ),
+    "gaussian": ("record: one vector of the sum", "of each entry, in the units of the sum"),
+    "honaker": (_ROUND, _NODE),
+    "toeplitz": (_ROUND, "of each bias entry of one noise vector, in the units of the sums"),
+    "vector-sum": (_ROUND, _NODE),
+    "noisy-points": (_ROUND, "of each bias entry of one user's message"),
+    "shuffled-points": (_ROUND, "of each bias entry of one user's message"),
+    "vector-batches": (_ROUND, "of each bias entry of one batch, in the units of its sum"),
+    "noisy-argmin": ("record: moves every score by the sensitivity", "of one score"),
+    "laplace": ("record: moves the statistic by the sensitivity, in L1", "of each entry"),
+    "exponential": ("record: moves every cost by the sensitivity", "of the Gumbel noise on a cost"),
+}
+
+
+class ListedMechanism(msgspec.Struct, frozen=True):
+    """One mechanism. unit: what neighbours differ in. noise_std: what that number is of. needs:
+    what has to be said beside budget and releases. sensitivity: whether another one can be said;
+    default_sensitivity: the own, where one number says it. summary: what it is, in a line."""
+
+    name: str
+    summary: str
+    unit: str
+    noise_std: str
+    needs: tuple[str, ...]
+    sensitivity: bool
+    default_sensitivity: str | None
+
+
+#: What must be said beside budget and releases.
+NEEDS = {
+    "vector-sum": ("users", "dimension"),
+    "vector-batches": ("users", "dimension"),
+    "shuffled-points": ("users",),
+}
+
+
+def listed() -> list[ListedMechanism]:
+    """Every mechanism that can be calibrated, those of installed packages too."""
+    found = []
+    refused = MECHANISMS.problems()
+    for name in MECHANISMS:
+        if name in refused and name not in BUILTIN:
+            continue
+        unit, of = MEANINGS.get(name, ("as its package says", "as its package says"))
+        own = None
+        if name in SCALED:
+            own = "2 under replace, 1 under zero-out" if name == "gaussian" else "1"
+        found.append(
+            ListedMechanism(name, summary(name), unit, of, NEEDS.get(name, ()), name in SCALED, own)
+        )
+    return found
+
+
+def summary(name: str) -> str:
+    """What a mechanism is, in a line."""
+    return SUMMARIES.get(name) or first_line(MECHANISMS[name])
+
+
+def check_mechanism(name: str, found: Any) -> Mechanism:
+    """What an entry point names, if it can be called."""
+    if isinstance(found, type) or not callable(found):
+        raise must_be("a function (budget, releases, size) -> Calibrated", found)
+    mechanism: Mechanism = found
+    return mechanism
+
+
+MECHANISMS: Registry[Mechanism] = Registry(
+    "fastfed.mechanisms", "mechanism", BUILTIN, check_mechanism
+)
+
+
+def calibrate(
+    mechanism: str,
+    budget: Budget,
+    releases: int = 1,
+    *,
+    users: int | None = None,
+    dimension: int | None = None,
+    sensitivity: float | None = None,
+) -> Calibrated:
+    """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases.
+
+    users, dimension: for "vector-sum" and "vector-batches", the users of one leaf or batch and d;
+    users also for "shuffled-points". noise_std is that of each bias entry of one node, noise
+    vector, user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums.
+    For these last three, ``releases`` are the batches that one user may take part in. For
+    "noisy-argmin", "laplace" and "exponential" noise_std is that of one score, entry or cost, and
+    ``releases`` are the choices or statistics that one record enters.
+
+    sensitivity: > 0, the most that neighbours change one release, for the mechanisms in SCALED:
+    in L2 for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most
+    1), in L1 for "laplace", of each score or cost for the others (default 1). Noise is proportional
+    to it. Raises InputError for other mechanisms, whose sensitivity follows from features of norm
+    at most 1 and rewards in [0, 1].
+    """
+    # A name of our own needs no look at what is installed.
+    known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
+    made = MECHANISMS[choice("mechanism", mechanism, known)]
+    if sensitivity is not None:
+        sensitivity = number("sensitivity", sensitivity, above=0.0, at_least=1e-50, at_most=1e50)
+        if mechanism not in SCALED:
+            raise InputError(
+                f"sensitivity goes with {', '.join(SCALED)}: the noise of {mechanism} is for what "
+                f"it releases, got {sensitivity:g}"
+            )
+    with MECHANISMS.guard(mechanism):
+        found = made(budget, releases, Size(users, dimension, sensitivity))
+    if not isinstance(found, Calibrated):
+        raise InputError(f'mechanism "{mechanism}" must return a Calibrated, got {show(found)}')
+    return found

@@ -1,0 +1,668 @@
+"""Private means of vectors, one of which may be replaced by anything: the winsorized mean.
+
+When the vectors lie close together, a private range of a few radii is found first, and the noise is
+for that range instead of the whole space. Source: huang-2023, Algorithms 2 to 4, after Feldman &
+Steinke 2017 and Levy et al. 2021. Corrections: midpoints are -B + (2k + 1) r, fixed in advance; the
+inverse rotation is D H^T / sqrt(d), D last; dimensions are padded to a power of two.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._kernels import rng
+from fastfed._random import BIAS_NOISE, check_seed
+from fastfed._sampling import Laplaces, Uniforms
+from fastfed._validate import InputError, array, choice, integer, number
+from fastfed.privacy import exact
+from fastfed.privacy.accounting.gdp import advanced
+from fastfed.privacy.accounting.privacy_loss import Part, composed_epsilon
+from fastfed.privacy.certificate import (
+    REALS,
+    SAMPLER,
+    SIMULATION,
+    Certificate,
+    ClaimCondition,
+    Condition,
+    Guarantee,
+    rounded_up,
+)
+from fastfed.privacy.mechanisms.laplace import Exponential, laplace_quantile
+from fastfed.privacy.sensitivity import Budget
+
+CALIBRATIONS = ("exact", "printed")
+
+_SOURCE = {
+    "exact": "huang-2023, Algorithms 2 to 4, with the largest epsilon' whose proven composition "
+    "(bounded-range and Laplace privacy losses) gives the budget",
+    "printed": "huang-2023, Algorithms 1 and 4: two levels of advanced composition",
+}
+# More bins than this have no midpoints of their own in float64.
+_MOST_BINS = 2**50
+
+
+# ---- one coordinate ------------------------------------------------------------------------------
+
+
+def bin_count(radius: float, bound: float) -> int:
+    """ell = ceil(bound / radius): the bins of width 2 radius that cover [-bound, bound].
+
+    Raises InputError unless both are > 0 and ell is at most 2^50.
+    """
+    ratio = number("bound", bound, above=0) / number("radius", radius, above=0)
+    if ratio > _MOST_BINS:
+        raise InputError(f"radius must be at least bound / 2^50, got {radius:g} of {bound:g}")
+    return math.ceil(ratio)
+
+
+def private_range(
+    values: object,
+    epsilon: float,
+    radius: float,
+    bound: float,
+    uniform: float | None = None,
+) -> tuple[float, float]:
+    """An interval of length 4 radius where most of the values (M,), M >= 1, are, if any is.
+
+    Every value goes to the nearest of ell = ceil(bound / radius) midpoints -bound + (2k + 1) radius
+    (the lower of two), which do not depend on the values; one out of range goes to the last, one
+    that is not finite counts as 0. A midpoint with b values strictly below it and a above costs
+    max(a, b); it is chosen with probability proportional to exp(-epsilon cost / 2), by inverting
+    the cdf at `uniform` in (0, 1), and returned -+ 2 radius. By default the uniform is the
+    operating system's, and the choice is exact; a given one is for simulations.
+    epsilon > 0, 0 < radius, 0 < bound. Takes O(M log M), however many midpoints there are.
+
+    Guarantee: (epsilon, 0) for one value replaced by any other, and the range of the privacy loss
+    is bounded by epsilon, since no cost changes by more than 1.
+    Source: huang-2023, Algorithm 2; Feldman & Steinke 2017.
+    """
+    x, each = _values(values), number("epsilon", epsilon, above=0)
+    if uniform is None:
+        middle = _middle(x, each, radius, bound, Uniforms(1))
+        return middle - 2.0 * radius, middle + 2.0 * radius
+    return _range(x, each, radius, bound, number("uniform", uniform, above=0, below=1))
+
+
+def range_law(
+    values: object, epsilon: float, radius: float, bound: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The midpoints (ell,) that private_range chooses from and their log probabilities (ell,).
+
+    Written out for every midpoint, so for moderate bound / radius only.
+    """
+    x = _values(values)
+    bins = bin_count(radius, bound)
+    own = _bins(x, radius, bound, bins)
+    at = np.arange(bins)[:, None]
+    costs = np.maximum((own < at).sum(axis=1), (own > at).sum(axis=1))
+    midpoints = _midpoint(np.arange(bins), radius, bound)
+    return midpoints, Exponential(number("epsilon", epsilon, above=0)).log_probabilities(costs)
+
+
+def winsorized_mean_1d(
+    values: object,
+    epsilon: float,
+    radius: float,
+    bound: float,
+    range_uniform: float | None = None,
+    laplace_uniform: float | None = None,
+) -> float:
+    """The mean of values (M,), M >= 1, moved into a private range, plus Laplace noise.
+
+    Half of epsilon is for private_range, the other half for noise of scale 8 radius / (M epsilon),
+    which is the sensitivity 4 radius / M over epsilon / 2. Values that are not finite count as 0.
+    range_uniform, laplace_uniform: in (0, 1), never used again, for simulations (default: from the
+    operating system, and released exactly). Near the mean when all values are within `radius` of
+    each other and of [-bound, bound],
+    and M epsilon / 8 is well above ln(bound / radius).
+
+    Guarantee: (epsilon, 0) for one value replaced by any other.
+    Source: huang-2023, Algorithm 3; Levy et al. 2021.
+    """
+    x, each = _values(values), number("epsilon", epsilon, above=0)
+    if (range_uniform is None) != (laplace_uniform is None):
+        raise InputError("range_uniform and laplace_uniform must both be given, or neither")
+    if range_uniform is None or laplace_uniform is None:
+        return float(_exact_means(x[None], each, radius, bound, Uniforms(1), Laplaces(1))[0])
+    uniforms = (
+        number("range_uniform", range_uniform, above=0, below=1),
+        number("laplace_uniform", laplace_uniform, above=0, below=1),
+    )
+    return _mean(x, each, radius, bound, *uniforms)
+
+
+def _values(values: object) -> np.ndarray:
+    """Values (M,) with 0 for what is not finite: an error would tell something about the data."""
+    x = array("values", values, shape=(None,), finite=False)
+    if not len(x):
+        raise InputError("values must hold at least one value, got shape (0,)")
+    return _finite(x)
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _midpoint(k: Any, radius: float, bound: float) -> Any:
+    return (2 * k + 1) * radius - bound
+
+
+def _bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.ndarray:
+    """The bin (M,) of the midpoint nearest to each value, the lower of two."""
+    clipped = np.clip(x, -bound, bound)
+    guess = np.floor((clipped + bound) / (2.0 * radius)).astype(np.int64)
+    # The quotient may be rounded across an edge, so its neighbours are looked at too.
+    near = np.clip(guess + np.array([-1, 0, 1])[:, None], 0, bins - 1)
+    best = np.abs(clipped - _midpoint(near, radius, bound)).argmin(axis=0)
+    found: np.ndarray = near[best, np.arange(len(x))]
+    return found
+
+
+def _segments(
+    x: np.ndarray, radius: float, bound: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First bins, numbers of bins and costs of the runs of bins that cost the same."""
+    bins = bin_count(radius, bound)
+    taken, counts = np.unique(_bins(x, radius, bound, bins), return_counts=True)
+    # Costs are constant on segments: the gap before each taken bin, the bin, and the last gap.
+    m = len(taken)
+    starts = np.empty(2 * m + 1, dtype=np.int64)
+    starts[0], starts[1::2], starts[2::2] = 0, taken, taken + 1
+    lengths = np.diff(starts, append=bins)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    above = len(x) - below
+    costs = np.empty(2 * m + 1, dtype=np.int64)
+    costs[0::2] = np.maximum(below, above)
+    costs[1::2] = np.maximum(below[:-1], above[1:])
+    return starts, lengths, costs
+
+
+def _range(
+    x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
+) -> tuple[float, float]:
+    """private_range of finite values, in float64 at a given uniform."""
+    starts, lengths, costs = _segments(x, radius, bound)
+    least = costs[lengths > 0].min()
+    each = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
+    ends = np.cumsum(each * lengths)
+    target = u * ends[-1]
+    at = int(np.searchsorted(ends, target, side="left"))
+    before = float(ends[at - 1]) if at else 0.0
+    # The last of the segment, where rounding would lead beyond it.
+    inside = min(int((target - before) / each[at]), int(lengths[at]) - 1)
+    middle = float(_midpoint(int(starts[at]) + inside, radius, bound))
+    return middle - 2.0 * radius, middle + 2.0 * radius
+
+
+def _middle(
+    x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
+) -> float:
+    """The midpoint that private_range chooses, as with real weights."""
+    starts, lengths, costs = _segments(x, radius, bound)
+    at, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
+    return float(_midpoint(int(starts[at]) + place, radius, bound))
+
+
+def _mean(
+    x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
+) -> float:
+    """winsorized_mean_1d of finite values, in float64 at given uniforms."""
+    low, high = _range(x, epsilon / 2.0, radius, bound, u)
+    # About the middle, which is released already: sums of the values themselves would round away
+    # noise that is small beside them. One after the other, as a compiled loop adds.
+    middle = 0.5 * (low + high)
+    total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
+    drawn = _laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
+    return middle + (total / len(x) + drawn)
+
+
+def _exact_means(
+    columns: np.ndarray,
+    epsilon: float,
+    radius: float,
+    bound: float,
+    ranges: Uniforms,
+    noises: Laplaces,
+) -> np.ndarray:
+    """winsorized_mean_1d of each row (n,) of ``columns`` (k, n), released exactly.
+
+    Each value enters the sum about the middle as a multiple of a unit, so that sums are exact; the
+    noise pays for what that adds to the sensitivity 4 radius.
+    """
+    k, n = columns.shape
+    unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
+    middles, totals = np.empty(k), np.empty(k)
+    for i, x in enumerate(columns):
+        middles[i] = _middle(x, epsilon / 2.0, radius, bound, ranges, i)
+        inside = np.clip(x - middles[i], -2.0 * radius, 2.0 * radius)
+        totals[i] = exact.quantise(inside, unit).sum()
+    larger = 1.0 + unit / (4.0 * radius) + 2.0**-48
+    scale = n * _laplace_scale(n, epsilon, radius) * larger
+    return middles + exact.add_laplace(totals, np.full(k, scale), noises) / n
+
+
+def _laplace_scale(count: int, epsilon: float, radius: float) -> float:
+    return 8.0 * radius / (count * epsilon)
+
+
+# ---- vectors -------------------------------------------------------------------------------------
+
+
+def padded_dimension(dimension: int) -> int:
+    """d2, the least power of two that is at least d."""
+    return 1 << (integer("dimension", dimension, at_least=1) - 1).bit_length()
+
+
+def hadamard(values: np.ndarray) -> np.ndarray:
+    """H v for each vector v along the last axis, whose length is a power of two.
+
+    H is symmetric with entries -+1 and H H = n. Additions are in the order h = 1, 2, 4, ...: at
+    each, pairs h apart become their sum and their difference.
+    """
+    out = np.array(values, dtype=np.float64, order="C")
+    n, h = out.shape[-1], 1
+    while h < n:
+        pairs = out.reshape(*out.shape[:-1], n // (2 * h), 2, h)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        added, less = first + second, first - second
+        pairs[..., 0, :], pairs[..., 1, :] = added, less
+        h *= 2
+    return out
+
+
+class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
+    """The winsorized mean of vectors, one of each silo, in rotated coordinates, several times.
+
+    dimension: d. padded: d2, the least power of two >= d. silos: M, one vector each.
+    radius: r, of a ball that is expected to hold all vectors; a guess costs accuracy, never
+    privacy, but it must not depend on the vectors (see `at` for another one in every release).
+    bound: B; the rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)], where they are if all
+    coordinates are in [-B, B]. For vectors of L2 norm <= R, R / sqrt(d2) suffices.
+    concentration_failure: beta, the probability that the rotation may fail to spread the vectors.
+    epsilon_coordinate: epsilon', of one coordinate of one release, half of it for the range and
+    half for the noise. releases: how often a mean is released.
+    calibration: which rule chose epsilon'. budget: what was asked for. source: where it is from.
+    remark: what the rule says of itself, beyond its account.
+
+    Guarantee: if one silo's vectors become any others, in all releases, the means are together
+    (exact(), budget.delta)-private, also when later vectors are chosen in view of earlier means.
+    Each coordinate of each release is an exponential mechanism of range epsilon'/2 and a Laplace
+    mechanism of epsilon'/2, composed in `fastfed.privacy.accounting.privacy_loss`.
+    Source: huang-2023, Algorithm 4; Levy et al. 2021.
+    """
+
+    dimension: int
+    padded: int
+    silos: int
+    radius: float
+    bound: float
+    concentration_failure: float
+    epsilon_coordinate: float
+    releases: int
+    calibration: str
+    budget: Budget
+    source: str
+    remark: str = ""
+
+    def __post_init__(self) -> None:
+        d2 = padded_dimension(self.dimension)
+        if self.padded != d2:
+            raise InputError(
+                f"padded must be {d2} for dimension {self.dimension}, got {self.padded}"
+            )
+        integer("silos", self.silos, at_least=1)
+        number("radius", self.radius, above=0)
+        number("bound", self.bound, above=0)
+        number("concentration_failure", self.concentration_failure, above=0, below=1)
+        number("epsilon_coordinate", self.epsilon_coordinate, above=0)
+        integer("releases", self.releases, at_least=0)
+        choice("calibration", self.calibration, CALIBRATIONS)
+
+    @property
+    def rotated_bound(self) -> float:
+        """B sqrt(d2), where a rotated coordinate is sought."""
+        return self.bound * math.sqrt(self.padded)
+
+    @property
+    def rotated_radius(self) -> float:
+        """r' = 10 r sqrt(ln(d2 M / beta) / d2), at most B sqrt(d2)."""
+        d2 = self.padded
+        log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
+        return min(10.0 * self.radius * math.sqrt(log / d2), self.rotated_bound)
+
+    @property
+    def bins(self) -> int:
+        """How many midpoints private_range has to choose from."""
+        return bin_count(self.rotated_radius, self.rotated_bound)
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviation of the Laplace noise in each coordinate of a mean, by stream.
+
+        sqrt(2) 8 r' / (M epsilon'), the same before and after the rotation back.
+        """
+        scale = _laplace_scale(self.silos, self.epsilon_coordinate, self.rotated_radius)
+        return {"mean": math.sqrt(2.0) * scale}
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the private range can work: one bin, or M epsilon' / 8 > ln(10 bins).
+
+        Otherwise it often misses the vectors by far, whatever their number of dimensions. With one
+        bin there is nothing to choose, and the noise is for all vectors within the bound.
+        """
+        known = self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
+        return known or self.bins == 1
+
+    def at(self, radius: float) -> WinsorizedMean:
+        """The same mechanism for another radius, which changes nothing of its privacy."""
+        return msgspec.structs.replace(self, radius=radius)
+
+    def parts(self) -> list[Part]:
+        """What all releases consist of, for composed_epsilon."""
+        half, count = self.epsilon_coordinate / 2.0, self.releases * self.padded
+        return [("bounded-range", half, count), ("laplace", half, count)]
+
+    def exact(self, delta: float | None = None) -> float:
+        """The epsilon proven for all releases together at delta (default: the budget's)."""
+        return composed_epsilon(self.parts(), self.budget.delta if delta is None else delta)
+
+    def conditions(self) -> list[Condition]:
+        """Whether this epsilon' gives the budget, computed, and what is taken on trust."""
+        budget = self.budget
+        found = self.exact()
+        notes = f"computed; {self.remark}" if self.remark else "computed"
+        times = "once" if self.releases == 1 else f"{self.releases} times"
+        return [
+            Condition(f"a mean is released at most {times}", True),
+            Condition("everyone gives one vector to each mean; their number is public", True),
+            Condition("radius, bound and signs do not depend on the vectors", True),
+            ClaimCondition(
+                f"the proven epsilon of these means, {rounded_up(found)} at delta "
+                f"{budget.delta:g} under replacement, is at most {budget.epsilon:g} ({notes})",
+                found <= budget.epsilon,
+            ),
+        ]
+
+    def apply(
+        self, vectors: object, signs: object, range_uniforms: object, laplace_uniforms: object
+    ) -> np.ndarray:
+        """The private mean (d,) of vectors (M, d), one release.
+
+        signs: (d2,) of -+1, drawn at random and independent of the vectors; they may be public.
+        range_uniforms, laplace_uniforms: (d2,) in (0, 1), secret and never used again. A vector
+        that is not finite counts as zero. Raises InputError for other shapes and values.
+        """
+        x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
+        d2 = self.padded
+        flips = array("signs", signs, shape=(d2,))
+        if not (np.abs(flips) == 1.0).all():
+            raise InputError("signs must be -1 or 1 each")
+        uniforms = []
+        for name, given in (
+            ("range_uniforms", range_uniforms),
+            ("laplace_uniforms", laplace_uniforms),
+        ):
+            u = array(name, given, shape=(d2,))
+            if not ((u > 0.0) & (u < 1.0)).all():
+                raise InputError(f"{name} must be > 0 and < 1, got {u.min()} to {u.max()}")
+            uniforms.append(u)
+
+        rotated = self._rotated(x, flips)
+        radius, bound = self.rotated_radius, self.rotated_bound
+        means = [
+            _mean(column, self.epsilon_coordinate, radius, bound, float(u), float(noise))
+            for column, u, noise in zip(rotated, *uniforms, strict=True)
+        ]
+        return self._back(np.array(means), flips)
+
+    def release(
+        self, vectors: object, signs: object, ranges: Uniforms, noises: Laplaces
+    ) -> np.ndarray:
+        """The same, released exactly from ideal draws (d2,): what the certificate is of."""
+        x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
+        flips = array("signs", signs, shape=(self.padded,))
+        each, radius, bound = self.epsilon_coordinate, self.rotated_radius, self.rotated_bound
+        means = _exact_means(self._rotated(x, flips), each, radius, bound, ranges, noises)
+        return self._back(means, flips)
+
+    def _rotated(self, x: np.ndarray, flips: np.ndarray) -> np.ndarray:
+        """Coordinates (d2, M) of the rotated vectors."""
+        d2 = self.padded
+        rows = np.zeros((self.silos, d2))
+        rows[:, : self.dimension] = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
+        # Sums of huge numbers may overflow; what is not finite then counts as 0 as well.
+        with np.errstate(over="ignore", invalid="ignore"):
+            rotated = _finite(hadamard(rows * flips) / math.sqrt(d2))
+        return np.ascontiguousarray(rotated.T)
+
+    def _back(self, means: np.ndarray, flips: np.ndarray) -> np.ndarray:
+        back: np.ndarray = hadamard(means) / math.sqrt(self.padded) * flips
+        return back[: self.dimension]
+
+
+def calibrate_winsorized(
+    budget: Budget,
+    *,
+    silos: int,
+    dimension: int,
+    radius: float,
+    bound: float,
+    releases: int,
+    concentration_failure: float,
+    calibration: str = "exact",
+    phases: int | None = None,
+) -> WinsorizedMean:
+    """The winsorized mean for a budget, released `releases` times.
+
+    "exact": the largest epsilon' whose proven composition over releases x d2 coordinates gives the
+    budget. "printed": eps0 = epsilon / sqrt(6 P ln(2/delta)), delta0 = delta / (2 P) for each of
+    P = phases (default: releases) and epsilon' = eps0 / sqrt(6 d2 ln(1/delta0)) for a coordinate
+    (huang-2023, Algorithms 1 and 4), mostly far below what the budget allows. silos, dimension,
+    radius, bound, concentration_failure: as in `WinsorizedMean`; epsilon' depends on dimension
+    only.
+
+    The unit is whoever gives the vectors: "user" or "silo". The guarantee is for replacement,
+    which covers "zero-out". Raises InputError for another unit, for phases < releases or other
+    than releases when calibration is "exact", and for delta = 0 when it is "printed".
+    """
+    choice("calibration", calibration, CALIBRATIONS)
+    choice("unit", budget.unit, ("user", "silo"))
+    releases = integer("releases", releases, at_least=0)
+    # No release costs nothing; the rules are then those of one, so that there is an epsilon'.
+    rounds = max(releases, 1)
+    phases = rounds if phases is None else integer("phases", phases, at_least=rounds)
+    d2 = padded_dimension(dimension)
+    remark = ""
+    if calibration == "exact":
+        each = _largest(budget, rounds * d2)
+    else:
+        delta = number("delta", budget.delta, above=0, below=1)
+        eps0 = budget.epsilon / math.sqrt(6.0 * phases * (math.log(2.0) - math.log(delta)))
+        log0 = math.log(2.0 * phases) - math.log(delta)
+        each = eps0 / math.sqrt(6.0 * d2 * log0)
+        remark = _printed_remark(budget, eps0, phases)
+    return WinsorizedMean(
+        dimension=dimension,
+        padded=d2,
+        silos=silos,
+        radius=radius,
+        bound=bound,
+        concentration_failure=concentration_failure,
+        epsilon_coordinate=each,
+        releases=releases,
+        calibration=calibration,
+        budget=budget,
+        source=_SOURCE[calibration],
+        remark=remark,
+    )
+
+
+def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
+    """What the composition that huang-2023 quotes (Lemma G.1) makes of its P phases of eps0.
+
+    eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), which may be above the budget: its
+    Corollary G.2 needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
+    """
+    half = number("delta", budget.delta, above=0, below=1) / 2.0
+    if eps0 > 300.0:
+        return math.inf
+    return advanced(Guarantee(eps0, half / phases), phases, half).epsilon
+
+
+def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
+    total = printed_composition(budget, eps0, phases)
+    if total > 1e6:
+        return "the printed composition says nothing of an epsilon this large"
+    within = "within" if total <= budget.epsilon else "not within"
+    plural = "phase" if phases == 1 else "phases"
+    return (
+        f"the printed composition of {phases} {plural} gives {rounded_up(total)}, {within} the "
+        "budget"
+    )
+
+
+def _largest(budget: Budget, coordinates: int) -> float:
+    """The largest epsilon' for which that many coordinates are within the budget."""
+    from scipy.optimize import brentq
+
+    def excess(each: float) -> float:
+        parts: list[Part] = [
+            (kind, each / 2.0, coordinates) for kind in ("bounded-range", "laplace")
+        ]
+        return composed_epsilon(parts, budget.delta) - budget.epsilon
+
+    low = budget.epsilon / coordinates
+    if budget.delta > 0.0:
+        high = 2.0 * low
+        while excess(high) <= 0.0:
+            low, high = high, 2.0 * high
+        low = float(brentq(excess, low, high, xtol=1e-300, rtol=1e-7)) if excess(low) < 0.0 else low
+    # From a root to a value whose account is on the right side.
+    while excess(low) > 0.0:
+        low *= 1.0 - 1e-7
+    return low
+
+
+# ---- the public door -----------------------------------------------------------------------------
+
+
+def winsorized_mean(
+    vectors: object,
+    *,
+    epsilon: float,
+    delta: float,
+    radius: float,
+    bound: float = 1.0,
+    concentration_failure: float = 0.01,
+    seed: int | None = None,
+    calibration: str = "exact",
+) -> tuple[np.ndarray, Certificate]:
+    """A private mean (d,) of vectors (n, d), one of each user, and its certificate.
+
+    Accurate when the users agree: noise is for the ball of radius `radius` that is expected to hold
+    all vectors, wherever in the ball of radius `bound` it lies, and not for the latter. It takes
+    enough users to find that ball: with fewer the mean may be far off, and a caveat of the
+    certificate says so.
+
+    Vectors are scaled to L2 norm <= bound; one that is not finite counts as zero. radius, bound:
+    > 0, in the units of the vectors, chosen without looking at them. epsilon > 0; delta in [0, 1),
+    0 not for "printed". concentration_failure: in (0, 1), the probability that the mean may be off
+    although the users agree; smaller means a little more noise. calibration: "exact" or "printed",
+    see `calibrate_winsorized`. Randomness comes from the operating system, unless seed is given
+    (simulations: whoever knows it can remove the noise).
+
+    Guarantee: (epsilon, delta), unit "user" (one row replaced by any other), relation "replace",
+    towards those who see the mean and trust who computes it. n is public.
+    Source: huang-2023, Algorithm 4; Levy et al. 2021.
+
+    Raises InputError for values out of range and for other shapes, but never for what is in the
+    vectors.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(1).normal([0.3, -0.2, 0.1], 0.01, size=(5000, 3))
+    >>> mean, certificate = winsorized_mean(x, epsilon=1.0, delta=1e-6, radius=0.06, seed=1)
+    >>> bool(np.linalg.norm(mean - [0.3, -0.2, 0.1]) < 0.02)
+    True
+    """
+    x = array("vectors", vectors, shape=(None, None), finite=False)
+    if 0 in x.shape:
+        raise InputError(f"vectors must be at least one row and one column, got shape {x.shape}")
+    n, d = x.shape
+    d2 = padded_dimension(d)
+    ball = number("bound", bound, above=0)
+    key = None if seed is None else check_seed(seed)
+    mechanism = calibrate_winsorized(
+        Budget(epsilon, delta),
+        silos=n,
+        dimension=d,
+        radius=radius,
+        bound=ball / math.sqrt(d2),  # a rotation keeps vectors within their ball
+        releases=1,
+        concentration_failure=concentration_failure,
+        calibration=calibration,
+    )
+    rows = _clipped(x, ball)
+    signs = np.where(_uniforms(d2, key, 0) < 0.5, -1.0, 1.0)
+    if key is None:
+        mean = mechanism.release(rows, signs, Uniforms(d2), Laplaces(d2))
+    else:
+        mean = mechanism.apply(rows, signs, *(_uniforms(d2, key, i) for i in (1, 2)))
+    return mean, _certificate(mechanism, seeded=key is not None)
+
+
+def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
+    budget = mechanism.budget
+    caveats = [REALS if seeded else SAMPLER]
+    if not mechanism.feasible:
+        caveats.append(
+            f"accuracy: {mechanism.silos} users are too few for this budget and radius, so the "
+            "mean may be far off"
+        )
+    if seeded:
+        caveats.append(SIMULATION)
+    return Certificate(
+        unit="user",
+        relation="replace",
+        model="central: who computes the mean is trusted, who reads it is not",
+        claimed=Guarantee(budget.epsilon, budget.delta),
+        exact=Guarantee(mechanism.exact(), budget.delta),
+        status="proven",
+        noise_std=mechanism.noise_stds,
+        conditions=(
+            Condition("every user gives one row only (taken on trust)", True),
+            *mechanism.conditions(),
+        ),
+        caveats=tuple(caveats),
+        source=mechanism.source,
+    )
+
+
+def _clipped(x: np.ndarray, bound: float) -> np.ndarray:
+    """Rows scaled to norm <= bound, zeros for those that are not finite."""
+    rows = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
+    # Norms of scaled rows: squares of huge numbers would overflow.
+    most = np.abs(rows).max(axis=1, keepdims=True)
+    unit = rows / np.where(most > 0.0, most, 1.0)
+    length = np.linalg.norm(unit, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        above = most * length > bound
+    shrunk = unit * (bound / np.where(length > 0.0, length, 1.0))
+    result: np.ndarray = np.where(above, shrunk, rows)
+    return result
+
+
+def _uniforms(count: int, seed: int | None = None, part: int = 0) -> np.ndarray:
+    """Uniforms (count,) in (0, 1) of 52 bits, from the operating system or a seeded key."""
+    if seed is None:
+        bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+    else:
+        bits = rng.random_u32(seed, BIAS_NOISE, 0, 0, part, 2 * count).view(np.uint64)
+    # Odd multiples of 2^-53: neither 0 nor 1.
+    result: np.ndarray = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return result

@@ -1,0 +1,1 @@
+"""Continual releases of running sums: trees, factorisations, participation, and their noise."""

@@ -1,0 +1,480 @@
+"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz factor."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy.accounting.gdp import epsilon_of, mu_of
+from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
+from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.participation import most_squared, returning_conditions
+from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget, layout_stds, user_sensitivity
+
+# ---- Gaussian noise on both streams of a linear bandit: what one record's change amounts to ------
+
+
+CALIBRATIONS = ("exact", "theorem", "published-code")
+_USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
+#: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
+RELEASES = ("tree", "honaker", "toeplitz")
+
+
+class GaussianRelease(msgspec.Struct, frozen=True):
+    """A continual release of two streams, x y and x x^T, with Gaussian noise.
+
+    release: how the noise of prefix sums is made: "tree" (a noise vector for each released p-sum),
+    "honaker" (one for each node of the binary tree) or "toeplitz" (one for each step). Released are
+    the noisy p-sums in "tree", the noisy prefix sums alone in the others.
+    releases: number of releases (T / B of them); 0 releases nothing and costs nothing.
+    layout: of each symmetric noise matrix. noise_std: of each bias entry of each independent noise
+    vector, in the units of the sums. calibration: which rule chose it. budget: what was asked for.
+    source: where the rule is from. covariance_ratio: r, the layout's parameter for the covariance
+    stream is r noise_std. returning: M0, the most batches that one user takes part in, at most once
+    in each and at times that do not depend on what was released.
+
+    Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
+    `returning` leaves at most, everything released of both streams together is one Gaussian
+    mechanism of ratio mu(relation), also when later leaves are chosen in view of earlier releases
+    (by adaptive composition of the releases, "honaker": each given all before it; "toeplitz": since
+    its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
+    """
+
+    releases: int
+    layout: str
+    noise_std: float
+    calibration: str
+    budget: Budget
+    source: str
+    covariance_ratio: float = 1.0
+    release: str = "tree"
+    returning: int = 1
+
+    def __post_init__(self) -> None:
+        choice("release", self.release, RELEASES)
+        integer("releases", self.releases, at_least=0)
+        choice("layout", self.layout, LAYOUTS)
+        choice("calibration", self.calibration, CALIBRATIONS)
+        number("covariance_ratio", self.covariance_ratio, above=0)
+        integer("returning", self.returning, at_least=1)
+        if self.releases:
+            number("noise_std", self.noise_std, above=0)
+        else:
+            number("noise_std", self.noise_std, at_least=0)
+
+    @property
+    def relation(self) -> str:
+        """The relation of the budget, used wherever none is named."""
+        return self.budget.relation
+
+    @property
+    def sensitivity_squared(self) -> float:
+        """Squared sensitivity of everything released to one user, per unit of one record's."""
+        return leaf_squared(self.release, self.releases, self.returning)
+
+    @property
+    def variance_factors(self) -> np.ndarray:
+        """Variance of the noise in prefix k = 0..K, in units of one noise entry's, (K + 1,).
+
+        The same for every entry of both streams. Increasing in k for "toeplitz" only.
+        """
+        if self.release == "toeplitz":
+            return np.concatenate([np.zeros(1), toeplitz.prefix_variances(self.releases)])
+        factor = honaker.prefix_variance if self.release == "honaker" else int.bit_count
+        return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
+
+    @property
+    def stds(self) -> tuple[float, float, float]:
+        """Standard deviations of bias, off-diagonal and diagonal entries of one noise vector."""
+        return (
+            self.noise_std,
+            *layout_stds(self.layout, self.covariance_ratio * self.noise_std),
+        )
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviations by stream of one noise vector, as a certificate lists them."""
+        names = ("bias", "covariance", "covariance_diagonal")
+        return dict(zip(names, self.stds, strict=True))
+
+    def mu(self, relation: str | None = None) -> float:
+        """Ratio of everything released for one user: sqrt(sensitivity_squared) joint / std."""
+        relation = choice("relation", relation or self.relation, RELATIONS)
+        if self.releases == 0:
+            return 0.0
+        joint = user_sensitivity(
+            relation,
+            self.layout,
+            bias_std=self.noise_std,
+            cov_std=self.covariance_ratio * self.noise_std,
+        )
+        return math.sqrt(self.sensitivity_squared) * joint
+
+    def exact(self, delta: float | None = None, relation: str | None = None) -> float:
+        """True epsilon of everything released, at delta (default: the budget's)."""
+        return epsilon_of(self.mu(relation), self.budget.delta if delta is None else delta)
+
+    @property
+    def remark(self) -> str:
+        """What the rule that chose the noise does not say itself, if anything.
+
+        The proof of Theorem 5.1 covers zero-out neighbours only; under replacement its noise
+        suffices by slack for all but extreme budgets, so it is checked rather than quoted. It knows
+        no returning users; their factor is that of chowdhury-zhou-2022, Proposition E.7.
+        """
+        if self.calibration == "theorem":
+            remarks = []
+            if self.relation == "replace":
+                remarks.append("the proof of Theorem 5.1 is for zero-out")
+            if self.returning > 1:
+                remarks.append("the factor for returning users is that of Proposition E.7")
+            return "; ".join(remarks)
+        if self.calibration == "published-code":
+            return "no theorem states these constants"
+        return ""
+
+    def conditions(self) -> list[Condition]:
+        """Whether this noise gives the budget under the budget's relation, by exact accounting.
+
+        One computed condition for every calibration, and what returning users take on trust.
+        """
+        budget = self.budget
+        found = self.exact()
+        text = (
+            f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
+            f"{budget.relation}, is at most {budget.epsilon:g}"
+        )
+        if self.remark:
+            text += f" (computed; {self.remark})"
+        claim = ClaimCondition(text, found <= budget.epsilon)
+        return [*returning_conditions(self.returning), claim]
+
+
+def leaf_squared(release: str, releases: int, returning: int = 1) -> float:
+    """Squared sensitivity of a whole release to one leaf.
+
+    kappa nodes for "tree", `honaker.sensitivity_squared`, or S_K for "toeplitz". With returning > 1
+    the largest to that many leaves, for "honaker" a bound on it, see `participation`.
+    """
+    return most_squared(release, releases, returning)
+
+
+def exact_std(
+    budget: Budget,
+    release: str,
+    releases: int,
+    layout: str,
+    covariance_ratio: float = 1.0,
+    returning: int = 1,
+) -> float:
+    """The least noise_std that truly gives the budget: sqrt(leaf_squared) D / mu_of(budget).
+
+    release, releases, layout, returning: as in `GaussianRelease`. D: the joint sensitivity of one
+    record in both streams, the covariance stream's noise being covariance_ratio times the bias
+    stream's. Raises InputError for delta = 0 and for the unit "silo" (this accounts for one user's
+    records).
+    """
+    ratio = number("covariance_ratio", covariance_ratio, above=0)
+    delta = number("delta", budget.delta, above=0, below=1)
+    choice("unit", budget.unit, ("user", "item"))
+    joint = user_sensitivity(budget.relation, layout, cov_std=ratio)
+    leaf = leaf_squared(release, releases, returning)
+    return math.sqrt(leaf) * joint / mu_of(budget.epsilon, delta)
+
+
+def layout_of(calibration: str, layout: str | None) -> str:
+    """The layout of the noise matrix: free for "exact", each other calibration's own."""
+    usual = _USUAL_LAYOUT[choice("calibration", calibration, CALIBRATIONS)]
+    layout = choice("layout", layout or usual, LAYOUTS)
+    if calibration != "exact" and layout != usual:
+        raise InputError(
+            f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
+        )
+    return layout
+
+
+def only_once(calibration: str, returning: int) -> None:
+    """InputError for returning users where the calibration knows none."""
+    if returning != 1:
+        raise InputError(
+            f'returning must be 1 when calibration is "{calibration}", got {returning}'
+        )
+
+
+def only_exact(calibration: str, covariance_ratio: float) -> None:
+    """InputError for a ratio that no paper's constants are made for."""
+    if calibration != "exact" and covariance_ratio != 1.0:
+        raise InputError(
+            f'covariance_ratio must be 1 when calibration is "{calibration}", '
+            f"got {covariance_ratio:g}"
+        )
+
+
+# From a budget to a noise standard deviation, and from the noise back to what really holds.
+# A mechanism and its accounting are one object: whatever formula chose the noise, its privacy is
+# computed from the noise itself.
+
+
+_SOURCE = {
+    "exact": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the p-sum tree "
+    "(zhou-chowdhury-2024, Algorithm 2)",
+    "theorem": "zhou-chowdhury-2024, Theorem 5.1, logarithm read as log2",
+    "published-code": "constants of the published experiment code of zhou-chowdhury-2024",
+}
+_RETURNING = "; returning users: the variance times M0^2, chowdhury-zhou-2022, Proposition E.7"
+
+
+class GaussianTree(GaussianRelease, frozen=True):
+    """The p-sum tree over two streams, x y and x x^T, with Gaussian noise on every released node.
+
+    Fields and guarantee as in `GaussianRelease`; a record enters kappa nodes at most. Prefix sums
+    made from the nodes are post-processing.
+    """
+
+    @property
+    def depth(self) -> int:
+        """kappa, the largest number of nodes that one record enters."""
+        return depth(self.releases)
+
+
+def calibrate_tree(
+    budget: Budget,
+    releases: int,
+    calibration: str = "exact",
+    layout: str | None = None,
+    covariance_ratio: float = 1.0,
+    returning: int = 1,
+) -> GaussianTree:
+    """The tree mechanism for a budget, with kappa = floor(log2(releases)) + 1.
+
+    calibration "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives
+    the budget (D the joint sensitivity of one record under the budget's relation and the layout);
+    with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
+    `fastfed.privacy.releases.participation.most_squared`.
+    "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem 5.1),
+    times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
+    "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
+    the paper's figures were drawn; it often does not give the budget, see conditions().
+    layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    covariance_ratio: free for "exact"; returning: 1 for "published-code"; see `GaussianRelease`.
+
+    Raises InputError for delta = 0, for the unit "silo" (this accounts for one user's records), and
+    for a layout, ratio or returning that belongs to another calibration.
+    """
+    releases = integer("releases", releases, at_least=0)
+    layout = layout_of(calibration, layout)
+    only_exact(calibration, covariance_ratio)
+    returning = integer("returning", returning, at_least=1)
+    if calibration == "published-code":
+        only_once(calibration, returning)
+    epsilon = budget.epsilon
+    delta = number("delta", budget.delta, above=0, below=1)
+    choice("unit", budget.unit, ("user", "item"))
+    kappa = depth(releases)
+    if kappa == 0:
+        s = 0.0
+    elif calibration == "exact":
+        s = exact_std(budget, "tree", releases, layout, covariance_ratio, returning)
+    elif calibration == "theorem":
+        s = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
+        s *= min(returning, releases)
+    else:
+        s = math.sqrt(kappa * (epsilon - math.log(delta))) / epsilon
+    source = _SOURCE[calibration]
+    if calibration == "theorem" and returning > 1:
+        source += _RETURNING
+    return GaussianTree(
+        releases,
+        layout,
+        s,
+        calibration,
+        budget,
+        source,
+        covariance_ratio,
+        returning=returning,
+    )
+
+
+# Continual releases with less noise than the p-sum tree: Honaker's estimator and square-root
+# Toeplitz noise, each with its exact privacy.
+# Not for shuffled protocols: there a node's noise is added in parts, by users who share none of it,
+# while here the noise of one step reappears in later ones.
+
+
+#: Releases whose noise is shared between prefixes in another way than the tree's.
+SHARED = RELEASES[1:]
+
+_RELEASE_SOURCE = {
+    "honaker": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the prefixes alone of "
+    "the binary tree (Honaker 2015, online estimator), whitened",
+    "toeplitz": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the square-root "
+    "Toeplitz factor (Fichtenberger, Henzinger & Upadhyay 2023); adaptive inputs: Denisov et al. "
+    "2022, Theorem 2.1",
+}
+
+
+def calibrate_release(
+    release: str,
+    budget: Budget,
+    releases: int,
+    calibration: str = "exact",
+    layout: str | None = None,
+    covariance_ratio: float = 1.0,
+    returning: int = 1,
+) -> GaussianRelease:
+    """The least noise with which a continual release truly gives the budget.
+
+    noise_std = sqrt(q) D / mu_of(epsilon, delta), with q = `honaker.sensitivity_squared` for
+    "honaker" (0.84 to 1 times floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz",
+    and D the joint sensitivity of one record in both streams under the budget's relation, the
+    layout (default "goe2") and covariance_ratio.
+    returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
+    that many leaves, or for "honaker" a bound on it (`participation.most_squared`).
+    calibration: "exact" only; no paper states other constants for these releases.
+
+    Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this
+    accounts for one user's records).
+    """
+    choice("release", release, SHARED)
+    releases = integer("releases", releases, at_least=0)
+    choice("calibration", calibration, CALIBRATIONS)
+    if calibration != "exact":
+        raise InputError(
+            f'calibration must be "exact" when release is "{release}", got "{calibration}"'
+        )
+    layout = choice("layout", layout or "goe2", LAYOUTS)
+    # Also checks the budget, where nothing is released.
+    s = exact_std(budget, release, releases, layout, covariance_ratio, returning)
+    source = _RELEASE_SOURCE[release]
+    return GaussianRelease(
+        releases, layout, s, calibration, budget, source, covariance_ratio, release, returning
+    )
+
+
+# The privatizer of FedUCB: prefix sums of [x; y][x; y]^T from a tree, and what a schedule costs.
+# Its matrices are (d + 1) x (d + 1), with noise of layout goe2. The last entry, sum y^2, is never
+# released, so what remains is the tree of two streams (calibration.py) with one noise for both.
+
+
+PRIVATIZER_CALIBRATIONS = ("exact", "theorem")
+_LAYOUT = "goe2"
+_PRIVATIZER_SOURCE = {
+    "exact": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the privatizer "
+    "(dubey-pentland-2020, Algorithm 2)",
+    "theorem": "dubey-pentland-2020, Algorithm 2 and Proposition 3, logarithm read as log2",
+}
+
+
+class Privatizer(GaussianTree, frozen=True):
+    """Algorithm 2 of dubey-pentland-2020, over a schedule that reads no raw data.
+
+    Fields and guarantee as in `GaussianRelease`. Where ``schedule_rounds`` > 0 the schedule reads
+    the data through noisy prefix sums of its own: of x x^T alone, one leaf a round, a new tree
+    after each synchronisation, node noise goe2 of ``schedule_std`` (zhou-chowdhury-2024, Appendix
+    D.2). A record then enters depth(schedule_rounds) of those nodes at most as well, however the
+    rounds fall, all of them before its nodes of the sums. Filled up with empty releases both
+    numbers are fixed, so both are one Gaussian mechanism by adaptive composition, although the
+    data choose the leaves.
+    """
+
+    schedule_std: float = 0.0
+    schedule_rounds: int = 0
+
+    def mu(self, relation: str | None = None) -> float:
+        """Ratio of all that is released for one record, the schedule's sums included."""
+        own = GaussianTree.mu(self, relation)
+        if not self.schedule_rounds:
+            return own
+        moved = _covariance_sensitivity(relation or self.relation)
+        nodes = depth(self.schedule_rounds)
+        return math.hypot(own, math.sqrt(nodes) * moved / self.schedule_std)
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        stds = dict(super().noise_stds)
+        if self.schedule_rounds:
+            stds["schedule"] = self.schedule_std
+        return stds
+
+    @property
+    def remark(self) -> str:
+        return ""
+
+
+def privatizer_levels(releases: int) -> int:
+    """m = 1 + ceil(log2 n), dubey-pentland-2020, Algorithm 2, line 2; log is log2 (Section 4.3).
+
+    Never below the floor(log2 n) + 1 releases that one leaf touches (`tree.depth`), so noise
+    calibrated to m is enough.
+    """
+    return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
+
+
+def node_noise_std(
+    epsilon: float, delta: float, releases: int, *, feature_bound: float = 1.0
+) -> float:
+    """s_N of dubey-pentland-2020, Algorithm 2, line 5: 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon.
+
+    The std off the diagonal of a node's (N + N')/sqrt 2 (layout goe2); on it sqrt 2 s_N.
+
+    Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
+    realised (x, y), ||x|| <= L and |y| <= 1, as long as the schedule looks at no raw data and, with
+    l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)): a node's sensitivity is L^2 + 1, so that
+    mu <= epsilon / (4 l). The paper's own derivation (delta / 2m per node) would ask for ln(2.5
+    m/delta); the noise is many times the exact one all the same.
+    """
+    epsilon = number("epsilon", epsilon, above=0)
+    delta = number("delta", delta, above=0, below=1)
+    length = number("feature_bound", feature_bound, above=0)
+    m = privatizer_levels(releases)
+    log_delta = math.log(2.0) - math.log(delta)
+    return 4.0 * math.sqrt(m) * (length * length + 1.0) * log_delta / epsilon
+
+
+def calibrate_privatizer(
+    budget: Budget, releases: int, calibration: str = "exact", *, schedule_rounds: int = 0
+) -> Privatizer:
+    """The privatizer for a budget and n = ``releases``: T where the data decide the schedule.
+
+    calibration "theorem": `node_noise_std`. "exact": the least noise that truly gives the budget.
+    schedule_rounds: rounds of a private schedule, 0 for none; it and the sums then share the budget
+    evenly (mu^2 / 2 each), which no paper settles, so "exact" only.
+    Raises InputError for delta = 0 and for the unit "silo".
+    """
+    choice(
+        "calibration", calibration, PRIVATIZER_CALIBRATIONS if not schedule_rounds else ("exact",)
+    )
+    releases = integer("releases", releases, at_least=0)
+    delta = number("delta", budget.delta, above=0, below=1)
+    schedule_std = 0.0
+    if not releases:
+        std = 0.0
+    elif calibration == "theorem":
+        choice("unit", budget.unit, ("user", "item"))
+        std = node_noise_std(budget.epsilon, delta, releases)
+    else:
+        std = exact_std(budget, "tree", releases, _LAYOUT)
+        if schedule_rounds:
+            std *= math.sqrt(2.0)
+            moved = _covariance_sensitivity(budget.relation)
+            nodes = depth(schedule_rounds)
+            schedule_std = math.sqrt(2.0 * nodes) * moved / mu_of(budget.epsilon, delta)
+    return Privatizer(
+        releases,
+        _LAYOUT,
+        std,
+        calibration,
+        budget,
+        _PRIVATIZER_SOURCE[calibration],
+        schedule_std=schedule_std,
+        schedule_rounds=schedule_rounds,
+    )
+
+
+def _covariance_sensitivity(relation: str) -> float:
+    """Of one record in sum x x^T alone, in units of goe2 noise: 1, or 1/sqrt 2 for zero-out."""
+    return user_sensitivity(relation, _LAYOUT, bias_std=math.inf)

@@ -1,0 +1,347 @@
+"""Pictures of an experiment: regret, communication, into a notebook's axes, and for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfed._validate import InputError, boolean, choice, nearest, show
+from fastfed.report import canvas
+from fastfed.report.figure import SYNCHRONISATIONS, draw_lines, off_picture
+from fastfed.report.source import Source, in_memory, regret, spaced, y_axis
+from fastfed.report.table import sent
+from fastfed.report.text import is_private, privacy_words
+from fastfed.results.results import CurveResult, Results, standard_error
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The figure of an experiment: regret against rounds, one line per curve, bounds beside them.
+
+
+LEGEND = "curve: privacy as (ε, δ)"
+
+
+def draw(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
+    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and at least one curve.
+
+    Lines are means over replicates, bands two standard errors to either side.
+    """
+
+    def plot(axes: Axes) -> list[tuple[Artist, str]]:
+        entries = draw_regret(axes, source, canvas.line_styles(source.results.curves))
+        axes.set_xlim(0, source.results.horizon)
+        return entries
+
+    small = [*canvas.small_print(source), *off_picture(source)]
+    return canvas.render(source, plot, small, LEGEND, kinds)
+
+
+def draw_regret(
+    axes: Axes, source: Source, styles: Sequence[dict[str, Any]]
+) -> list[tuple[Artist, str]]:
+    """Draw regret and its bounds against rounds into axes; one legend entry each."""
+    entries = []
+    for curve, style in zip(source.results.curves, styles, strict=True):
+        line = canvas.draw_line(axes, curve.rounds, *regret(source, curve), style)
+        entries.append((line, legend_entry(curve)))
+    dress_rounds(axes)
+    entries += draw_lines(axes, source)
+    dress_regret(axes, source)
+    return entries
+
+
+def legend_entry(curve: CurveResult) -> str:
+    """A curve and its privacy."""
+    return f"{curve.label}:  {privacy_words(curve.certificate).short}"
+
+
+def dress_rounds(axes: Axes) -> None:
+    """The x axis of pictures against rounds."""
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
+
+
+def dress_regret(axes: Axes, source: Source) -> None:
+    """The y axis of pictures of regret."""
+    axes.set_ylabel(canvas.Y_LABELS[y_axis(source)])
+    dress_amount(axes)
+
+
+def dress_amount(axes: Axes) -> None:
+    """A y axis of amounts: from 0 on, where it is linear."""
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}")
+
+
+# ---- What regret costs in communication: regret against the bytes sent so far --------------------
+
+
+def sends(source: Source) -> bool:
+    """Whether any curve sends anything, so that there is something to draw."""
+    return any(curve.bytes_sent > 0 for curve in source.results.curves)
+
+
+def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
+    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
+
+    A line begins with its curve's first synchronisation in any replicate; between two of them
+    regret grows while nothing is sent. Both are means over replicates. Curves that send nothing
+    stand in the legend only.
+    """
+
+    def plot(axes: Axes) -> list[tuple[Artist, str]]:
+        from matplotlib.lines import Line2D
+
+        curves = source.results.curves
+        entries: list[tuple[Artist, str]] = []
+        for curve, style in zip(curves, canvas.line_styles(curves), strict=True):
+            by = np.array(curve.bytes_curve, np.float64)
+            begun = by > 0
+            mean, spread = regret(source, curve)
+            if begun.any():
+                line = canvas.draw_line(axes, by[begun], mean[begun], spread[begun], style)
+                axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
+                entries.append((line, f"{curve.label}:  {sent(curve.bytes_sent)}"))
+            else:
+                nothing = Line2D([], [], linewidth=1.8, **style)
+                entries.append((nothing, f"{curve.label}:  sends nothing"))
+        axes.set_xlabel("sent so far, up and down, all silos together")
+        axes.set_xscale("log")
+        canvas.log_axis(axes.xaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: sent(value))
+        dress_regret(axes, source)
+        return entries
+
+    small = [*canvas.small_print(source), "a dot is the last round"]
+    return canvas.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
+
+
+# ---- A figure in plain characters, for terminals without pictures --------------------------------
+
+
+MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def sketch(source: Source, width: int = 60, height: int = 12) -> str:
+    """Mean regret of every curve against rounds, as its figure has it; each curve is a letter."""
+    curves = source.results.curves[: len(MARKS)]
+    if not curves:
+        return ""
+    means = [regret(source, curve)[0] for curve in curves]
+    top = max(float(mean.max()) for mean in means) or 1.0
+    grid = [[" "] * width for _ in range(height)]
+    columns = np.linspace(0.0, source.results.horizon, width)
+    for mark, curve, mean in zip(MARKS, curves, means, strict=False):
+        heights = np.interp(columns, [0, *curve.rounds], [0.0, *mean]) / top
+        for column, level in enumerate(heights):
+            row = grid[height - 1 - min(height - 1, int(level * height))]
+            # Where curves meet, the one drawn first stays.
+            row[column] = mark if row[column] == " " else row[column]
+    axis = f"{top:.4g}"
+    lines = [f"{axis if i == 0 else '':>10} |{''.join(row)}" for i, row in enumerate(grid)]
+    rounds = f"round {spaced(source.results.horizon)}"
+    lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
+    names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
+    lines.append(f"{'':12}{names}")
+    title = canvas.Y_LABELS[y_axis(source)]
+    return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
+
+
+# ---- Curves in axes of somebody else: what ``Results.plot`` draws, by the code of the report -----
+
+
+NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
+#: What the report calls an axis of regret.
+REGRETS = {
+    "group_regret": "cumulative",
+    "per_silo_regret": "per-silo",
+    "time_average_regret": "time-average",
+}
+
+
+def _counted(name: str) -> Callable[[CurveResult], np.ndarray]:
+    return lambda curve: curve.counts[name]
+
+
+def _both_ways(unit: str) -> Callable[[CurveResult], np.ndarray]:
+    return lambda curve: curve.counts[f"{unit}_up"] + curve.counts[f"{unit}_down"]
+
+
+#: What was counted so far, (R, C), and what the y axis calls it.
+COUNTS: dict[str, tuple[str, Callable[[CurveResult], np.ndarray]]] = {
+    "synchronisations": ("synchronisations so far", _counted("synchronisations")),
+    "bits": ("bits sent so far, up and down", _both_ways("bits")),
+    "bits_up": ("bits sent so far, up", _counted("bits_up")),
+    "bits_down": ("bits sent so far, down", _counted("bits_down")),
+    "bytes": ("sent so far, up and down", _both_ways("bytes")),
+    "bytes_up": ("sent so far, up", _counted("bytes_up")),
+    "bytes_down": ("sent so far, down", _counted("bytes_down")),
+}
+METRICS = (*REGRETS, *COUNTS)
+LOGS = ("", "x", "y", "xy")
+#: Characters in a line of a legend that stands among the curves.
+INSIDE = 48
+
+
+def plot(
+    results: Results,
+    ax: Axes | None = None,
+    *,
+    metric: str | None = None,
+    bounds: bool = False,
+    log: str = "",
+    curves: Iterable[str] | None = None,
+) -> Axes:
+    """See `Results.plot`."""
+    if metric is not None:
+        choice("metric", metric, METRICS)
+    choice("log", log, LOGS)
+    if boolean("bounds", bounds) and metric in COUNTS:
+        raise InputError(f'bounds are of regret: metric must be one of regret, got "{metric}"')
+    labels = _labels(results, curves)
+    source = in_memory(_asked(results, labels, metric, bounds))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError(NO_MATPLOTLIB) from None
+    figure, axes = _new_axes() if ax is None else (None, ax)
+    styles = dict(zip((c.label for c in results.curves), _styles(axes, results), strict=True))
+    lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
+    if figure is not None:
+        form = canvas.ALONE
+        figure.set_size_inches(form.width, form.height + 0.2 * lines)
+        axes.set_title(canvas.wrapped([source.title], form.title or 0), loc="left")
+    return axes
+
+
+def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
+    known = [c.label for c in results.curves]
+    if not known:
+        raise InputError("results must hold a curve to draw one, got none")
+    if curves is None:
+        return known
+    if isinstance(curves, str):
+        raise InputError(f"curves must be a list of labels, got {show(curves)}")
+    wanted = list(curves)
+    for label in wanted:
+        if label not in known:
+            raise InputError(f"unknown curve {show(label)} in curves{nearest(str(label), known)}")
+    if not wanted:
+        raise InputError("curves must hold a label, got none")
+    return [label for label in known if label in wanted]
+
+
+def _asked(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
+    """The results with what is to be drawn, as a figure of a spec would ask for it."""
+    chosen = tuple(c for c in results.curves if c.label in labels)
+    figure = {k: v for k, v in results.figure.items() if k != "line"}
+    if metric in REGRETS:
+        figure["y"] = REGRETS[metric]
+    if bounds:
+        figure["line"] = results.figure.get("line") or [
+            {"label": f"{curve.label}: {name}", "curve": curve.label, "bound": name}
+            for curve in chosen
+            for name in curve.bounds
+            if not name.startswith(SYNCHRONISATIONS)
+        ]
+    return replace(results, curves=chosen, figure=figure)
+
+
+def _new_axes() -> tuple[Figure, Axes]:
+    import matplotlib
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context(canvas.AXES_STYLE):
+        figure, axes = pyplot.subplots(layout="constrained")
+    return figure, axes
+
+
+def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
+    """Those of the report, after as many as there are lines of each kind in the axes."""
+    colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
+    private = [c for c in results.curves if is_private(c.certificate)][:1]
+    other = [c for c in results.curves if not is_private(c.certificate)][:1]
+    before = [*private * sum(c in canvas.COLOURS for c in colours),
+              *other * colours.count(canvas.NOT_PRIVATE)]  # fmt: skip
+    return canvas.line_styles((*before, *results.curves))[len(before) :]
+
+
+def _draw(
+    axes: Axes, source: Source, metric: str | None, log: str, styles: list[dict[str, Any]]
+) -> int:
+    """Draw into axes; the lines of text of their legend."""
+    from matplotlib.lines import Line2D
+
+    # What was drawn before keeps its place.
+    reach = max([source.results.horizon, *(axes.get_xlim()[1:] if axes.has_data() else ())])
+    axes.set_autoscaley_on(True)
+    axes.set(**{f"{axis}scale": "log" for axis in log})
+    if metric in COUNTS:
+        entries = _draw_counts(axes, source, metric, styles)
+    else:
+        entries = draw_regret(axes, source, styles)
+        nothing = Line2D([], [], linestyle="none")
+        entries += [(nothing, note) for note in off_picture(source)]
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(0, reach)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            canvas.log_axis(axis)
+    return _legend(axes, entries)
+
+
+def _draw_counts(
+    axes: Axes, source: Source, metric: str, styles: list[dict[str, Any]]
+) -> list[tuple[Artist, str]]:
+    from matplotlib.ticker import EngFormatter
+
+    name, counts = COUNTS[metric]
+    entries = []
+    for curve, style in zip(source.results.curves, styles, strict=True):
+        values = counts(curve)
+        spread = 2.0 * standard_error(values)
+        line = canvas.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
+        entries.append((line, legend_entry(curve)))
+    dress_rounds(axes)
+    axes.set_ylabel(name)
+    dress_amount(axes)
+    if metric.startswith("bytes"):
+        axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
+    return entries
+
+
+def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
+    """One legend over these entries and whatever had a label before; the lines of its text.
+
+    Below the axes, as in the report, where a layout makes room for it.
+    """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
+    old = axes.get_legend_handles_labels()
+    for artist, text in entries:
+        wrapped = canvas.wrapped([text], canvas.ALONE.entry if below else INSIDE)
+        # What begins with "_" gets no entry.
+        artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
+    texts = [*old[1], *(str(artist.get_label()) for artist, _ in entries)]
+    place: dict[str, Any] = {"loc": "best"}
+    if below:
+        place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.17), "frameon": False}
+    axes.legend(
+        [*old[0], *(artist for artist, _ in entries)],
+        texts,
+        title=LEGEND,
+        alignment="left",
+        fontsize="small",
+        title_fontsize="small",
+        handlelength=3.2,
+        **place,
+    )
+    return sum(text.count("\n") + 1 for text in texts)

@@ -1,0 +1,1 @@
+"""Audits of whole protocols, run on the objects that users deploy."""

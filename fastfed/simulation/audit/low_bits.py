@@ -1,0 +1,427 @@
+"""The low-bits attack on deployed objects: every kind of released real value, as users run it.
+
+Noise comes from the operating system, as in a deployment. The attacker knows everything but one
+record: which of the candidates it is, and what noise was drawn. Nothing here depends on how the
+objects draw it; see `fastfed.privacy.audit.low_bits` for what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fastfed._random import NoiseSource, SeededNoise, check_seed
+from fastfed._validate import choice
+from fastfed.bandits.silo import Silo
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.privacy.audit.bounds import CONFIDENCE, AuditResult, audit, judged
+from fastfed.privacy.audit.low_bits import (
+    MEAN_LAPLACE,
+    SERVER_LAPLACE,
+    SYSTEM_LAPLACE,
+    Channel,
+    LaplaceDraws,
+    LowBits,
+    attack,
+    rotated_mean_test,
+    sound_tests,
+)
+from fastfed.privacy.mechanisms.winsorized import (
+    WinsorizedMean,
+    calibrate_winsorized,
+    hadamard,
+    winsorized_mean,
+)
+from fastfed.privacy.releases.tree_release import TreeRelease
+from fastfed.privacy.sensitivity import Budget
+from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
+from fastfed.protocols.phases import LocalEstimate
+from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.randomizer import User
+from fastfed.protocols.server import Averager, Server
+from fastfed.protocols.shuffler import Shuffler
+from fastfed.simulation.systems import make_system
+
+EPSILON, DELTA = 1.0, 1e-6
+DIMENSION = 10
+CANDIDATES = 200
+#: Users of a batch, the last of whom is the one attacked, and the batches that a plan foresees.
+BATCH, BATCHES = 4, 8
+#: Vectors of a mean and their dimension, experts, and the dimension of a running sum.
+VECTORS, MEAN_DIMENSION, EXPERTS, SUM_DIMENSION = 20, 4, 20, 64
+
+
+class Silent(SeededNoise):
+    """A source of no noise: what a party makes with it is what its records contribute."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        return np.zeros(dimension + dimension * (dimension + 1) // 2)
+
+
+class Records:
+    """Candidate records, and what is known of all others: unit features and rewards."""
+
+    def __init__(self, count: int, dimension: int, seed: int) -> None:
+        self.seed = check_seed(seed)
+        draw = np.random.default_rng(seed)
+        found = draw.normal(size=(count + BATCH, dimension))
+        found /= np.linalg.norm(found, axis=1, keepdims=True)
+        rewards = draw.uniform(size=count + BATCH)
+        self.features, self.rewards = found[:count], rewards[:count]
+        self.others = list(zip(found[count:], rewards[count:], strict=True))
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def batch(self, index: int) -> list[tuple[np.ndarray, float]]:
+        """A batch whose last record is this candidate."""
+        return [*self.others[: BATCH - 1], (self.features[index], float(self.rewards[index]))]
+
+
+def _stds(std: NoiseStd, dimension: int) -> np.ndarray:
+    """The standard deviation of every entry of a statistic, (s,)."""
+    rows, columns = np.tril_indices(dimension)
+    on = np.where(rows == columns, std.diagonal, std.off_diagonal)
+    return np.concatenate([np.full(dimension, std.bias), on])
+
+
+def _statistic(message: Report | Bits | Shuffled | ShuffledBits) -> np.ndarray:
+    """What a message that is no bits carries, (s,)."""
+    assert isinstance(message, Report | Shuffled)
+    return message.values
+
+
+def _channel(
+    name: str,
+    records: Records,
+    released: Callable[[NoiseSource | None, int], np.ndarray],
+    stds: np.ndarray,
+) -> Channel:
+    """The channel of released(noise, index): contributions are what is released without noise."""
+    silent = [released(Silent(), i) for i in range(len(records))]
+    return Channel(
+        name,
+        np.array(silent)[:, None, :],
+        stds,
+        lambda index: released(None, index),
+    )
+
+
+# ---- linear bandits ------------------------------------------------------------------------------
+
+
+def _system(algorithm: str, **keys: Any) -> Plan:
+    plan = make_system(algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys).plan
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _serve(silo: Silo, records: Sequence[tuple[np.ndarray, float]]) -> None:
+    for x, reward in records:
+        silo.select(x[None])
+        silo.observe(reward)
+
+
+def _by_silo(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
+    """The first report of a silo, whose other records are known."""
+
+    def made(name: str, records: Records) -> Channel:
+        plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
+
+        def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+            silo = Silo(plan, 0, noise)
+            _serve(silo, records.batch(index))
+            return _statistic(silo.report())
+
+        return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
+
+    return made
+
+
+def _by_server(algorithm: str, **keys: Any) -> Callable[[str, Records], Channel]:
+    """The first broadcast of a server that adds the noise."""
+
+    def made(name: str, records: Records) -> Channel:
+        plan = _system(algorithm, horizon=BATCH * BATCHES, **keys)
+
+        def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+            silos = [Silo(plan, i, noise) for i in range(plan.silos)]
+            for i, silo in enumerate(silos):
+                _serve(silo, records.batch(index) if i == 0 else records.others)
+            return Server(plan, noise).combine([silo.report() for silo in silos]).values
+
+        return _channel(name, records, released, _stds(plan.noise_std, DIMENSION))
+
+    return made
+
+
+def _message_of_user(name: str, records: Records) -> Channel:
+    """One user's message; nothing else is known."""
+    plan = _system("linucb-ldp", horizon=BATCH * BATCHES)
+
+    def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        user = User(plan, 1, noise)
+        return _statistic(user.message(records.features[index], records.rewards[index]))
+
+    return _channel(name, records, released, _stds(plan.user_std, DIMENSION))
+
+
+def _shuffled_message(name: str, records: Records) -> Channel:
+    """The covariance part of a message after the shuffler, which hides whose it is: the attacker
+    tests each message against all candidates, and asks for the action."""
+    plan = _system("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
+
+    def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        sent = [
+            User(plan, number, noise).message(*record)
+            for number, record in enumerate(records.batch(index), start=1)
+        ]
+        shuffled = Shuffler(plan, noise).shuffle(sent)
+        # Which message is whose is known to the experiment, which checks the attacker's answer.
+        own = _statistic(sent[-1])[DIMENSION:]
+        parts = [_statistic(message)[DIMENSION:] for message in shuffled]
+        return next(part for part in parts if np.array_equal(part, own))
+
+    return _channel(name, records, released, _stds(plan.user_std, DIMENSION)[DIMENSION:])
+
+
+# ---- sums, means, experts ------------------------------------------------------------------------
+
+
+def _tree_release(name: str, records: Records) -> Channel:
+    """The first of a tree's running sums."""
+    vectors = Records(len(records), SUM_DIMENSION, records.seed).features
+
+    def released(noise: NoiseSource | None, index: int) -> np.ndarray:
+        silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
+        total = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
+        return total.add(vectors[index])
+
+    std = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA).noise_std
+    return _channel(name, records, released, np.full(SUM_DIMENSION, std))
+
+
+def _vectors(records: Records, index: int) -> np.ndarray:
+    """Vectors (n, d) of which the last is the candidate's, and the others are known."""
+    known = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
+    known[-1] = records.features[index, :MEAN_DIMENSION]
+    return known
+
+
+def _rotated(
+    name: str,
+    records: Records,
+    mechanism: WinsorizedMean,
+    draws: LaplaceDraws,
+    send: Callable[[np.ndarray], np.ndarray],
+) -> Channel:
+    """A winsorized mean whose private range has one bin, all that may be there, about 0."""
+    assert mechanism.bins == 1 and mechanism.padded == MEAN_DIMENSION
+    signs = np.array(list(product((-1.0, 1.0), repeat=MEAN_DIMENSION)))
+    root = np.sqrt(MEAN_DIMENSION)
+    vectors = np.array([_vectors(records, i) for i in range(len(records))])
+    rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (n, v, users, d)
+    means = np.cumsum(rotated, axis=2)[:, :, -1] / VECTORS
+    scale = mechanism.noise_stds["mean"] / np.sqrt(2.0)
+    return Channel(
+        name,
+        vectors.mean(axis=1)[:, None],
+        np.full(MEAN_DIMENSION, scale),
+        lambda index: send(vectors[index]),
+        explained=rotated_mean_test(means, signs, scale, draws),
+    )
+
+
+def _mean(name: str, records: Records) -> Channel:
+    """The winsorized mean of vectors."""
+    mechanism = calibrate_winsorized(
+        Budget(EPSILON, DELTA),
+        silos=VECTORS,
+        dimension=MEAN_DIMENSION,
+        radius=1.0,
+        bound=1.0 / np.sqrt(MEAN_DIMENSION),
+        releases=1,
+        concentration_failure=0.05,
+    )
+
+    def send(vectors: np.ndarray) -> np.ndarray:
+        return winsorized_mean(vectors, epsilon=EPSILON, delta=DELTA, radius=1.0)[0]
+
+    return _rotated(name, records, mechanism, MEAN_LAPLACE, send)
+
+
+def _averager(name: str, records: Records) -> Channel:
+    """ROBIN's first model."""
+    plan = make_system(
+        "robin",
+        silos=VECTORS,
+        horizon=14,
+        dimension=MEAN_DIMENSION,
+        epsilon=EPSILON,
+        delta=DELTA,
+        initial_phases=2,
+        diversity=0.5,
+    ).plan
+    phase = plan.releasing[0]
+
+    def send(vectors: np.ndarray) -> np.ndarray:
+        sent = [LocalEstimate(phase, x, i) for i, x in enumerate(vectors)]
+        return Averager(plan).combine(sent).values
+
+    return _rotated(name, records, plan.means[0], SERVER_LAPLACE, send)
+
+
+def _expert_client(name: str, records: Records) -> Channel:
+    """The first scores of a client with local noise: other losses are 0, and whether the loss that
+    is attacked is among those looked at is the client's secret."""
+    draw = np.random.default_rng(records.seed)
+    losses = draw.uniform(size=(len(records), EXPERTS))
+    plan = make_system(
+        "fed-dp-ope-stoch",
+        silos=2,
+        horizon=64,
+        dimension=EXPERTS,
+        epsilon=EPSILON,
+        noise="local",
+        batch="largest",
+    ).plan
+    first = plan.phases[0]
+    victim = first.samples[0]
+
+    def released(index: int) -> np.ndarray:
+        client = ExpertClient(plan, 0)
+        client.receive(ExpertServer(plan).start())
+        for round in range(1, first.first):
+            client.observe(losses[index] if round == victim else np.zeros(EXPERTS))
+        values: np.ndarray = client.report().values
+        return values
+
+    mean = losses / first.leaves[0].stop
+    return Channel(
+        name,
+        np.stack([mean, np.zeros_like(mean)], axis=1),
+        np.full(EXPERTS, plan.scale(1)),
+        released,
+        SYSTEM_LAPLACE.image,
+    )
+
+
+#: Release kind -> channel(name, records).
+KINDS: dict[str, Callable[[str, Records], Channel]] = {
+    "linucb-ldp": _message_of_user,
+    "linucb-sdp-amp": _shuffled_message,
+    "linucb-jdp": _by_server("linucb-jdp", batch_size=BATCH),
+    "silo-ldp-tree": _by_silo("private-fedlinucb", protocol="silo-ldp", batch_size=BATCH),
+    "silo-ldp-prefix": _by_silo("private-fedlinucb", protocol="silo-ldp-prefix", batch_size=BATCH),
+    "silo-ldp-toeplitz": _by_silo(
+        "private-fedlinucb", protocol="silo-ldp", release="toeplitz", batch_size=BATCH
+    ),
+    "silo-ldp-honaker": _by_silo(
+        "private-fedlinucb", protocol="silo-ldp", release="honaker", batch_size=BATCH
+    ),
+    "central-tree": _by_server("private-fedlinucb", protocol="central", silos=2, batch_size=BATCH),
+    "central-toeplitz": _by_server(
+        "private-fedlinucb", protocol="central", release="toeplitz", silos=2, batch_size=BATCH
+    ),
+    "central-honaker": _by_server(
+        "private-fedlinucb", protocol="central", release="honaker", silos=2, batch_size=BATCH
+    ),
+    "feducb": _by_silo("feducb", schedule="fixed", batch_size=BATCH),
+    "tree-release": _tree_release,
+    "winsorized-mean": _mean,
+    "averager": _averager,
+    "fed-dp-ope-stoch": _expert_client,
+}
+
+
+def channel(kind: str, candidates: int = CANDIDATES, seed: int = 1) -> Channel:
+    """The release of this kind (a key of KINDS), with so many candidate records."""
+    made = KINDS[choice("kind", kind, tuple(KINDS))]
+    return made(kind, Records(candidates, DIMENSION, seed))
+
+
+def attack_all(
+    messages: int = 1000,
+    candidates: int = CANDIDATES,
+    kinds: Sequence[str] | None = None,
+    seed: int = 1,
+) -> list[LowBits]:
+    """Attack so many messages of every kind of release (default: all of KINDS), one row each.
+
+    Parameters
+    ----------
+    messages, candidates : int
+        Messages of each kind, and records tested for each.
+    kinds : sequence of str, optional
+        Keys of KINDS.
+    seed : int
+        Of the records. Noise is the operating system's.
+
+    Returns
+    -------
+    list of LowBits
+    """
+    return [
+        attack(channel(kind, candidates, seed), messages, seed=seed)
+        for kind in (kinds if kinds is not None else KINDS)
+    ]
+
+
+def table(rows: Sequence[LowBits]) -> str:
+    """The rows of an attack as text."""
+    lines = [f"{'release':<20}{'messages':>9}{'candidates':>11}{'wrong':>7}{'decoded':>9}"]
+    lines[0] += f"{'excluded':>10}{'seconds':>9}  tests (unsound)"
+    for row in rows:
+        left_out = f" ({', '.join(row.unsound)})" if row.unsound else ""
+        lines.append(
+            f"{row.kind:<20}{row.messages:>9}{row.candidates:>11}{row.wrongly_excluded:>7}"
+            f"{row.decoded:>9}{row.excluded:>10.4f}{row.seconds:>9.1f}  "
+            f"{', '.join(row.tests) or 'none'}{left_out}"
+        )
+    return "\n".join(lines)
+
+
+# ---- the audit -----------------------------------------------------------------------------------
+
+#: What the audit attacks: one of each way in which noise is added.
+AUDITED = ("linucb-ldp", "silo-ldp-tree", "silo-ldp-toeplitz", "central-tree", "tree-release")
+
+
+def scores(target: Channel, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """For releases of record 0, and of record 1: whether 1 is possible, less whether 0 is, (n,).
+
+    Tests are those that were sound before, on releases of their own.
+    """
+    sound, _ = sound_tests(target, 100, np.random.default_rng(seed))
+    found = np.zeros((2, trials))
+    for world in (0, 1):
+        for trial in range(trials):
+            released = target.send(world)
+            possible = np.ones(target.candidates, dtype=bool)
+            for test in sound.values():
+                possible &= test(released)
+            found[world, trial] = float(possible[1]) - float(possible[0])
+    return found[0], found[1]
+
+
+def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
+    """The largest bound of all kinds of AUDITED, each on two records that are replaced.
+
+    Each has its share of the chance to be wrong, so all bounds hold together.
+    """
+    seed = check_seed(seed)
+    share = (1.0 - CONFIDENCE) / len(AUDITED)
+    bounds = []
+    for kind in AUDITED:
+        first, second = scores(channel(kind, 2, seed), trials, seed)
+        found = audit(
+            kind, first, second, claimed_epsilon=EPSILON, delta=DELTA, confidence=1.0 - share
+        )
+        bounds.append(found.epsilon_lower_bound)
+    return judged(name, max(bounds), trials, claimed_epsilon=EPSILON, delta=DELTA)
