@@ -1,8 +1,8 @@
 # cython: language_level=3
 """Sums of statistics as protocols release them: tree nodes, prefixes, noise, fixed-point bits.
 
-A statistic is (bias (d,), packed covariance (d (d + 1) / 2,)). Thin wrappers that trust their inputs;
-see ``src/ff_aggregation.h``, ``src/ff_release.h`` and ``src/ff_bits.h``.
+A statistic is (bias (d,), packed covariance (d (d + 1) / 2,)). Thin wrappers that trust their
+inputs; see ``src/ff_aggregation.h``, ``src/ff_release.h`` and ``src/ff_bits.h``.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._kernels.headers cimport *
 
 
-# ---- sums, trees and noise ------------------------------------------------------------------------
+# ---- sums, trees and noise -----------------------------------------------------------------------
 
 def node_level(int64_t k):
     """Level of the tree node that release k >= 1 completes: the lowest set bit."""
@@ -70,7 +70,7 @@ def round_noisy(const double[::1] values, const double[::1] noise, const double[
     return np.asarray(out), np.flatnonzero(np.asarray(doubtful)).tolist()
 
 
-# ---- noise of prefixes ----------------------------------------------------------------------------
+# ---- noise of prefixes ---------------------------------------------------------------------------
 
 def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
             int64_t level):
@@ -90,7 +90,7 @@ def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
     return np.asarray(out)
 
 
-# ---- fixed point and bits -------------------------------------------------------------------------
+# ---- fixed point and bits ------------------------------------------------------------------------
 
 def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,
                 double[::1] sums):

@@ -14,7 +14,7 @@ from fastfed._kernels.environments import status_error
 from fastfed._kernels.headers cimport *
 
 
-# ---- factors of V ---------------------------------------------------------------------------------
+# ---- factors of V --------------------------------------------------------------------------------
 
 def log(double x):
     """ln x of a finite x > 0, with the same bits on every processor."""
@@ -94,7 +94,7 @@ def clip_norm(double[::1] x, double bound):
     return bool(ff_clip_norm(&x[0], x.shape[0], bound))
 
 
-# ---- scores ---------------------------------------------------------------------------------------
+# ---- scores --------------------------------------------------------------------------------------
 
 cdef ff_actions view_of(actions) except *:
     """Actions (K, d) of float32 or float64, any positive strides."""
@@ -169,7 +169,7 @@ def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double 
     return None if kept < 0 else np.asarray(out)[:kept]
 
 
-# ---- estimates and radii --------------------------------------------------------------------------
+# ---- estimates and radii -------------------------------------------------------------------------
 
 def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, double[::1] theta):
     """In place: W and theta of V = lambda I + covariance; the shift V needed, -1 if hopeless."""

@@ -15,7 +15,7 @@ int64_t ff_stride(int64_t actions)
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    /* Features; normals, read up to a stride from the last; three numbers of every action; theta. */
+    /* Features; normals, read up to a stride past the last; three numbers an action; theta. */
     const int64_t stride = ff_stride(actions);
     return stride * (dimension + 4) + ff_stride(dimension) +
            ff_normal_capacity_f32(actions * (dimension + 1));

@@ -14,17 +14,12 @@ static double radius_of(const ff_curve *c, const double *w, int64_t round, int64
                         c->radius_count * (double)counted, d);
 }
 
-/* The action of the largest upper confidence bound: remembered, by the cached bounds, from the
- * candidate set, or by a look at all actions. */
-static int64_t choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
-                                const ff_actions *actions, const ff_parts *p)
+/* By the cached bounds, from the candidate set, or by screening all actions. */
+int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                   const ff_actions *actions, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    ff_choice *last = c->lazy && run->environment->borrow ? c->choice + silo : NULL;
-    if (last && last->x == actions->x && last->released == c->released) {
-        ff_features(actions, last->action, d, p->feature);
-        return last->action;
-    }
+    ff_choice *last = ff_policy_memory(run, c, silo);
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
     const double beta = radius_of(c, w, round, d);
     int64_t a = -1;
@@ -76,8 +71,8 @@ static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo,
                      w, theta, radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
 }
 
-int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
-                         const ff_actions *actions, const ff_parts *p)
+int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
+                                   int64_t round, const ff_actions *actions, const ff_parts *p)
 {
     if (c->random) {
         const ff_stream stream = ff_stream_of(run, FF_POLICY, silo, round);
@@ -85,9 +80,7 @@ int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         ff_features(actions, a, run->dimension, p->feature);
         return a;
     }
-    if (c->score)
-        return choose_scored(run, c, silo, round, actions, p);
-    return choose_confident(run, c, silo, round, actions, p);
+    return choose_scored(run, c, silo, round, actions, p);
 }
 
 void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p)

@@ -14,18 +14,10 @@ void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending 
     pending->count = 0;
 }
 
-void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
-                            const ff_parts *p, ff_pending *pending)
+void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                 double y, const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
-    if (c->randomizer != FF_SEND_BITS) {
-        double *point = pending->points + pending->count++ * (d + 1);
-        memcpy(point, p->feature, (size_t)d * sizeof(double));
-        point[d] = y;
-        if (pending->count == PENDING)
-            ff_protocol_flush(run, c, silo, pending);
-        return;
-    }
     int64_t levels[64] = {0}, leaf = (round - 1) / c->batch_size + 1;
     const int64_t releases = run->horizon / c->batch_size;
     const int64_t nodes = c->analyzer == FF_ADD ? leaf <= releases

@@ -8,14 +8,30 @@
 
 #include "ff_run.h"
 
-/* Adds the data point (p->feature, y) of a round to what the silo will send: its batch, or every
- * tree node that will hold it, rounded anew for each of them (zhou-chowdhury-2024, Alg. 5 line 7).
- * Points of a batch wait in `pending` until it is full. */
-void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
-                            const ff_parts *p, ff_pending *pending);
-
 /* Moves pending data points into the batch. */
 void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending);
+
+/* Bits: adds the data point to every tree node that will hold it, rounded anew for each of them
+ * (zhou-chowdhury-2024, Alg. 5 line 7). */
+void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                 double y, const ff_parts *p);
+
+/* Adds the data point (p->feature, y) of a round to what the silo will send. Points of a batch
+ * wait in `pending` until it is full. Inline, for the shortest rounds take 0.2 microseconds. */
+FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                      double y, const ff_parts *p, ff_pending *pending)
+{
+    const int64_t d = run->dimension;
+    if (c->randomizer == FF_SEND_BITS) {
+        ff_protocol_accumulate_bits(run, c, silo, round, y, p);
+        return;
+    }
+    double *point = pending->points + pending->count++ * (d + 1);
+    memcpy(point, p->feature, (size_t)d * sizeof(double));
+    point[d] = y;
+    if (pending->count == PENDING)
+        ff_protocol_flush(run, c, silo, pending);
+}
 
 /* Writes the message of a silo after its k-th batch into its row of messages. */
 void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch);
