@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 
 #: What the float64 value of a standard draw may be away from the draw.
 ERROR = 2.0**-40
@@ -68,7 +68,7 @@ class Normals:
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
-        values, unsure = native.ideal_normals(self._uniforms.words)
+        values, unsure = rng.ideal_normals(self._uniforms.words)
         self.values: np.ndarray = values[:count]
         if unsure:
             ends = np.flatnonzero(self._uniforms.words[: self._half] + np.uint64(_END) < 2 * _END)
@@ -93,7 +93,7 @@ class Laplaces:
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._uniforms = Uniforms(count, entropy)
-        self.values, unsure = native.ideal_laplace(self._uniforms.words)
+        self.values, unsure = rng.ideal_laplace(self._uniforms.words)
         if unsure:
             ends = (self._uniforms.words << np.uint64(1)) + np.uint64(_END) < 2 * _END
             _settle(self, np.flatnonzero(ends))

@@ -4,8 +4,7 @@ A positive definite V (d, d) enters as its inverse factor W = L^{-1} with V = L 
 triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V)``.
 
 Inputs may be read-only and of any strides and real dtype; they are converted to float64 where
-they must be. Arguments updated in place must be writable C-contiguous float64 arrays. Every
-function takes ``use_native``: False runs the NumPy twin of the same kernel instead.
+they must be. Arguments updated in place must be writable C-contiguous float64 arrays.
 
 To see that a matrix is an inverse factor takes longer than to use it. Whoever holds one that
 inverse_factor made and factor_update has kept says ``trusted=True``: type and shape of factor and
@@ -19,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from fastfed._kernels import implementation
+from fastfed._kernels import aggregation, linalg, rng
 from fastfed._random import SHUFFLE, check_seed
 from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.privacy.sensitivity import layout_stds
@@ -120,7 +119,7 @@ def _held(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray
 
 
 def rank_one_update(
-    gram: np.ndarray, bias: np.ndarray, x: object, y: float, *, use_native: bool = True
+    gram: np.ndarray, bias: np.ndarray, x: object, y: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """gram += x x' and bias += x y, in place; returns (gram, bias).
 
@@ -136,11 +135,11 @@ def rank_one_update(
     if np.may_share_memory(gram, bias):
         raise InputError("gram and bias must not share memory")
     features = _vector("x", x, d, gram, bias)
-    implementation(use_native).rank_one(gram, bias, features, number("y", y))
+    linalg.rank_one(gram, bias, features, number("y", y))
     return gram, bias
 
 
-def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True) -> np.ndarray:
+def sherman_morrison(inverse: np.ndarray, x: object) -> np.ndarray:
     """V^{-1} becomes (V + x x')^{-1}, in place; returns it.
 
     inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2). Over 10^5
@@ -161,11 +160,11 @@ def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True)
         raise InputError(
             f"inverse must be positive definite and of finite scale, got x' inverse x = {form}"
         )
-    implementation(use_native).sherman_morrison(inverse, features)
+    linalg.sherman_morrison(inverse, features)
     return inverse
 
 
-def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
+def inverse_factor(V: object) -> np.ndarray:
     """W = L^{-1} (d, d), lower triangular, of V = L L' (d, d), symmetric and positive definite.
 
     A Cholesky factorisation and a triangular inversion without BLAS or LAPACK, so that the bits
@@ -176,7 +175,7 @@ def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
     d = _square("V", matrix)
     _symmetric("V", matrix)
     packed = np.ascontiguousarray(matrix[np.tril_indices(d)])
-    factor = implementation(use_native).factor(packed, d)
+    factor = linalg.factor(packed, d)
     if factor is None:
         raise InputError(
             f"V must be positive definite, got a matrix with smallest eigenvalue "
@@ -203,7 +202,6 @@ def factor_update(
     y: float,
     *,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row of ridge regression: V += x x', theta becomes its estimate with the row (x, y).
 
@@ -231,7 +229,7 @@ def factor_update(
         raise InputError(
             f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(square):g}"
         )
-    implementation(use_native).observe(w, estimate, features, reward)
+    linalg.observe(w, estimate, features, reward)
     return w, estimate
 
 
@@ -272,7 +270,6 @@ def ucb_scores(
     *,
     second_radius: float = 0.0,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> np.ndarray:
     """Upper confidence bounds <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||, (K,).
 
@@ -288,7 +285,7 @@ def ucb_scores(
     x, w, estimate, *radii = _score_inputs(
         actions, factor, theta, radius, second_radius, trusted, stacks=True
     )
-    run = implementation(use_native).scores
+    run = linalg.scores
     result: np.ndarray
     if w.ndim == 2:
         result = run(x, w, estimate, *radii)
@@ -307,7 +304,6 @@ def ucb_argmax(
     *,
     second_radius: float = 0.0,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> int:
     """Index of the largest of ucb_scores, ties to the lowest index.
 
@@ -315,7 +311,7 @@ def ucb_argmax(
     proven error bound; the answer is that of the float64 scores.
     """
     checked = _score_inputs(actions, factor, theta, radius, second_radius, trusted)
-    return int(implementation(use_native).select(*checked)[0])
+    return int(linalg.select(*checked)[0])
 
 
 def tree_noise(
@@ -328,7 +324,6 @@ def tree_noise(
     layout: str = "goe2",
     replicate: int = 0,
     silo: int = 0,
-    use_native: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Noise of the p-sum tree at a release: (bias (d,), covariance (d, d), exactly symmetric).
 
@@ -350,11 +345,10 @@ def tree_noise(
     off_diagonal, diagonal = layout_stds(layout, std)
     replicate = integer("replicate", replicate, at_least=0, at_most=_WORD)
     silo = integer("silo", silo, at_least=0, at_most=_WORD)
-    run = implementation(use_native)
 
     def node(number: int) -> np.ndarray:
-        drawn = run.node_normals(seed, replicate, silo, number, d)
-        noise: np.ndarray = run.add_noise(
+        drawn = rng.node_normals(seed, replicate, silo, number, d)
+        noise: np.ndarray = aggregation.add_noise(
             np.zeros_like(drawn), drawn, d, std, off_diagonal, diagonal
         )
         return noise
@@ -366,15 +360,15 @@ def tree_noise(
         end = k
         while end:
             # Release `end` closes the node of its lowest set bit; the rest is the prefix before.
-            nodes[run.node_level(end)] = node(end)
+            nodes[aggregation.node_level(end)] = node(end)
             end &= end - 1
-        values = run.prefix(nodes, k)
+        values = aggregation.prefix(nodes, k)
     covariance = np.zeros((d, d))
     covariance[np.tril_indices(d)] = values[d:]
     return values[:d].copy(), covariance + np.tril(covariance, -1).T
 
 
-def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.ndarray:
+def encode_bits(ones: object, length: int) -> np.ndarray:
     """Messages of `length` bits, ones first: (entries, length) of uint8 from their numbers of ones.
 
     ones: (entries,) integers in [0, length]. Before shuffling, the order within a message says
@@ -386,7 +380,7 @@ def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.nda
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
     if len(counts) and not (counts.min() >= 0 and counts.max() <= length):
         raise InputError(f"ones must lie in [0, {length}], got {counts.min()} to {counts.max()}")
-    bits: np.ndarray = implementation(use_native).encode_bits(counts.astype(np.int64), length)
+    bits: np.ndarray = aggregation.encode_bits(counts.astype(np.int64), length)
     return bits
 
 
@@ -396,7 +390,6 @@ def shuffle_bits(
     *,
     release: int = 1,
     replicate: int = 0,
-    use_native: bool = True,
 ) -> np.ndarray:
     """Permute the bits of every label in place, each label by itself, and return them.
 
@@ -416,7 +409,7 @@ def shuffle_bits(
     release = integer("release", release, at_least=0, at_most=_WORD)
     rows = bits if bits.ndim == 2 else bits[None]
     for label, row in enumerate(rows if bits.size else ()):
-        implementation(use_native).shuffle_bits(*key, label + 1, release, row)
+        rng.shuffle_bits(*key, label + 1, release, row)
     return bits
 
 
@@ -429,13 +422,12 @@ def normals(
     silo: int = 0,
     index: int = 0,
     dtype: Literal["float32", "float64"] = "float64",
-    use_native: bool = True,
 ) -> np.ndarray:
     """Standard normals (count,) of the stream (seed, purpose, replicate, silo, index).
 
-    The same key gives the same bits on every processor and from both implementations. purpose 0
-    is the caller's own; 1 to 128 are the streams of simulations (fastfed._random), here to be
-    recomputed. float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011).
+    The same key gives the same bits on every processor. purpose 0 is the caller's own; 1 to 128
+    are the streams of simulations (fastfed._random), here to be recomputed. float64: 53 random
+    bits an entry, all from Philox4x32-10 (Salmon et al. 2011).
     float32: 24 bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
 
     seed in [0, 2^63), the other parts of the key in [0, 2^32); InputError otherwise.
@@ -449,7 +441,6 @@ def normals(
         integer("silo", silo, at_least=0, at_most=_WORD),
         integer("index", index, at_least=0, at_most=_WORD),
     )
-    run = implementation(use_native)
-    draw = run.normals_f32 if dtype == "float32" else run.normals_f64
+    draw = rng.normals_f32 if dtype == "float32" else rng.normals_f64
     result: np.ndarray = draw(*key, count)
     return result

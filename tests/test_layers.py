@@ -20,8 +20,6 @@ ALLOWED = {
     "_once": {"_validate"},
     "_sampling": {"_kernels"},
     "_random": {"_kernels", "_validate", "_once", "_sampling"},
-    "_reference": set(),
-    "_reference_agent": {"_reference"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
     "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_face"},
     "protocols": {
@@ -38,8 +36,8 @@ ALLOWED = {
     "results": {"_validate", "_face"},
     "off_policy": {"_validate"},
     "simulation": {
-        "_kernels", "_registry", "_validate", "_random", "_memory", "_system", "_reference",
-        "_reference_agent", "privacy", "protocols", "bandits", "experts", "environments", "results",
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
+        "privacy", "protocols", "bandits", "experts", "environments", "results",
     },
     "experiments": {"_validate", "simulation"},
     "report": {"_validate", "_system", "results", "privacy"},
@@ -103,5 +101,5 @@ def test_only_the_face_goes_through_the_door_to_a_higher_layer():
 
 
 def test_the_walk_sees_imports():
-    seen = set(imports(ROOT / "simulation" / "step.py", ["fastfed", "simulation"]))
+    seen = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
     assert {"bandits", "protocols", "_random"} <= seen

@@ -164,9 +164,9 @@ read_letor(sys.argv[1])
 @pytest.mark.parametrize(
     ("module", "name", "after"),
     [
-        ("growing", "GrowingArray.append", True),  # a first block is there
-        ("growing", "GrowingArray.finish", True),  # a first array is whole
-        ("letor_cache", "_rename", False),  # all is there, under its temporary name
+        ("storage", "GrowingArray.append", True),  # a first block is there
+        ("storage", "GrowingArray.finish", True),  # a first array is whole
+        ("storage", "_rename", False),  # all is there, under its temporary name
     ],
 )
 def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
@@ -266,8 +266,8 @@ PEAK = """
 import resource, sys, warnings
 warnings.simplefilter("error")
 from fastfed.environments import letor_files
-from fastfed.environments import letor_pool as module
-from fastfed.environments.letor_pool import letor_pool
+from fastfed.environments import letor as module
+from fastfed.environments.letor import letor_pool
 module._CHUNK = 512
 import sklearn.linear_model, numpy.linalg
 def peak():

@@ -322,7 +322,10 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 PUBLIC: list[Callable[..., Any]] = [
     function
     for name, function in inspect.getmembers(bounds, inspect.isfunction)
-    if function.__module__ == bounds.__name__ and not name.startswith("_")
+    if function.__module__ == bounds.__name__
+    and not name.startswith("_")
+    # Formulas; those that read a ProblemSpec get checked values.
+    and "problem" not in inspect.signature(function).parameters
 ]
 
 

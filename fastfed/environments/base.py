@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fastfed._kernels import environments
 from fastfed._kernels import losses as loss_kernels
-from fastfed._kernels import native
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError, choice, integer, number
 
@@ -121,9 +121,9 @@ def chances(means: np.ndarray) -> np.ndarray:
 
 def better_expert(seed: int, replicate: int, experts: int) -> int:
     """Which expert is the best one: another in every replicate, so that no tie-break favours it."""
-    from fastfed._kernels import native as kernels
+    from fastfed._kernels import rng
 
-    return kernels.below(seed, INSTANCE, replicate, 0, 0, experts)
+    return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)
 
 
 def check_means(mean: float, gap: float) -> None:
@@ -235,7 +235,7 @@ class Environment(Protocol):
         """What holds for that many silos and rounds; InputError when it cannot serve them."""
         ...
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment | Adversary:
         """The compiled environment of one replicate: keyed, the same however it is played."""
         ...
 

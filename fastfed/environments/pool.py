@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution
@@ -109,9 +109,9 @@ class Pool:
         return np.maximum.reduceat(self.means, self.starts[:-1])
 
     @cached_property
-    def shorts(self) -> native.Shorts | None:
-        """Room for the features in 16 bits, which a fast sieve reads; None where it is too much."""
-        shorts = native.Shorts(self.starts, self.dimension)
+    def shorts(self) -> environments.QuantisedActions | None:
+        """Features in 16 bits, for screening; None where they take too much memory."""
+        shorts = environments.QuantisedActions(self.starts, self.dimension)
         return shorts if 0 < shorts.size <= LARGEST_SHORTS else None
 
     def rows(self, query: int) -> np.ndarray:
@@ -307,7 +307,7 @@ class PoolEnvironment(ABC):
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
         widths = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
-        return curves * (widths + silos * native.CONTENDERS_SIZE)
+        return curves * (widths + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
         """Bytes that all replicates of a process share: features in 16 bits, as they are met."""
@@ -326,7 +326,7 @@ class PoolEnvironment(ABC):
         """The share of queries that so many draws meet."""
         return -math.expm1(-silos * horizon / pool.queries)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         pool = self.pool(silos)
         order = None
         if self.sampling == "without-replacement":
@@ -337,7 +337,7 @@ class PoolEnvironment(ABC):
                     for i in range(len(starts) - 1)
                 ]
             )
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             pool.values,

@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, choice
@@ -228,8 +228,14 @@ class Walk:
 class FrankWolfePlan(ExpertPlan):
     """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
 
+    sends: ClassVar[str] = "scores"
     phases: tuple[Phase, ...]  # those that learn
     bounds: Bounds
+
+    def gradient_memory(self) -> int:
+        """Bytes of gradients that a simulation of all clients keeps at once."""
+        depths = 1 if self.linear else 1 + max((p.trees for p in self.phases), default=0)
+        return 8 * (depths + 3) * self.silos * self.experts
 
     def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
         """The way of so many clients through the trees of a phase."""
@@ -391,7 +397,7 @@ class GradientCollector:
             taken = self._clipped(loss, x)
             if parent is not None:
                 taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            native.add(total, taken if unit is None else exact.quantise(taken, unit))
+            aggregation.add(total, taken if unit is None else exact.quantise(taken, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
