@@ -97,7 +97,7 @@ def _addresses(proc: Path) -> int | None:
         return None
 
 
-def size_of(name: str, value: object) -> int:
+def parse_size(name: str, value: object) -> int:
     """Bytes of a size such as 40GB, 1.5 GiB or 4e9 (a number: bytes); InputError if it is none."""
     if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
         unit = found[2].lower()
@@ -109,7 +109,7 @@ def size_of(name: str, value: object) -> int:
     raise InputError(f'{name} must be a size such as "40GB" or bytes >= 1, got {show(value)}')
 
 
-def shown(size: float) -> str:
+def format_size(size: float) -> str:
     """Bytes as they should appear in a sentence: 31 GB."""
     for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= 0.9995 * scale:

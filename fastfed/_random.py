@@ -54,7 +54,7 @@ class NoiseSource(Protocol):
         """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
         ...
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
         """Uniform words of 32 bits (count,) that round the data point of one round."""
         ...
 
@@ -149,7 +149,7 @@ class SeededNoise:
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return native.node_normals(self.seed, self.replicate, silo, node, dimension)
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
         return native.words(self.seed, ROUNDING, self.replicate, silo, round, count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
@@ -239,8 +239,8 @@ class InterleavedNoise:
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return self.source.node(self.names[silo], self._key(node), dimension)
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        return self.source.words(self.names[silo], self._time(round), count)
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        return self.source.random_u32(self.names[silo], self._time(round), count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         return self.source.binomials(self.names[silo], self._key(node), count, trials)
@@ -356,8 +356,8 @@ class SystemNoise(Once):
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         return self.ideal(silo, node, dimension).values
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        return system_words(count)
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        return system_u32(count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         self._once(silo, node)
@@ -414,7 +414,7 @@ def system_permutation(count: int) -> np.ndarray:
             return order
 
 
-def system_words(count: int) -> np.ndarray:
+def system_u32(count: int) -> np.ndarray:
     """Uniform words of 32 bits (count,) from os.urandom."""
     return np.frombuffer(os.urandom(4 * count), dtype=np.uint32)
 
@@ -423,7 +423,7 @@ def system_binomials(count: int, trials: int) -> np.ndarray:
     """Draws of Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
     drawn = np.full(count, np.nan)
     while (left := np.isnan(drawn)).any():
-        words = system_words(4 * int(left.sum())).reshape(-1, 4)
+        words = system_u32(4 * int(left.sum())).reshape(-1, 4)
         drawn[left] = native.binomials_from_words(words, trials)
     return drawn
 

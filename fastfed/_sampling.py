@@ -39,13 +39,13 @@ class Uniforms:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
-        self.words = np.frombuffer(entropy(8 * count), dtype=np.uint64)
+        self.random_u64 = np.frombuffer(entropy(8 * count), dtype=np.uint64)
         self._entropy = entropy
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
         """(a, n), n >= bits: the uniform is in [a, a + 1] / 2^n. Bits once drawn stay."""
-        a, n = self._longer.get(index, (int(self.words[index]), _WORD))
+        a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
             more = -(-(bits - n) // _WORD) * _WORD
             a = a << more | int.from_bytes(self._entropy(more // 8), "big")
@@ -68,10 +68,12 @@ class Normals:
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
-        values, unsure = native.ideal_normals(self._uniforms.words)
+        values, unsure = native.ideal_normals(self._uniforms.random_u64)
         self.values: np.ndarray = values[:count]
         if unsure:
-            ends = np.flatnonzero(self._uniforms.words[: self._half] + np.uint64(_END) < 2 * _END)
+            ends = np.flatnonzero(
+                self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
+            )
             both = np.concatenate([ends, ends + self._half])
             _settle(self, both[both < count])
 
@@ -93,9 +95,9 @@ class Laplaces:
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._uniforms = Uniforms(count, entropy)
-        self.values, unsure = native.ideal_laplace(self._uniforms.words)
+        self.values, unsure = native.ideal_laplace(self._uniforms.random_u64)
         if unsure:
-            ends = (self._uniforms.words << np.uint64(1)) + np.uint64(_END) < 2 * _END
+            ends = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
             _settle(self, np.flatnonzero(ends))
 
     def interval(self, index: int, bits: int) -> Interval:

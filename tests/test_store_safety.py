@@ -20,7 +20,7 @@ from test_cli import fastfed as command
 from test_run import spec
 
 import fastfed
-from fastfed.results.files import Taken, exclusive, replace_file
+from fastfed.results.files import LockHeld, exclusive, replace_file
 from fastfed.results.store import FILE, LOCK, Store
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.run import curve_rows
@@ -273,7 +273,7 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
         thread.join()
     assert (most, errors) == (1, [])
     assert not lock.exists()
-    with exclusive(lock), pytest.raises(Taken, match=f"{os.getpid()} on "), exclusive(lock):
+    with exclusive(lock), pytest.raises(LockHeld, match=f"{os.getpid()} on "), exclusive(lock):
         pass
 
 

@@ -105,7 +105,7 @@ def check_experts(experts: object) -> int:
     return integer("experts", experts, at_least=2, at_most=MOST_EXPERTS)
 
 
-def check_countable(silos: int, horizon: int, unit: float) -> None:
+def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
     """InputError where sums over all silos and rounds would not be exact."""
     if silos * horizon > COUNTED * unit:
         raise InputError(
@@ -119,7 +119,7 @@ def chances(means: np.ndarray) -> np.ndarray:
     return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
-def better_expert(seed: int, replicate: int, experts: int) -> int:
+def best_expert(seed: int, replicate: int, experts: int) -> int:
     """Which expert is the best one: another in every replicate, so that no tie-break favours it."""
     from fastfed._kernels import native as kernels
 
@@ -138,7 +138,7 @@ def check_means(mean: float, gap: float) -> None:
 
 
 #: Reward laws; the same numbers stand in src/ff_environment.h.
-REWARD_LAWS = {"none": 0, "bernoulli": 1, "gaussian": 2}
+REWARD_KINDS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
 #: Beyond these a number is a typing error, and would fill the memory.
 MAX_DIMENSION = 2**15
@@ -153,7 +153,7 @@ class RewardDistribution:
     std: float = 0.0
 
     def __post_init__(self) -> None:
-        choice("reward.kind", self.kind, list(REWARD_LAWS))
+        choice("reward.kind", self.kind, list(REWARD_KINDS))
         if self.kind == "gaussian":
             number("reward.std", self.std, above=0.0)
 
@@ -169,7 +169,7 @@ class RewardDistribution:
         unknown = sorted(set(spec) - {"kind", "std"})
         if unknown:
             raise InputError(f'unknown key "{unknown[0]}" in reward; it takes kind and std')
-        kind = choice("reward.kind", spec.get("kind", default), list(REWARD_LAWS))
+        kind = choice("reward.kind", spec.get("kind", default), list(REWARD_KINDS))
         if kind == "gaussian":
             return cls(kind, spec.get("std", 0.5))
         if "std" in spec:
@@ -179,7 +179,7 @@ class RewardDistribution:
     @property
     def c(self) -> tuple[int, float]:
         """As the compiled side reads it."""
-        return REWARD_LAWS[self.kind], self.std
+        return REWARD_KINDS[self.kind], self.std
 
 
 #: What a guarantee for one user asks of the world around the mechanism.

@@ -23,10 +23,10 @@ from fastfed.environments.letor_parse import MAX_FEATURES
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
     FORMAT,
-    InMemory,
-    Kept,
-    OnDisk,
-    Stored,
+    ArrayStorage,
+    FileStorage,
+    PoolStorage,
+    StoredArray,
     cache_folder,
     fresh_folder,
     load_array,
@@ -225,7 +225,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             "makes every coefficient 0, so all actions would have the same mean reward"
         )
 
-    def make(kept: Kept) -> _Model:
+    def make(kept: PoolStorage) -> _Model:
         if options["scaling"] == "column":
             span = options["reward_range"]
             made = _by_column(letor, columns, theta, largest, span, path, kept)
@@ -237,7 +237,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
     if folder is not None:
         try:
             with fresh_folder(folder) as temporary:
-                with closing(OnDisk(temporary)) as kept:
+                with closing(FileStorage(temporary)) as kept:
                     made = make(kept)
                     kept.finish()
                 np.save(temporary / "theta.npy", made.theta)
@@ -256,7 +256,7 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         raise InputError(too_large)
     if stays:
         warnings.warn(stays, stacklevel=4)
-    held = InMemory(rows, len(columns))
+    held = ArrayStorage(rows, len(columns))
     made = make(held)
     return _Derived(held.values, held.means, made.theta, made.notes, made.linear)
 
@@ -285,7 +285,7 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
     if letor.folder is None:
         yield lambda first, last: letor.features[first:last]
         return
-    stored = Stored(letor.folder / "features.npy")
+    stored = StoredArray(letor.folder / "features.npy")
     try:
         yield stored.part
     finally:
@@ -335,7 +335,7 @@ def _by_column(
     largest: np.ndarray,
     span: tuple[float, float],
     path: str,
-    kept: Kept,
+    kept: PoolStorage,
 ) -> _Model:
     """Columns by their largest value, rows by the largest norm: an exactly linear model."""
     scale = np.where(largest > 0, largest, 1.0)
@@ -382,7 +382,7 @@ def _by_column(
     return _Model(model, notes, absorbed or shift == 0.0)
 
 
-def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray, kept: Kept) -> _Model:
+def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray, kept: PoolStorage) -> _Model:
     """The published code's scaling: unit rows, rewards from the raw rows."""
     for first, last, raw in _chunks(letor, columns):
         norms = _norms(raw)

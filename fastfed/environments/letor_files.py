@@ -24,7 +24,7 @@ from fastfed._validate import InputError, integer
 from fastfed.environments.letor_parse import MAX_FEATURES, Parts, parse
 from fastfed.environments.storage import (
     FORMAT,
-    GrowingArray,
+    GrowableArray,
     cache_folder,
     fresh_folder,
     load_array,
@@ -115,9 +115,9 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
     """Parse sources into a cache folder, block by block; OSError where it cannot be written."""
     with fresh_folder(folder) as temporary, ExitStack() as stack:
 
-        def growing(name: str, dtype: Any, table: bool = False) -> GrowingArray:
+        def growing(name: str, dtype: Any, table: bool = False) -> GrowableArray:
             path = temporary / f"{name}.npy"
-            return stack.enter_context(closing(GrowingArray(path, dtype, table=table)))
+            return stack.enter_context(closing(GrowableArray(path, dtype, table=table)))
 
         parts = Parts(
             features=growing("features", np.float32, table=True),

@@ -16,9 +16,9 @@ from fastfed.environments.base import (
     COMMON,
     Adversary,
     LossSpec,
-    better_expert,
+    best_expert,
     chances,
-    check_countable,
+    check_exact_sums,
     check_experts,
     check_means,
     check_multiplicity,
@@ -58,7 +58,7 @@ class StochasticLosses:
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        check_exact_sums(silos, horizon, 1.0)
         linear = self.loss == "linear"
         return LossSpec(
             dimension=self.experts,
@@ -70,7 +70,7 @@ class StochasticLosses:
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         means = np.full(self.experts, self.mean)
-        means[better_expert(seed, replicate, self.experts)] -= self.gap
+        means[best_expert(seed, replicate, self.experts)] -= self.gap
         coins = chances(means)
         drawn = coins / native.CHANCES
         quadratic = self.loss == "quadratic"
@@ -309,7 +309,7 @@ class ObliviousLosses:
         return len(self._table) if self.losses is not None and len(self._table) > 1 else None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, UNIT)
+        check_exact_sums(silos, horizon, UNIT)
         if self.losses is None:
             assert self.experts is not None
             return LossSpec(
@@ -417,11 +417,11 @@ class RealizableLosses:
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        check_exact_sums(silos, horizon, 1.0)
         return LossSpec(dimension=self.experts, optimal_loss=float(self.lost))
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
-        best = better_expert(seed, replicate, self.experts)
+        best = best_expert(seed, replicate, self.experts)
         coins = chances(np.full(self.experts, self.mean))
         losses = native.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
         return Adversary(losses)
@@ -483,7 +483,7 @@ class LowerBoundLosses:
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        check_exact_sums(silos, horizon, 1.0)
         return LossSpec(
             dimension=self.experts,
             optimal_loss=0.0 if self.theorem == "2.7" else None,
@@ -494,7 +494,7 @@ class LowerBoundLosses:
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         means = np.full(self.experts, 0.5 if self.theorem == "2.4" else 1.0)
         if self.theorem == "2.7":
-            means[better_expert(seed, replicate, self.experts)] = 0.0
+            means[best_expert(seed, replicate, self.experts)] = 0.0
         return Adversary(
             native.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
         )

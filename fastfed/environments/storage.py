@@ -27,7 +27,7 @@ import numpy as np
 PIECE = 1 << 23
 
 
-class GrowingArray:
+class GrowableArray:
     """A .npy file under construction: rows of a table whose width may still grow, or a flat array.
 
     ``width`` None: a flat array. Otherwise blocks (rows, columns), and zeros are added to those
@@ -99,7 +99,7 @@ class GrowingArray:
         self._file.close()
 
 
-class Stored:
+class StoredArray:
     """A .npy file that is read part by part, into memory of the reader's own.
 
     Pages of a memory map count as the process's own as long as the system has no better use for
@@ -269,7 +269,7 @@ def _in_use(part: Path) -> bool:
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-class Kept(ABC):
+class PoolStorage(ABC):
     """Values and means in the order of the rows, chunk by chunk."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class Kept(ABC):
         """Every mean by an elementwise map, once all chunks are there."""
 
 
-class InMemory(Kept):
+class ArrayStorage(PoolStorage):
     """Two arrays."""
 
     def __init__(self, rows: int, dimension: int) -> None:
@@ -306,14 +306,14 @@ class InMemory(Kept):
         self.means = change(self.means)
 
 
-class OnDisk(Kept):
+class FileStorage(PoolStorage):
     """values.npy and means.npy in a folder; OSError where they cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._values = GrowingArray(folder / "values.npy", np.float32)
+        self._values = GrowableArray(folder / "values.npy", np.float32)
         try:
-            self._means = GrowingArray(folder / "means.npy", np.float64)
+            self._means = GrowableArray(folder / "means.npy", np.float64)
         except BaseException:
             self._values.close()
             raise
@@ -326,8 +326,8 @@ class OnDisk(Kept):
         self._means.finish()
         path = self._means.path
         before = path.rename(path.with_suffix(".raw"))
-        self._means = GrowingArray(path, np.float64)
-        stored, most = Stored(before), PIECE // 8
+        self._means = GrowableArray(path, np.float64)
+        stored, most = StoredArray(before), PIECE // 8
         try:
             for first in range(0, stored.shape[0], most):
                 self._means.append(change(stored.part(first, min(first + most, stored.shape[0]))))

@@ -126,7 +126,7 @@ except ImportError:  # Windows: SQLite still keeps its file whole, but nobody is
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-class Taken(Exception):
+class LockHeld(Exception):
     """Another process holds a lock."""
 
     def __init__(self, owner: str) -> None:
@@ -139,7 +139,7 @@ def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``, which is there only as long as it is held.
 
     The system lets go of it when the process ends, even by kill -9; a file that is left over then
-    stops nobody. Raises Taken where another process holds it (``wait``: waits for it), OSError
+    stops nobody. Raises LockHeld where another process holds it (``wait``: waits for it), OSError
     where it cannot be made or the file system has no locks.
     """
     if fcntl is None:
@@ -163,7 +163,7 @@ def _locked(path: Path, how: int) -> int:
         except BlockingIOError:
             owner = os.pread(descriptor, 300, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise Taken(owner) from None
+            raise LockHeld(owner) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -195,11 +195,11 @@ def replace_file(path: Path, data: bytes) -> Path:
                 os.fsync(file.fileno())
             os.replace(fresh, path)
     except OSError as error:
-        raise refusal(path, error) from None
+        raise write_error(path, error) from None
     return path
 
 
-def refusal(path: Path, error: OSError) -> Exception:
+def write_error(path: Path, error: OSError) -> Exception:
     """What to raise where a path cannot be written: InputError, or the error of a full disk."""
     if error.errno in FULL:
         return OSError(error.errno, error.strerror, str(path))

@@ -25,7 +25,7 @@ import numpy as np
 import fastfed
 from fastfed._validate import InputError
 from fastfed.results import files
-from fastfed.results.files import Taken, exclusive, refusal
+from fastfed.results.files import LockHeld, exclusive, write_error
 from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
@@ -77,7 +77,7 @@ class CurveRow:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReplicateRow:
     """One curve, one replicate; arrays are by checkpoint, as an Outcome has them."""
 
     position: int
@@ -90,7 +90,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRow:
     """One call that played something: how long until its last commit, and on what."""
 
     seconds: float
@@ -107,7 +107,7 @@ class Effort:
 
     thread_seconds: float
     agent_rounds: int
-    runs: tuple[Run, ...]
+    runs: tuple[RunRow, ...]
 
 
 def made_now(identity: dict[str, Any]) -> dict[str, str]:
@@ -214,7 +214,7 @@ class Store:
             return {(files.whole(position), files.whole(replicate)) for position, replicate in rows}
 
     def commit(
-        self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int
+        self, cells: Iterable[ReplicateRow], seconds: float, agent_rounds: int, threads: int
     ) -> None:
         """Commit cells played in one pass, all or none; ``seconds`` is each cell's share."""
         with self._db:
@@ -392,13 +392,13 @@ def _owned(folder: Path) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
-        except Taken as taken:
+        except LockHeld as taken:
             by = f" by process {taken.owner}" if taken.owner else ""
             raise InputError(
                 f"{folder} is being played{by}: wait for it, or choose another output folder"
             ) from None
         except OSError as error:
-            raise refusal(folder, error) from None
+            raise write_error(folder, error) from None
         yield
 
 
@@ -445,7 +445,7 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
             connection.close()
         fresh.replace(path)
     except OSError as error:
-        raise refusal(folder, error) from None
+        raise write_error(folder, error) from None
     except sqlite3.Error as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
@@ -481,9 +481,9 @@ def _meta_of(path: Path, mode: str) -> dict[str, str]:
         connection.close()
 
 
-def _run_of(row: Sequence[Any]) -> Run:
+def _run_of(row: Sequence[Any]) -> RunRow:
     seconds, threads, *words = row
-    return Run(files.finite(seconds), files.whole(threads), *map(files.text, words))
+    return RunRow(files.finite(seconds), files.whole(threads), *map(files.text, words))
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._memory import available, shown
+from fastfed._memory import available, format_size
 from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
 from fastfed.experts.plan import ExpertPlan
@@ -94,7 +94,7 @@ def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None
     )
     most = available()
     if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
 
 
 def sentence(terms: Iterable[Term]) -> str:
@@ -102,11 +102,11 @@ def sentence(terms: Iterable[Term]) -> str:
     found = merged(terms)
     needed = total(found)
     parts = [
-        f"{term.name} {shown(term.bytes)}{f': {term.of}' if term.of else ''}"
+        f"{term.name} {format_size(term.bytes)}{f': {term.of}' if term.of else ''}"
         for term in found
         if term.bytes >= 0.1 * needed
     ][:3]
-    return f"this run needs about {shown(needed)} ({'; '.join(parts)})"
+    return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
 
 
 # ---- one pass ------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def that_fit(terms: list[Term], wanted: int) -> int:
     if most is None or wanted * needed <= most:
         return wanted
     if needed > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
     return max(1, most // needed)
 
 
