@@ -266,8 +266,8 @@ PEAK = """
 import resource, sys, warnings
 warnings.simplefilter("error")
 from fastfed.environments import letor_files
-from fastfed.environments import letor_pool as module
-from fastfed.environments.letor_pool import letor_pool
+from fastfed.environments import letor as module
+from fastfed.environments.letor import letor_pool
 module._CHUNK = 512
 import sklearn.linear_model, numpy.linalg
 def peak():
