@@ -60,7 +60,7 @@ def _groups(proc: Path) -> Iterator[int]:
 
 
 def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Yield limit less usage of a group and of all around it; in a container its own is the root."""
+    """Yield limit less usage of a group and all around it; in a container its own is the root."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         folder = root.joinpath(*parts[:depth])

@@ -111,7 +111,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Turn errors of a package's entry, while it runs, into InputErrors that name the package."""
+        """Turn errors of a running package entry into InputErrors that name the package."""
         try:
             yield
         except InputError:

@@ -69,7 +69,7 @@ def uniform(key, i):  # type: ignore[no-untyped-def]
 
 @numba.njit
 def normal(key, i):  # type: ignore[no-untyped-def]
-    """Return a standard normal, by Box and Muller from the uniform draws 2 i and 2 i + 1 of the key.
+    """Return a standard normal (Box-Muller), from the uniform draws 2 i and 2 i + 1 of the key.
 
     Parameters
     ----------
