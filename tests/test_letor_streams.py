@@ -121,7 +121,7 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
     path.write_text(text)
     expected = in_memory(path)
     largest = []
-    monkeypatch.setattr(letor_parse, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(letor_parse, "MAX_ENTRIES", 20)
     rows_of = letor_parse._rows
     monkeypatch.setattr(
         letor_parse, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
