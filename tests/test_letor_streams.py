@@ -164,9 +164,9 @@ read_letor(sys.argv[1])
 @pytest.mark.parametrize(
     ("module", "name", "after"),
     [
-        ("growing", "GrowableArray.append", True),  # a first block is there
-        ("growing", "GrowableArray.finish", True),  # a first array is whole
-        ("letor_cache", "_rename", False),  # all is there, under its temporary name
+        ("storage", "GrowableArray.append", True),  # a first block is there
+        ("storage", "GrowableArray.finish", True),  # a first array is whole
+        ("storage", "_rename", False),  # all is there, under its temporary name
     ],
 )
 def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
