@@ -39,7 +39,7 @@ from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server
-from fastfed.simulation.dispatch import play_steps
+from fastfed.simulation.dispatch import run_steps
 from fastfed.simulation.systems import ALGORITHMS
 
 EPSILON, DELTA = 1.0, 1e-3
@@ -407,7 +407,7 @@ def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
         losses = StochasticLosses(experts=plan.experts).open(0, 0, plan.silos)
         return {
             "sums": lambda: experts.run(losses, plan, marks),
-            "steps": lambda: play_steps(losses, plan, marks),
+            "steps": lambda: run_steps(losses, plan, marks),
         }
     world = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
     if isinstance(plan, PeerPlan):

@@ -104,5 +104,5 @@ def test_only_the_face_goes_through_the_door_to_a_higher_layer():
 
 
 def test_the_walk_sees_imports():
-    seen = set(imports(ROOT / "simulation" / "step.py", ["fastfed", "simulation"]))
+    seen = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
     assert {"bandits", "protocols", "_random"} <= seen

@@ -16,7 +16,7 @@ from fastfed import InputError
 from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
-from fastfed.simulation import compiled, dispatch, memory
+from fastfed.simulation import compiled, dispatch, driver, memory
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.memory import OutOfMemory, estimate, fit
 from fastfed.simulation.passes import Resources
@@ -268,7 +268,7 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(name, tmp_path
     ],
 )  # fmt: skip
 def test_sizes_that_cannot_even_be_planned_are_refused_at_once(changes, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 16 * 10**9)
+    monkeypatch.setattr(driver, "available", lambda: 16 * 10**9)
     with pytest.raises(
         InputError, match=r"this run needs about \d+ GB .*, and 16 GB are available"
     ):
@@ -334,7 +334,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
     def full(*args, **keys):
         raise MemoryError("Unable to allocate 7 PiB")
 
-    monkeypatch.setattr(dispatch, "play", full)
+    monkeypatch.setattr(dispatch, "run", full)
     with pytest.raises(OutOfMemory, match=r"out of memory: this run needs about .* need less"):
         fastfed.run(made(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -357,12 +357,12 @@ def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
         return play(*args, **keys)
 
     experiment = made(replicates=5)
-    monkeypatch.setattr(dispatch, "play", full)
+    monkeypatch.setattr(dispatch, "run", full)
     with pytest.raises(OutOfMemory):
         fastfed.run(experiment, tmp_path / "out", threads=1)
     with Store.open_existing(tmp_path / "out") as store:
         assert len(store.done()) == 2
-    monkeypatch.setattr(dispatch, "play", play)
+    monkeypatch.setattr(dispatch, "run", play)
     again = fastfed.run(experiment, tmp_path / "out", threads=1)
     straight = fastfed.run(experiment, tmp_path / "straight", threads=1)
     np.testing.assert_array_equal(again.curves[0].group_regret, straight.curves[0].group_regret)
@@ -424,8 +424,8 @@ def test_a_dry_run_says_how_much_memory(tmp_path):
 def test_a_plan_plays_as_many_at_once_as_fit(monkeypatch):
     terms = [memory.Term("silo states", 400, "4 silos", "silos")]
     for have, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
-        monkeypatch.setattr(memory, "available", lambda have=have: have)
-        assert memory.that_fit(terms, 3) == workers
-    monkeypatch.setattr(memory, "available", lambda: 399)
+        monkeypatch.setattr(driver, "available", lambda have=have: have)
+        assert driver.that_fit(terms, 3) == workers
+    monkeypatch.setattr(driver, "available", lambda: 399)
     with pytest.raises(InputError, match=r"this run needs about 1 kB \(silo states"):
-        memory.that_fit(terms, 3)
+        driver.that_fit(terms, 3)

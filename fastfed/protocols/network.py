@@ -192,7 +192,7 @@ class Graph:
         return tuple(sorted(tuple(clique) for clique in found))
 
     def edges_crossed(self, silo: int, hops: int, ttl: int) -> int:
-        """How often an edge was crossed once a silo's broadcast was handed on ``hops`` times.
+        """Count the crossings of edges once a silo's broadcast was handed on ``hops`` times.
 
         The broadcast itself is the first time, and ``ttl``, the time to live, the last: what is
         sent at the end of round t has by the end of round T been handed on
@@ -345,7 +345,7 @@ class Network(Generic[M]):
         self._hand_on(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
 
     def deliver(self) -> list[tuple[int, M]]:
-        """Who hears of what at the start of the next round; call it once a round.
+        """Deliver messages at the start of the next round; call it once a round.
 
         Pairs (silo, message), older broadcasts first. The hand-on at the end of that round is
         settled at once: it cannot be stopped any more, and ``bytes_sent`` counts it.

@@ -1,4 +1,4 @@
-"""A plan: everything a driver needs to play one curve, as plain data."""
+"""Plans: everything a driver needs to run one curve, as plain data."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Plan:
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
-        """Where the arrays of regularizer and radius say what holds after so many releases."""
+        """Index into the arrays of regularizer and radius after so many releases."""
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
@@ -222,12 +222,12 @@ class Plan:
 
     @property
     def by_users(self) -> bool:
-        """Whether users send their own messages, one by one."""
+        """True if users send their own messages, one by one."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Who sends a message, in a word."""
+        """Sender of a message, in a word."""
         return "user" if self.by_users else "silo"
 
     @property
@@ -241,7 +241,7 @@ class Plan:
 
     @cached_property
     def units(self) -> np.ndarray:
-        """What a 1 in a summed message stands for, by level and entry: 1 / g for bits, (levels, s).
+        """Value of a 1 in a summed message, by level and entry: 1 / g for bits, (levels, s).
 
         Empty where messages are statistics.
         """

@@ -32,17 +32,17 @@ class Protocol:
 
     @property
     def flat(self) -> bool:
-        """Whether batches are added up one by one, without a tree."""
+        """True if batches are added up one by one, without a tree."""
         return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
-        """Whether p-sums of the binary tree are kept."""
+        """True if p-sums of the binary tree are kept."""
         return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
-        """Whether data points travel as bits."""
+        """True if data points travel as bits."""
         return self.randomizer == SEND_BITS
 
 

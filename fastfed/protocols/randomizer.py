@@ -26,7 +26,7 @@ from fastfed.protocols.vector_sum import encoding_of, ones_of
 
 
 class Randomizer(Protocol):
-    """What every randomizer does: take in data points, and make one report of each batch."""
+    """Base of randomizers: they accumulate data points, and make one report of each batch."""
 
     release: int
 
@@ -74,7 +74,7 @@ class SumRandomizer:
         return report
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is sent, and the raw prefix sum once it is.
+        """Message, and the raw prefix sum once it is sent.
 
         Rows of the tree are written at once: a report that is made again writes them again, from
         rows of lower levels, which it leaves alone.

@@ -1,4 +1,4 @@
-"""What is added to statistics before they are released: one node's noise, or a prefix's.
+"""Noise that is added to statistics before they are released: of one node, or of a prefix.
 
 A release says how the noise of prefix sums comes from independent noises (`PrefixNoise`). Who adds
 it (`Adder`) depends on where noise is drawn: in float64 from seeds, as simulations do and the
@@ -43,11 +43,11 @@ class PrefixNoise(Protocol):
         ...
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """What it is a sum of: coefficients by node, as real numbers."""
+        """Terms of the sum: coefficients by node, as real numbers."""
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """How many terms these are at most, and the sum of their coefficients, or a little more."""
+        """Most terms of the sum, and the sum of their coefficients, or a little more."""
         ...
 
 

@@ -134,7 +134,7 @@ class Server(Once):
         return self.plan.silos * self.plan.points(level)
 
     def _combined(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is broadcast, and the raw prefix sum once it is.
+        """Values to broadcast, and the raw prefix sum once they are.
 
         A row of the tree is written at once: what is made again writes it again, from the reports.
         """

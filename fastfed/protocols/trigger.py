@@ -1,4 +1,5 @@
-"""When to synchronise, where the data decide: the determinant rule, and its private form."""
+"""Triggers, which let the data decide when to synchronise: the determinant rule, and a private
+one."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Trigger:
     delay: int = 0
 
     def updates(self, dimension: int) -> bool:
-        """Whether data points update a factor, instead of a determinant anew in every round.
+        """True if data points update a factor, instead of a determinant anew in every round.
 
         The same number but for rounding, and less work in high dimensions.
         """
@@ -104,7 +105,7 @@ class Clock:
         return self._growth > bar if private else self._growth >= bar
 
     def _grown(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
-        """What ln det of v + ridge I has grown by, and its factor."""
+        """Growth of ln det of v + ridge I, and its factor."""
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
         w = native.factor(v[d:], d)

@@ -129,7 +129,7 @@ def round_statistic(
 def ones_of(
     point: np.ndarray, encoding: Encoding, level: int, words: np.ndarray, noise: np.ndarray
 ) -> np.ndarray:
-    """How many bits of each entry's message are one, (s,) int64; ``noise`` is centred."""
+    """Count the ones in each entry's message, (s,) int64; ``noise`` is centred."""
     ones = np.zeros(len(point))
     round_statistic(point, encoding.steps(level), True, words, ones)
     g = encoding.each(level, dimension_of(len(point)))
@@ -367,7 +367,7 @@ class VectorSum(Once):
 
     @property
     def certificate(self) -> Certificate:
-        """What one sum guarantees. Raises InputError when no budget was given."""
+        """Certificate of one sum. Raises InputError when no budget was given."""
         if self.budget is None:
             raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
         epsilon, budget = self.exact(), self.budget

@@ -1,1 +1,1 @@
-"""Playing algorithms in environments: the step driver, the compiled driver, and `simulate`."""
+"""Running algorithms in environments: the step driver, the compiled driver, and `simulate`."""

@@ -31,7 +31,7 @@ BATCH = 25
 QUERIES = 60
 #: Constants of the published experiment codes.
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
-#: zhou-chowdhury-2024 as published: eager play, epsilon = 1, delta = 0.1, B = 25.
+#: zhou-chowdhury-2024 as published: the eager policy, epsilon = 1, delta = 0.1, B = 25.
 FEDERATED = {
     "algorithm": "private-fedlinucb",
     "epsilon": 1.0,
@@ -41,14 +41,14 @@ FEDERATED = {
 }
 #: chowdhury-zhou-2022 as in its Figure 1b.
 AGENT = {"epsilon": 1.0, "delta": 0.1, **PUBLISHED}
-#: Above the noise of one agent: the reference plays no indefinite V, and no time hangs on it.
+#: Above the noise of one agent: the reference runs no indefinite V, and no time hangs on it.
 RIDGE = 300.0
 #: The keys of each system that is timed.
 CURVES: dict[str, dict[str, Any]] = {
     "silo-ldp": {**FEDERATED, "protocol": "silo-ldp"},
     "shuffle-vector": {**FEDERATED, "protocol": "shuffle-vector", "epsilon": 0.2},
     "linucb": {"algorithm": "linucb", "radius": "published-code"},
-    # The paper's tree, which its code does not play.
+    # The paper's tree, which its code does not run.
     "linucb-jdp": {
         **AGENT, "algorithm": "linucb-jdp", "calibration": "exact", "regularizer": RIDGE,
     },
@@ -104,7 +104,7 @@ def pool_arithmetic(actions: int, dimension: int) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """One bench: an environment, the reference over it, and how many rounds each plays."""
+    """One bench: an environment, the reference over it, and how many rounds each runs."""
 
     name: str
     #: What the arithmetic alone costs; None where that is not what costs.
@@ -167,7 +167,7 @@ def bench_experiment(
 
 
 def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
-    """What ours plays, and what the reference plays."""
+    """Experiments of our driver and of the reference."""
     environment, sizes = case.environment(), (case.silos, case.batch_size)
     other = case.reference_sizes or sizes
     return (

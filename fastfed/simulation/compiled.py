@@ -142,7 +142,7 @@ def clock(plan: Plan) -> dict[str, Any] | None:
 
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
-    """What the state has come to. Silos are summed one after the other, in index order."""
+    """Outcome of a curve's state. Silos are summed one after the other, in index order."""
     group = np.zeros(state["curve"].shape[1])
     for row in state["curve"]:
         group += row
@@ -172,7 +172,7 @@ def run(
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Play rounds 1..last (all by default) of all plans over one environment.
+    """Run rounds 1..last (all by default) of all plans over one environment.
 
     One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
@@ -195,7 +195,7 @@ def run_rounds(
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Play rounds first..last of a pass, call by call."""
+    """Run rounds first..last of a batch of runs, call by call."""
     step = rounds_per_call or 16
     while first <= last:
         until = min(first + step - 1, last)

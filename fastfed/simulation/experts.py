@@ -48,7 +48,7 @@ class Ledger:
 
     @property
     def needs_sums(self) -> bool:
-        """Whether it must hear what every expert has lost."""
+        """Regret needs the losses of every expert."""
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
@@ -80,7 +80,7 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """What x has lost, exact where it is all on one expert."""
+        """Loss of x, exact where it is all on one expert."""
         if x is not self._seen:
             best = int(x.argmax())
             self._seen, self._expert = x, best if x[best] == 1.0 else None
@@ -124,7 +124,7 @@ def run_steps(
 
 
 def loss_of(losses: compiled.Losses, silo: int, round: int) -> np.ndarray | Gradient:
-    """What one client observes: losses (d,), or a gradient function."""
+    """Observation of one client: losses (d,), or a gradient function."""
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
     row = losses.row(silo, round)
@@ -207,7 +207,7 @@ def with_sums(
 
 
 class Sums:
-    """What all clients of a plan of sums send together."""
+    """Sums that all clients of a plan send together."""
 
     def __init__(self, experts: int) -> None:
         self._sum = np.zeros(experts)
@@ -221,7 +221,8 @@ class Sums:
 
 
 class Scores:
-    """What all clients of a plan of gradients send together, from losses made when needed."""
+    """Scores that all clients of a plan send together, from gradients of losses made when
+    needed."""
 
     def __init__(
         self, plan: Any, losses: compiled.Losses, noise: SeededNoise, threads: int
@@ -252,7 +253,7 @@ class Scores:
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """What all clients send in one exchange, added up in order, (d,)."""
+        """Values that all clients send in one exchange, added up in order, (d,)."""
         plan = self.plan
         phase = plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
@@ -281,7 +282,7 @@ def outcome(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """What a played curve leaves behind."""
+    """Outcome of a finished curve."""
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,

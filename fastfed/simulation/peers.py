@@ -2,7 +2,7 @@
 
 The step driver sends every message along the graph, hop by hop. The compiled driver rests on what
 Algorithm 3 makes sure of: all that concerns an estimator arrives before it is used again, so that
-each estimator of each clique is a federation of its own, whose reports come one use late. It plays
+each estimator of each clique is a federation of its own, whose reports come one use late. It runs
 those, and counts the messages that the step driver sends; the tests hold one against the other.
 """
 
@@ -68,7 +68,7 @@ def run_steps(
         seen.note(round, network.bytes_sent)
         if progress is not None:
             progress(1)
-    # What is under way still arrives; nobody plays with it, and it is not counted.
+    # What is under way still arrives; nobody uses it, and it is not counted.
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
@@ -96,7 +96,7 @@ def _total(peers: list[Peer], part: Part) -> np.ndarray:
 
 
 class _Seen:
-    """What the step driver notes at the checkpoints."""
+    """Counts of the step driver at the checkpoints."""
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
@@ -127,7 +127,7 @@ def run_parts(
     *,
     record: bool = False,
 ) -> Outcome:
-    """Play every part with ``run_part(part, checkpoints of its own)``, and add them up."""
+    """Run every part with ``run_part(part, checkpoints of its own)``, and add them up."""
     group = np.zeros(len(checkpoints))
     counts = np.zeros(len(checkpoints), np.int64)
     sent = np.zeros(len(checkpoints))

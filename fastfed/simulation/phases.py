@@ -82,7 +82,7 @@ def run_steps(
 
 
 def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
-    """What had been released and sent by each checkpoint, as an Outcome keeps it."""
+    """Releases and bits sent by each checkpoint, as an Outcome keeps them."""
     bits = np.array([plan.bits(int(k)) for k in released], np.float64)
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
@@ -125,7 +125,7 @@ def run_phases(
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """What a curve's state changes to once all play one model: no bonus, no V of their own."""
+    """Changes of a curve's state once all silos use one model: no bonus, no V of their own."""
     d, radius = plan.dimension, plan.local.radius
     return {
         "lazy": True,

@@ -51,7 +51,7 @@ class Users:
         self.clipped_rewards += user.clipped_reward
 
     def messages(self) -> list[Report | Bits]:
-        """What was sent since the last call; nothing where silos send."""
+        """Messages sent since the last call; none where silos send."""
         sent, self._sent = self._sent, []
         return sent
 
@@ -134,7 +134,7 @@ SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
 def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
-    """Of the step driver, whose silos are objects, and which records what it plays."""
+    """Of the step driver, whose silos are objects, and which records what it runs."""
     m, s = plan.silos, plan.statistic_size
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)

@@ -21,7 +21,7 @@ from fastfed.protocols.score import SCORES
 
 
 def check_algorithm(name: str, found: Any) -> _system.Algorithm:
-    """What an entry point names, if it is a system of either kind."""
+    """Check that an entry point names a system of either kind."""
     if not isinstance(found, bandits.Algorithm | experts.Algorithm):
         raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", found)
     if found.id != name:
@@ -51,7 +51,7 @@ def algorithm(name: object) -> _system.Algorithm:
 
 
 def of_experts(entry: _system.Algorithm) -> bool:
-    """Whether a system predicts from experts, and is no bandit."""
+    """True if a system predicts from experts and is no bandit."""
     return isinstance(entry, experts.Algorithm)
 
 

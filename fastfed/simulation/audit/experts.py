@@ -1,6 +1,6 @@
 """Audits of systems of experts: clients and server as deployed, on two neighbouring datasets.
 
-What is looked at is what all clients play. The statistic is the likelihood ratio of the two tables
+What is looked at is what all clients run. The statistic is the likelihood ratio of the two tables
 under the noise that the plan claims, so an audit is not told of the fault that it is to catch.
 """
 
