@@ -14,7 +14,7 @@ from typing import Protocol, TypeGuard
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._once import Once, once
 from fastfed._sampling import Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
@@ -161,67 +161,67 @@ class SeededNoise:
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
         """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
-        return native.node_normals(self.seed, self.replicate, silo, node, dimension)
+        return rng.node_normals(self.seed, self.replicate, silo, node, dimension)
 
     def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
         """Draw uniform 32-bit integers (count,) that round the data point of one round."""
-        return native.words(self.seed, ROUNDING, self.replicate, silo, round, count)
+        return rng.random_u32(self.seed, ROUNDING, self.replicate, silo, round, count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         key = self.seed, BIT_NOISE, self.replicate, silo, node
-        return native.binomials(*key, trials, count)
+        return rng.binomials(*key, trials, count)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
         key = self.seed, POINT_NOISE + level, self.replicate, silo, round
-        return native.binomials(*key, trials, count)
+        return rng.binomials(*key, trials, count)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
         """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
-        return native.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
+        return rng.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
         """Permute the bits (n,) of one label in place."""
-        native.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
+        rng.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
 
     def action(self, silo: int, round: int, count: int) -> int:
         """Draw a uniform action out of ``count``."""
-        return native.below(self.seed, POLICY, self.replicate, silo, round, count)
+        return rng.uniform_int(self.seed, POLICY, self.replicate, silo, round, count)
 
     def score_key(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits for the score function of one silo in one round."""
-        return native.key(self.seed, SCORE_KEY, self.replicate, silo, round)
+        return rng.key(self.seed, SCORE_KEY, self.replicate, silo, round)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
-        return native.normals_f64(*key, dimension * (dimension + 1) // 2)
+        return rng.normals_f64(*key, dimension * (dimension + 1) // 2)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         key = self.seed, purpose, self.replicate
-        drawn = np.array([native.uniform(*key, label, release) for label in range(count)])
+        drawn = np.array([rng.uniform(*key, label, release) for label in range(count)])
         return np.minimum(drawn, BELOW_ONE)
 
     def uniform(self, purpose: int, release: int) -> float:
         """Draw the number of ``uniforms`` with count 1."""
-        return min(native.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
+        return min(rng.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
         """Draw standard Laplace noise (count,) for the scores of one release."""
-        return native.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
+        return rng.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
-        return native.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
+        return rng.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
 
 
 @dataclass(frozen=True)
 class InterleavedNoise:
-    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_play.h).
+    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_run.h).
 
     Round u of this system is the u-th round t of the run with t = phase modulo stride; its silo i
     is silo ``names[i]`` of the run; its tree nodes are numbered so that no two systems share a
@@ -494,15 +494,15 @@ def system_binomials(count: int, trials: int) -> np.ndarray:
     drawn = np.full(count, np.nan)
     while (left := np.isnan(drawn)).any():
         words = system_u32(4 * int(left.sum())).reshape(-1, 4)
-        drawn[left] = native.binomials_from_words(words, trials)
+        drawn[left] = rng.binomials_from_words(words, trials)
     return drawn
 
 
 def instance_normals(seed: int, replicate: int, count: int) -> np.ndarray:
     """Draw standard normals (count,) that fix an instance, such as its theta*."""
-    return native.normals_f64(seed, INSTANCE, replicate, 0, 0, count)
+    return rng.normals_f64(seed, INSTANCE, replicate, 0, 0, count)
 
 
 def permutation(seed: int, replicate: int, silo: int, count: int) -> np.ndarray:
     """Draw a uniform permutation of 0..count-1 for one silo."""
-    return native.permutation(seed, PERMUTATION, replicate, silo, 0, count)
+    return rng.permutation(seed, PERMUTATION, replicate, silo, 0, count)

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 
 #: Largest error of the float64 value of a standard draw.
 ERROR = 2.0**-40
@@ -74,7 +74,7 @@ class Normals:
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
-        values, unsure = native.ideal_normals(self._uniforms.random_u64)
+        values, unsure = rng.ideal_normals(self._uniforms.random_u64)
         self.values: np.ndarray = values[:count]
         if unsure:
             ends = np.flatnonzero(
@@ -107,7 +107,7 @@ class Laplaces:
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._uniforms = Uniforms(count, entropy)
-        self.values, unsure = native.ideal_laplace(self._uniforms.random_u64)
+        self.values, unsure = rng.ideal_laplace(self._uniforms.random_u64)
         if unsure:
             ends = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
             _refine(self, np.flatnonzero(ends))

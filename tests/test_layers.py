@@ -21,8 +21,6 @@ ALLOWED = {
     "_once": {"_validate"},
     "_sampling": {"_kernels"},
     "_random": {"_kernels", "_validate", "_once", "_sampling"},
-    "_reference": set(),
-    "_reference_agent": {"_reference"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
     "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_face"},
     "protocols": {
@@ -39,8 +37,8 @@ ALLOWED = {
     "results": {"_validate", "_face"},
     "off_policy": {"_validate"},
     "simulation": {
-        "_kernels", "_registry", "_validate", "_random", "_memory", "_system", "_reference",
-        "_reference_agent", "privacy", "protocols", "bandits", "experts", "environments", "results",
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
+        "privacy", "protocols", "bandits", "experts", "environments", "results",
     },
     "experiments": {"_validate", "simulation"},
     "report": {"_validate", "_system", "results", "privacy"},

@@ -184,8 +184,8 @@ def test_shapes_are_those_of_the_state_that_is_played():
             else:  # plans, and one number of each silo
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
-            clock = {k: v for k, v in state["clock"].items() if isinstance(v, np.ndarray)}
-            assert set(clock) == set(compiled.clock_shapes(plan))
+            trigger = {k: v for k, v in state["trigger"].items() if isinstance(v, np.ndarray)}
+            assert set(trigger) == set(compiled.clock_shapes(plan))
 
 
 def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fastfed._kernels import environments, rng
 from fastfed._kernels import losses as loss_kernels
-from fastfed._kernels import native
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError, choice, integer, number
 
@@ -151,7 +151,7 @@ class Environment(Protocol):
         """Return the promises for M silos and T rounds; InputError if it cannot serve them."""
         ...
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment | Adversary:
         """Return the compiled environment of one replicate, a function of seed and replicate."""
         ...
 
@@ -312,4 +312,4 @@ def chances(means: np.ndarray) -> np.ndarray:
 
 def best_expert(seed: int, replicate: int, experts: int) -> int:
     """Draw the best expert of a replicate, so that no rule for ties favours it."""
-    return native.below(seed, INSTANCE, replicate, 0, 0, experts)
+    return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import check_seed, instance_normals
 from fastfed._validate import InputError, integer, number, show
 from fastfed.environments.base import (
@@ -89,10 +89,10 @@ class HardInstance:
         norms = np.sqrt(blocks[:, :1] * blocks[:, :1] + blocks[:, 1:] * blocks[:, 1:])
         return np.ravel(blocks * (self._radius() / norms))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         theta = self.theta(seed, replicate)
-        return native.HardInstance(seed, replicate, theta, self.reward.c)
+        return environments.HardInstance(seed, replicate, theta, self.reward.c)
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment."""
@@ -289,13 +289,13 @@ class NoDiversity:
         """theta* of one replicate, (2,)."""
         return np.copysign(0.5, instance_normals(seed, replicate, 2))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         # (silo, action, coordinate)
         x = np.zeros((silos, 2, 2), np.float32)
         x[0, :, 0] = x[1:, :, 1] = 1.0, -1.0
         means = x.astype(np.float64) @ self.theta(seed, replicate)
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             x.ravel(),

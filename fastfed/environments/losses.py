@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import InputError, array, boolean, choice, integer, number
 from fastfed.environments.base import (
     COMMON,
@@ -87,11 +87,11 @@ class StochasticLosses:
         means = np.full(self.experts, self.mean)
         means[best_expert(seed, replicate, self.experts)] -= self.gap
         coins = chances(means)
-        drawn = coins / native.CHANCES
+        drawn = coins / loss_kernels.CHANCES
         quadratic = self.loss == "quadratic"
         suboptimality = square_suboptimality if quadratic else linear_suboptimality
         best = square_minimum(drawn) if quadratic else float(drawn.min())
-        losses = native.Coins(seed, replicate, silos, coins, quadratic=quadratic)
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
         return Adversary(losses, partial(suboptimality, drawn, best))
 
     def describe(self) -> dict[str, Any]:
@@ -250,11 +250,11 @@ class GradientLosses:
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         """Return the adversary of one replicate."""
         key = seed, replicate, silos, self.experts, self.function
-        made: native.Losses
+        made: loss_kernels.Losses
         if self.compiled:
-            made = native.Compiled(*key, self.state, gradient=True)
+            made = loss_kernels.Compiled(*key, self.state, gradient=True)
         else:
-            made = native.Called(*key, self._check, gradient=True)
+            made = loss_kernels.Called(*key, self._check, gradient=True)
         return Adversary(made, optimum=self.optimum)
 
     def _check(self, result: Any) -> tuple[float, np.ndarray]:
@@ -407,12 +407,12 @@ class ObliviousLosses:
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
         """Return the adversary of one replicate."""
         if self.losses is not None:
-            return Adversary(native.Table(seed, replicate, silos, self._table))
+            return Adversary(loss_kernels.Table(seed, replicate, silos, self._table))
         assert self.experts is not None
         key = seed, replicate, silos, self.experts, self.function
         if self.compiled:
-            return Adversary(native.Compiled(*key, self.state, common=self.common))
-        return Adversary(native.Called(*key, self._check, common=self.common))
+            return Adversary(loss_kernels.Compiled(*key, self.state, common=self.common))
+        return Adversary(loss_kernels.Called(*key, self._check, common=self.common))
 
     def _check(self, result: Any) -> np.ndarray:
         """Check the result of the user's callable, in every round."""
@@ -510,7 +510,7 @@ class RealizableLosses:
         """Return the adversary of one replicate."""
         best = best_expert(seed, replicate, self.experts)
         coins = chances(np.full(self.experts, self.mean))
-        losses = native.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
         return Adversary(losses)
 
     def describe(self) -> dict[str, Any]:
@@ -614,7 +614,7 @@ class LowerBoundLosses:
         if self.theorem == "2.7":
             means[best_expert(seed, replicate, self.experts)] = 0.0
         return Adversary(
-            native.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
+            loss_kernels.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
         )
 
     def describe(self) -> dict[str, Any]:

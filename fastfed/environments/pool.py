@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution
@@ -129,9 +129,9 @@ class Pool:
         return np.maximum.reduceat(self.means, self.starts[:-1])
 
     @cached_property
-    def quantised(self) -> native.Shorts | None:
+    def quantised(self) -> environments.QuantisedActions | None:
         """Memory for the features in int16, which screening reads; None if it is too much."""
-        made = native.Shorts(self.starts, self.dimension)
+        made = environments.QuantisedActions(self.starts, self.dimension)
         return made if 0 < made.size <= MAX_QUANTISED else None
 
     def rows(self, query: int) -> np.ndarray:
@@ -335,7 +335,7 @@ class PoolEnvironment(ABC):
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
         bounds = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
-        return curves * (bounds + silos * native.CONTENDERS_SIZE)
+        return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
         """Return the bytes that replicates of a process share: int16 features of met queries."""
@@ -354,7 +354,7 @@ class PoolEnvironment(ABC):
         """Return the expected share of queries that so many draws meet."""
         return -math.expm1(-silos * horizon / pool.queries)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         pool = self.pool(silos)
         order = None
@@ -366,7 +366,7 @@ class PoolEnvironment(ABC):
                     for i in range(len(starts) - 1)
                 ]
             )
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             pool.values,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError, array, boolean, integer, show
 from fastfed.environments.base import (
     INDEPENDENT,
@@ -139,10 +139,10 @@ class Python:
             ),
         )
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         if self.compiled:
-            return native.Compiled(
+            return environments.Compiled(
                 seed,
                 replicate,
                 self.function,
@@ -151,7 +151,7 @@ class Python:
                 self.actions,
                 self.reward.c,
             )
-        return native.Called(
+        return environments.Called(
             seed, replicate, self.function, self._check, self.dimension, self.actions, self.reward.c
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.environments.base import (
@@ -92,9 +92,9 @@ class Sphere:
             theta[:-1] = v * (math.sqrt(0.5) / math.sqrt(math.fsum(v * v)))
         return theta
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
-        return native.Sphere(
+        return environments.Sphere(
             seed,
             replicate,
             self.theta(seed, replicate),
@@ -179,13 +179,13 @@ class Gap:
         v = instance_normals(seed, replicate, self.dimension)
         return v / math.sqrt(math.fsum(v * v))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         # At the largest gap, rounding must not make an expected reward negative.
         inferior = max(BEST - WIDTH - self.gap, LEAST)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
-        return native.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment."""
@@ -259,7 +259,7 @@ class FixedSet:
         """Return the bytes of a replicate: every silo has a copy of the actions and their means."""
         return silos * (self.actions * (4 * self.dimension + 8) + 24)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         # Round 0 of the sphere: no other round has its draws.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
@@ -268,7 +268,7 @@ class FixedSet:
             rows[last, last] = np.float32(math.sqrt(0.5))
             means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
         flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             np.tile(flat, silos),

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, choice
@@ -397,7 +397,7 @@ class GradientCollector:
             taken = self._clipped(loss, x)
             if parent is not None:
                 taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            native.add(total, taken if unit is None else exact.quantise(taken, unit))
+            aggregation.add(total, taken if unit is None else exact.quantise(taken, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise, is_exact
 from fastfed._system import account
@@ -79,7 +79,7 @@ class SumCollector:
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         assert isinstance(loss, np.ndarray)
-        native.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
+        aggregation.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         sent, self._sum = self._sum, np.zeros_like(self._sum)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg, rng
 from fastfed._random import INSTANCE, check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 
@@ -58,7 +58,7 @@ class Graph:
         silos, seed = integer("silos", silos, at_least=1), check_seed(seed)
         if name == "random":
             if probability is None:
-                probability = min(1.0, 2.0 * native.log(silos) / silos)
+                probability = min(1.0, 2.0 * linalg.log(silos) / silos)
             probability = number("probability", probability, at_least=0.0, at_most=1.0)
             return cls(silos, _random_edges(silos, seed, probability))
         if probability is not None:
@@ -248,7 +248,7 @@ def _checked_edges(edges: Any, silos: int) -> Edges:
 
 def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     # Row i has the pairs (i, j < i). Other instances are drawn from silo 0 or in later rounds.
-    rows = [native.words(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
+    rows = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
     drawn = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
     kept = drawn < probability * 2.0**32

@@ -11,7 +11,7 @@ from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases import toeplitz
@@ -62,7 +62,7 @@ class Radius:
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
         """beta at one entry of the arrays, with ``rows`` rows in V."""
-        return native.radius_at(
+        return linalg.radius_at(
             self.multiplier,
             self.scale,
             self.base,
@@ -74,7 +74,7 @@ class Radius:
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
         """beta at one entry where V has this determinant."""
-        return native.determinant_radius(
+        return linalg.determinant_radius(
             self.multiplier,
             self.scale,
             self.base,
@@ -237,7 +237,7 @@ class Plan:
 
     def level(self, release: int) -> int:
         """Level of the tree node that a release completes; without a tree all are leaves."""
-        return 0 if self.protocol.flat else native.node_level(release)
+        return 0 if self.protocol.flat else aggregation.node_level(release)
 
     @cached_property
     def units(self) -> np.ndarray:

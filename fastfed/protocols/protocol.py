@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# The same numbers stand in src/ff_play.h.
+# The same numbers stand in src/ff_run.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
 SEND_NOISY_BATCH = 6
 ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)

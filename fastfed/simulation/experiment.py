@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
 from fastfed._validate import InputError, integer, nearest, show
@@ -67,7 +67,7 @@ class Problem:
     facts: EnvironmentSpec | LossSpec
     silos: int
 
-    def open(self, seed: int, replicate: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int) -> environments.Environment | Adversary:
         """The compiled environment of one replicate."""
         return self.environment.open(seed, replicate, self.silos)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Message, Peer
 from fastfed.privacy.account import verify
@@ -35,7 +35,7 @@ from fastfed.simulation.server import step_terms
 
 
 def run_steps(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -170,8 +170,10 @@ def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.nda
     rounds = plan.rounds(part.estimator)
     edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = report * _crossed(edges.sum(axis=0), rounds[state["met"] > 0], checkpoints)
-    for row, asked in enumerate(state["asked"].T > 0):
+    total = report * _crossed(
+        edges.sum(axis=0), rounds[state["synchronised_rounds"] > 0], checkpoints
+    )
+    for row, asked in enumerate(state["requested"].T > 0):
         if asked.any():
             size = Request(part.clique[row], 0, 0).nbytes
             total += size * _crossed(edges[row], rounds[asked], checkpoints)
@@ -193,7 +195,7 @@ def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np
 
 
 def run(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -211,9 +213,9 @@ def run(
     def run_part(part: Part, own: np.ndarray) -> dict[str, Any]:
         silos = len(part.clique)
         made = compiled.state(part.plan, len(own), record)
-        made["met"] = np.zeros(part.plan.horizon, np.uint8)
-        made["asked"] = np.zeros((part.plan.horizon, silos), np.uint8)
-        run = native.Pass(
+        made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
+        made["requested"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        run = driver.Run(
             environment,
             silos,
             part.plan.horizon,
@@ -232,7 +234,7 @@ def run(
                 # In whole rounds of all silos.
                 progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
 
-        run.begin()
+        run.initialise()
         compiled.run_rounds(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
         return made
 
@@ -274,7 +276,7 @@ class PeerDriver(Driver):
 
     def run(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plans: Sequence[PeerPlan],
         checkpoints: np.ndarray,
         *,
@@ -293,7 +295,7 @@ class PeerDriver(Driver):
 
     def run_steps(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plan: PeerPlan,
         checkpoints: np.ndarray,
         *,

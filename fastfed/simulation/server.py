@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Report
@@ -57,14 +57,14 @@ class Users:
 
 
 def run_steps(
-    environment: native.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
+    environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
 ) -> list[Outcome]:
     """Run all rounds of all plans, one silo and round at a time; records everything."""
     return [run_one(environment, plan, checkpoints) for plan in plans]
 
 
 def run_one(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: Plan,
     checkpoints: np.ndarray,
     *,
@@ -172,7 +172,7 @@ class ServerDriver(Driver):
 
     def run(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plans: Sequence[Plan],
         checkpoints: np.ndarray,
         *,
@@ -190,7 +190,7 @@ class ServerDriver(Driver):
 
     def run_steps(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plan: Plan,
         checkpoints: np.ndarray,
         *,

@@ -141,7 +141,7 @@ def make_system(
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
         promised = losses if losses is not None else LossSpec(d)
         if not isinstance(promised, LossSpec):
-            raise InputError(f"losses must be LossFacts, got {type(promised).__name__}")
+            raise InputError(f"losses must be LossSpec, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
         setting = setting_of(promised, silos, horizon)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import InputError, choice, integer
 from fastfed.bandits.silo import Message, Peer, Silo
@@ -221,7 +221,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     change = np.zeros(plan.statistic_size)
     for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
         point = np.zeros_like(change)
-        native.accumulate(point, x, 1.0)
+        linalg.accumulate(point, x, 1.0)
         change += sign * point
     if plan.encoding is not None:
         # A node of level j is seen in steps of 1 / g_j, or without a tree in units of the sum, with

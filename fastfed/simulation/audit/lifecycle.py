@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SystemNoise, check_seed
 from fastfed._validate import InputError, integer
 from fastfed.bandits.silo import Silo
@@ -58,7 +58,7 @@ def _plan(algorithm: str, **keys: Any) -> Plan:
 
 def _point(x: np.ndarray) -> np.ndarray:
     point = np.zeros(DIMENSION + DIMENSION * (DIMENSION + 1) // 2)
-    native.accumulate(point, x, 1.0)
+    linalg.accumulate(point, x, 1.0)
     return point
 
 
