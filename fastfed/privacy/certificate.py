@@ -47,7 +47,7 @@ DRAWS = (
 )
 
 #: 2^-100, what the operating system's generator of 256 bits can be trusted with.
-LEAST_DELTA = 2.0**-100
+MIN_DELTA = 2.0**-100
 
 STATUSES = ("proven", "conditional", "unproven", "none")
 WIDTH = 88
@@ -198,9 +198,9 @@ def deployed(certificate: Certificate) -> Certificate:
     if len(kept) == len(certificate.caveats):
         return certificate
     exact = certificate.exact
-    if exact is not None and 0.0 < exact.delta < LEAST_DELTA:
+    if exact is not None and 0.0 < exact.delta < MIN_DELTA:
         raise InputError(
-            f"delta must be at least {LEAST_DELTA:.3g} in a deployment, whose random bits are the "
+            f"delta must be at least {MIN_DELTA:.3g} in a deployment, whose random bits are the "
             f"operating system's, got {exact.delta:g}"
         )
     if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):

@@ -15,7 +15,7 @@ RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo")
 
 #: Beyond this and below its inverse, squares of noise would leave the range of a float64.
-MOST_EPSILON = 1e50
+MAX_EPSILON = 1e50
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         epsilon = number("epsilon", self.epsilon, above=0)
-        number("epsilon", epsilon, at_least=1.0 / MOST_EPSILON, at_most=MOST_EPSILON)
+        number("epsilon", epsilon, at_least=1.0 / MAX_EPSILON, at_most=MAX_EPSILON)
         delta = number("delta", self.delta, at_least=0, below=1)
         choice("relation", self.relation, RELATIONS)
         choice("unit", self.unit, UNITS)

@@ -223,7 +223,7 @@ def compose_rho(rhos: Iterable[float]) -> float:
     return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
 
 
-def epsilon_of_rho_classic(rho: float, delta: float) -> float:
+def classic_epsilon_of_rho(rho: float, delta: float) -> float:
     """rho + 2 sqrt(rho ln(1/delta)), delta > 0. Source: Bun & Steinke 2016, Proposition 1.3."""
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
@@ -287,7 +287,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     target = math.log(delta) - _MARGIN
     if _log_delta_of_rho(0.0, rho) <= target:
         return 0.0
-    high = epsilon_of_rho_classic(rho, delta)
+    high = classic_epsilon_of_rho(rho, delta)
     root = float(
         brentq(lambda e: _log_delta_of_rho(e, rho) - target, 0.0, high, xtol=1e-300, rtol=1e-14)
     )
@@ -298,7 +298,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 _SHARES = 40
 
 
-def of_group(exact: Callable[[float], float], members: int, delta: float) -> float:
+def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -> float:
     """Least epsilon found for a group of so many records that are replaced together.
 
     ``exact(delta)``: the epsilon proven for one record at delta >= 0, which falls as delta grows.

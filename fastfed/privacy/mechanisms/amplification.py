@@ -11,8 +11,13 @@ from typing import NamedTuple
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.gaussian_release import GaussianTree, exact_std, layout_of, only_once
-from fastfed.privacy.releases.participation import returning_conditions
+from fastfed.privacy.releases.gaussian_release import (
+    GaussianTree,
+    check_single_participation,
+    exact_std,
+    layout_of,
+)
+from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
@@ -341,7 +346,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         claim = ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)
         # Silo-level LDP needs nobody else; the lemma hides a silo's message among the others'.
         others = [HIDING] if found < self.ldp() else []
-        return [*others, *returning_conditions(self.returning), claim]
+        return [*others, *participation_conditions(self.returning), claim]
 
     def _remark(self, found: float) -> str:
         if self.calibration == "published-code":
@@ -396,7 +401,7 @@ def calibrate_shuffled_tree(
     choice("unit", budget.unit, ("user", "item"))
     returning = integer("returning", returning, at_least=1)
     if calibration != "exact":
-        only_once(calibration, returning)
+        check_single_participation(calibration, returning)
     if kappa == 0:
         s = 0.0
     elif calibration == "theorem":

@@ -26,8 +26,8 @@ from fastfed.privacy.accounting.binomial import (
 )
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, only_once
-from fastfed.privacy.releases.participation import level_squares, returning_conditions
+from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_single_participation
+from fastfed.privacy.releases.participation import level_squares, participation_conditions
 from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
 
@@ -234,7 +234,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
             who = f"at least the fraction {self.honest_fraction:g} of the users of every node add "
             who += "their noise bits, and do not tell the server which (taken on trust)"
         claim = ClaimCondition(what, found <= budget.epsilon)
-        return [Condition(who, True), *returning_conditions(self.returning), claim]
+        return [Condition(who, True), *participation_conditions(self.returning), claim]
 
 
 def _honest(fraction: float, users: int) -> int:
@@ -310,7 +310,7 @@ def calibrate_vector_sum(
         )
     returning = integer("returning", returning, at_least=1)
     if calibration != "exact":
-        only_once(calibration, returning)
+        check_single_participation(calibration, returning)
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
     kappa = depth(releases)

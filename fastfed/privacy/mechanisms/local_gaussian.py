@@ -21,8 +21,13 @@ from fastfed.privacy.certificate import (
     Side,
     rounded_up,
 )
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, exact_std, layout_of, only_exact
-from fastfed.privacy.releases.participation import one_batch, returning_conditions
+from fastfed.privacy.releases.gaussian_release import (
+    CALIBRATIONS,
+    check_exact_ratio,
+    exact_std,
+    layout_of,
+)
+from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget, layout_stds, user_sensitivity
 
 _PAPER = "chowdhury-zhou-2022"
@@ -361,7 +366,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         claim = ClaimCondition(text, found <= budget.epsilon)
         # Local privacy needs nobody else; the lemma hides a message among the others.
         others = [HIDING] if found < self.ldp() else []
-        return [*others, *returning_conditions(self.returning), claim]
+        return [*others, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
         """What holds beside the claim, at the budget's delta.
@@ -369,7 +374,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         Shuffled batches: the guarantee that is left without the shuffler. Otherwise the one that a
         shuffler would add, where the lemma proves any.
         """
-        local, trust = self.ldp(), tuple(returning_conditions(self.returning))
+        local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
             model = "local: nobody but the user is trusted"
             return [Side(model, f"{_PAPER}, Remark 3.4; {_LOCAL}", local, trust)]
@@ -397,7 +402,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
                 lemma = self._lemma_condition(local, delta)
                 said.append(f"Lemma B.4's condition at the local epsilon, {lemma}")
         elif self.calibration == "theorem":
-            epsilon, delta = one_batch(self.budget, self.returning)
+            epsilon, delta = budget_per_batch(self.budget, self.returning)
             at = ""
             if self.returning > 1:
                 at = f"at one batch's budget ({epsilon:.3g}, {delta:.3g}): "
@@ -462,8 +467,9 @@ def calibrate_local_gaussian(
     proves the budget (M0 > 1: of each batch, composed).
     "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
     shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1, which
-    claims O(epsilon, delta) only). M0 > 1: the same at the budget of `one_batch`. That is what
-    Theorem E.3 says it prints; as printed it is too small, by sqrt(ln(4 M0/delta) / ln(2/delta)).
+    claims O(epsilon, delta) only). M0 > 1: the same at the budget of `budget_per_batch`. That is
+    what Theorem E.3 says it prints; as printed it is too small, by
+    sqrt(ln(4 M0/delta) / ln(2/delta)).
     "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, shuffled
     s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std s/sqrt(2) and covariance_ratio
     1/sqrt(2): the published experiments' features have norm sqrt(2), so in features of norm 1 the
@@ -479,7 +485,7 @@ def calibrate_local_gaussian(
     count = integer("returning", returning, at_least=1)
     boolean("shuffled", shuffled)
     layout = layout_of(calibration, layout)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     ratio = number("covariance_ratio", covariance_ratio, above=0)
     number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -494,7 +500,7 @@ def calibrate_local_gaussian(
     if calibration == "exact":
         std = _exact_std(budget, users, count, shuffled, layout, ratio)
     elif calibration == "theorem":
-        std = _theorem_std(*one_batch(budget, count), users if shuffled else None)
+        std = _theorem_std(*budget_per_batch(budget, count), users if shuffled else None)
     else:
         most = users if shuffled else 1
         std = math.sqrt(math.log(2.5 * most / budget.delta) / (2.0 * most)) / budget.epsilon

@@ -22,8 +22,8 @@ from fastfed.privacy.accounting.binomial import (
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import _honest, _smallest, _usual_g
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, only_exact
-from fastfed.privacy.releases.participation import one_batch, returning_conditions
+from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_ratio
+from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
 from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
 
 __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
@@ -177,7 +177,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def remark(self) -> str:
         """What the rule that chose the noise says of itself, beyond its own account."""
         if self.calibration == "theorem":
-            epsilon, delta = one_batch(self.budget, self.returning)
+            epsilon, delta = budget_per_batch(self.budget, self.returning)
             met = "met" if epsilon <= 15.0 and delta < 0.5 else "not met"
             each = " for each batch" if self.returning > 1 else ""
             return (
@@ -227,14 +227,17 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
                 f"at least the fraction {self.honest_fraction:g} of the users of every batch add "
                 "their noise bits, and do not tell the server which (taken on trust)"
             )
-        return [*(Condition(text, True) for text in trusted), *returning_conditions(self.returning)]
+        return [
+            *(Condition(text, True) for text in trusted),
+            *participation_conditions(self.returning),
+        ]
 
     def sides(self) -> list[Side]:
         """What the same noise proves under other trust, at the budget's delta.
 
         Entries without a finite epsilon are left out.
         """
-        returning = tuple(returning_conditions(self.returning))
+        returning = tuple(participation_conditions(self.returning))
         if self.local:
             epsilon = self._account(self.trials).epsilon(self.budget.delta)
             model = "shuffle: with a trusted shuffler of each batch in between"
@@ -292,7 +295,7 @@ def calibrate_vector_batches(
     covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     choice("published_log", published_log, PUBLISHED_LOGS)
     _fitting(calibration, vector_scale, published_log, local, returning)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     _own_bits_only(local, honest_fraction)
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -307,7 +310,7 @@ def calibrate_vector_batches(
         adding = 1 if local else honest
         levels, bits = _exact(budget, adding, usual, d, returning, covariance_ratio)
     elif calibration == "theorem":
-        epsilon, small = one_batch(budget, returning)
+        epsilon, small = budget_per_batch(budget, returning)
         factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(small)) ** 2 / epsilon**2
         bits = max(math.ceil(factor * usual * usual / users), 1)
     else:

@@ -11,7 +11,7 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.gdp import epsilon_of, mu_of
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.participation import most_squared, returning_conditions
+from fastfed.privacy.releases.participation import max_squared_sensitivity, participation_conditions
 from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget, layout_stds, user_sensitivity
 
@@ -74,7 +74,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     @property
     def sensitivity_squared(self) -> float:
         """Squared sensitivity of everything released to one user, per unit of one record's."""
-        return leaf_squared(self.release, self.releases, self.returning)
+        return max_squared_sensitivity(self.release, self.releases, self.returning)
 
     @property
     def variance_factors(self) -> np.ndarray:
@@ -151,16 +151,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         if self.remark:
             text += f" (computed; {self.remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
-        return [*returning_conditions(self.returning), claim]
-
-
-def leaf_squared(release: str, releases: int, returning: int = 1) -> float:
-    """Squared sensitivity of a whole release to one leaf.
-
-    kappa nodes for "tree", `honaker.sensitivity_squared`, or S_K for "toeplitz". With returning > 1
-    the largest to that many leaves, for "honaker" a bound on it, see `participation`.
-    """
-    return most_squared(release, releases, returning)
+        return [*participation_conditions(self.returning), claim]
 
 
 def exact_std(
@@ -182,7 +173,7 @@ def exact_std(
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
     joint = user_sensitivity(budget.relation, layout, cov_std=ratio)
-    leaf = leaf_squared(release, releases, returning)
+    leaf = max_squared_sensitivity(release, releases, returning)
     return math.sqrt(leaf) * joint / mu_of(budget.epsilon, delta)
 
 
@@ -197,7 +188,7 @@ def layout_of(calibration: str, layout: str | None) -> str:
     return layout
 
 
-def only_once(calibration: str, returning: int) -> None:
+def check_single_participation(calibration: str, returning: int) -> None:
     """InputError for returning users where the calibration knows none."""
     if returning != 1:
         raise InputError(
@@ -205,7 +196,7 @@ def only_once(calibration: str, returning: int) -> None:
         )
 
 
-def only_exact(calibration: str, covariance_ratio: float) -> None:
+def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
     """InputError for a ratio that no paper's constants are made for."""
     if calibration != "exact" and covariance_ratio != 1.0:
         raise InputError(
@@ -254,7 +245,7 @@ def calibrate_tree(
     calibration "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives
     the budget (D the joint sensitivity of one record under the budget's relation and the layout);
     with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
-    `fastfed.privacy.releases.participation.most_squared`.
+    `fastfed.privacy.releases.participation.max_squared_sensitivity`.
     "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem 5.1),
     times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
     "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
@@ -267,10 +258,10 @@ def calibrate_tree(
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     returning = integer("returning", returning, at_least=1)
     if calibration == "published-code":
-        only_once(calibration, returning)
+        check_single_participation(calibration, returning)
     epsilon = budget.epsilon
     delta = number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -333,7 +324,7 @@ def calibrate_release(
     and D the joint sensitivity of one record in both streams under the budget's relation, the
     layout (default "goe2") and covariance_ratio.
     returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
-    that many leaves, or for "honaker" a bound on it (`participation.most_squared`).
+    that many leaves, or for "honaker" a bound on it (`participation.max_squared_sensitivity`).
     calibration: "exact" only; no paper states other constants for these releases.
 
     Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this

@@ -64,7 +64,7 @@ from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import Budget
 
 
-def most_squared(release: str, releases: int, returning: int) -> float:
+def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
     """Largest squared sensitivity of a whole release to one user, per unit of one record's.
 
     release: "tree", "honaker" or "toeplitz"; releases: K >= 0. returning: the most batches that
@@ -102,7 +102,7 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
     return full * size**2 + rest**2, min(returning, released), min(returning, size)
 
 
-def returning_conditions(returning: int) -> list[Condition]:
+def participation_conditions(returning: int) -> list[Condition]:
     """What a guarantee for a user of several batches takes on trust; nothing for one batch."""
     if returning == 1:
         return []
@@ -113,7 +113,7 @@ def returning_conditions(returning: int) -> list[Condition]:
     return [Condition(text, True)]
 
 
-def one_batch(budget: Budget, returning: int) -> tuple[float, float]:
+def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
     """(epsilon, delta) of each of `returning` batches that hold the same user; all for one.
 
     epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0): chowdhury-zhou-2022, Theorem E.2 and the
@@ -149,7 +149,7 @@ def _honaker(releases: int, returning: int) -> float:
     levels = depth(releases)
     seen, least = 0, math.inf
     for level in range(levels + 1):
-        above = returning**2 * honaker.most_by_depth(levels - level)
+        above = returning**2 * honaker.max_by_depth(levels - level)
         least = min(least, seen + above)
         size = 1 << level
         full, rest = divmod(returning, size)
