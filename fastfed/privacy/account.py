@@ -22,17 +22,17 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.accounting.gdp import epsilon_of, group_epsilon
+from fastfed._validate import InputError, choice
+from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 from fastfed.privacy.releases.gaussian_release import RELEASES
-from fastfed.privacy.releases.participation import max_squared_sensitivity, participation_conditions
-from fastfed.privacy.releases.tree import depth
-from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
+from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
+from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.sensitivity import Budget, joint_sensitivity, named_relation
 
 #: Accounts that differ by less, relative to their size, are the same but for rounding.
 SAME = 1e-9
@@ -158,43 +158,50 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
-        choice("release", self.release, (*RELEASES, "flat"))
-        integer("releases", self.releases, at_least=1)
-        integer("max_participations", self.max_participations, at_least=1)
+        # Plans are plain data that anyone may change, so their numbers are looked at once more.
+        if self.release not in (*RELEASES, "flat"):
+            choice("release", self.release, (*RELEASES, "flat"))
+        if not (self.releases >= 1 and self.max_participations >= 1):
+            raise InputError(
+                "releases and max_participations must be >= 1, got "
+                f"{self.releases} and {self.max_participations}"
+            )
         for name in ("feature_bound", "reward_bound"):
-            number(name, getattr(self, name), above=0)
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be finite and > 0, got {getattr(self, name)}")
         for std in (*self.stds, *self.schedule):
-            number("stds", std, at_least=0)
+            if not 0.0 <= std < math.inf:
+                raise InputError(f"stds must be finite and >= 0, got {std}")
 
     @property
     def squares(self) -> float:
         """Squared sensitivity of the whole release to one user, per unit of one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
-        return max_squared_sensitivity(self.release, self.releases, self.max_participations)
+        return squared_sensitivity(self.release, self.releases, self.max_participations)
 
     def mu(self, relation: str | None = None) -> float:
         """Ratio of all that is released of one user; math.inf where a stream has no noise."""
-        relation = choice("relation", relation or self.budget.relation, RELATIONS)
+        relation = named_relation(relation, self.budget)
         area = self.feature_bound**2
         bias = self.stds[0] / (self.feature_bound * self.reward_bound)
         layout, covariance = recovered_layout(*self.stds[1:])
         if min(bias, covariance) == 0.0:
             return math.inf
-        joint = user_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+        joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
         own = math.sqrt(self.squares) * joint
         if not self.schedule_rounds:
             return own
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
-        moved = user_sensitivity(relation, layout, bias_std=math.inf) * area
-        return math.hypot(own, math.sqrt(depth(self.schedule_rounds)) * moved / std)
+        moved = joint_sensitivity(relation, layout, bias_std=math.inf) * area
+        return math.hypot(own, math.sqrt(tree_levels(self.schedule_rounds)) * moved / std)
 
     def exact(self) -> float:
         """True epsilon of everything released, at the budget's delta."""
         mu = self.mu()
-        return math.inf if mu == math.inf else epsilon_of(mu, self.budget.delta)
+        return math.inf if mu == math.inf else gaussian_epsilon(mu, self.budget.delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:

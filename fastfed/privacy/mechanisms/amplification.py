@@ -21,10 +21,11 @@ from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
-    RELATIONS,
     Budget,
+    joint_sensitivity,
+    named_delta,
+    named_relation,
     sum_sensitivity,
-    user_sensitivity,
 )
 
 _SOURCE = {
@@ -191,8 +192,8 @@ def amplified_tree_std(
     if kappa == 0:
         return 0.0
     points = batch_size << (kappa - 1)
-    one = user_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
-    apart = points * user_sensitivity("replace", layout, cov_std=covariance_ratio)
+    one = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
+    apart = points * joint_sensitivity("replace", layout, cov_std=covariance_ratio)
     found = [_composed_std(budget, kappa, apart, silos, one)]
     # Under goe2 both streams together are no farther apart than 2 n: the first is the better. With
     # less noise than the bias stream's the covariance stream alone might be farther.
@@ -298,8 +299,8 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
 
         With returning > 1 the former.
         """
-        relation = choice("relation", relation or self.relation, RELATIONS)
-        delta = self.budget.delta if delta is None else delta
+        relation = named_relation(relation, self.budget)
+        delta = named_delta(delta, self.budget)
         best = self.ldp(delta, relation)
         if best == 0.0 or delta == 0.0 or self.returning > 1:
             return best

@@ -25,7 +25,7 @@ from fastfed.privacy.releases.gaussian_release import (
     layout_of,
 )
 from fastfed.privacy.releases.participation import proposition_e_7_squared
-from fastfed.privacy.sensitivity import Budget, layout_stds
+from fastfed.privacy.sensitivity import Budget, stds_of_layout
 
 _SOURCE = {
     "theorem": "chowdhury-zhou-2022, Proposition F.3, which prints no constant: the noise of "
@@ -71,7 +71,7 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stds(self) -> tuple[float, float, float]:
         """Standard deviations of bias, off-diagonal and diagonal entries of one draw."""
-        return self.noise_std, *layout_stds(self.layout, self.covariance_ratio * self.noise_std)
+        return self.noise_std, *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std)
 
     @property
     def noise_stds(self) -> dict[str, float]:

@@ -60,7 +60,7 @@ import numpy as np
 from fastfed._validate import choice, integer, number
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.releases.tree import depth, tree_levels
 from fastfed.privacy.sensitivity import Budget
 
 
@@ -72,9 +72,13 @@ def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> 
     1 < returning < K, where it is an upper bound (proofs: top of this module). 1 gives
     kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K for "toeplitz".
     """
-    formula = _MOST[choice("release", release, tuple(_MOST))]
-    releases, returning = _checked(releases, returning)
-    return formula(releases, returning)
+    choice("release", release, tuple(_MOST))
+    return squared_sensitivity(release, *_checked(releases, returning))
+
+
+def squared_sensitivity(release: str, releases: int, returning: int) -> float:
+    """Compute `max_squared_sensitivity` for arguments that were checked before."""
+    return _MOST[release](releases, min(returning, releases))
 
 
 def proposition_e_7_squared(releases: int, returning: int) -> int:
@@ -136,7 +140,7 @@ def _checked(releases: int, returning: int) -> tuple[int, int]:
 
 def _tree(releases: int, returning: int) -> float:
     total = 0
-    for level in range(depth(releases)):
+    for level in range(tree_levels(releases)):
         size = 1 << level
         pairs, rest = divmod(returning, 2 * size)
         total += pairs * size**2
@@ -146,7 +150,7 @@ def _tree(releases: int, returning: int) -> float:
 
 
 def _honaker(releases: int, returning: int) -> float:
-    levels = depth(releases)
+    levels = tree_levels(releases)
     seen, least = 0, math.inf
     for level in range(levels + 1):
         above = returning**2 * honaker.max_by_depth(levels - level)
