@@ -64,7 +64,9 @@ _PUBLIC = {
     "losses_signature": "fastfed.environments",
     "gradient_signature": "fastfed.environments",
 }
-_MODULES = ("kernels", "keyed", "privacy")
+_MODULES = ("counter_rng", "kernels", "privacy")
+#: Names of 0.1, each with its new one; they warn, and go in 0.3.
+_RENAMED = {"LossFacts": "LossSpec", "keyed": "counter_rng"}
 #: Doors from lower layers to higher ones, for which these need not be imported; not public.
 _DOORS = {"_notebook": "fastfed.report.notebook"}
 
@@ -78,7 +80,20 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"fastfed.{name}")
     if name in _DOORS:
         return importlib.import_module(_DOORS[name])
+    if name in _RENAMED:
+        return _renamed(name)
     raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
+
+
+def _renamed(name: str) -> Any:
+    """Return what a deprecated name stands for, with a warning that says the new one."""
+    import warnings
+
+    new = _RENAMED[name]
+    warnings.warn(
+        f"fastfed.{name} is deprecated: use fastfed.{new}", DeprecationWarning, stacklevel=3
+    )
+    return __getattr__(new)
 
 
 def __dir__() -> list[str]:

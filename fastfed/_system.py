@@ -204,7 +204,10 @@ class Algorithm:
         InputError
             For an unknown key or a bad value, which it names, or if ``build`` returns no System.
         """
-        config = self.check(keys)
+        return self.make_checked(self.check(keys), problem)
+
+    def make_checked(self, config: Any, problem: Any) -> Any:
+        """Build the system for a config that `check` returned."""
         try:
             made = self.build(config, problem)
         except OverflowError as error:

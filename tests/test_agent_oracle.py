@@ -54,7 +54,7 @@ class Draws:
         return z[:d] * bias, covariance
 
     def uniforms(self, t):
-        return self.source.words(0, t, self.size) * 2.0**-32
+        return self.source.random_u32(0, t, self.size) * 2.0**-32
 
     def ones_of_batch(self, m):
         trials = self.plan.batch_size * self.plan.encoding.noise_bits[0]

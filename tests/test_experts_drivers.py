@@ -31,7 +31,7 @@ from fastfed.environments import (
     gradient_signature,
     losses_signature,
 )
-from fastfed.environments.base import better_expert
+from fastfed.environments.base import best_expert
 from fastfed.environments.losses import (
     linear_suboptimality,
     square_loss,
@@ -577,7 +577,7 @@ def test_the_better_expert_is_the_better_one(mean):
     law, found = StochasticLosses(experts=6, mean=mean, gap=0.2), set()
     for replicate in range(24):
         adversary = law.open(5, replicate, 3)
-        best = better_expert(5, replicate, 6)
+        best = best_expert(5, replicate, 6)
         (total,) = adversary.losses.sums(np.array([0, 2000], np.int64))
         wanted = np.full(6, mean)
         wanted[best] -= 0.2
@@ -592,14 +592,14 @@ def test_realizable_losses_and_bursts():
     for lost in (0, 3):
         made = NearRealizableLosses(experts=5, optimal_loss=lost).open(3, 1, 4)
         (total,) = made.losses.sums(np.array([0, 400], np.int64))
-        assert total[better_expert(3, 1, 5)] == 4 * lost
+        assert total[best_expert(3, 1, 5)] == 4 * lost
         assert np.sum(total > 600) == 4
     fair = LowerBoundLosses(experts=5).open(3, 1, 4).losses
     rows = np.array([[fair.row(i, t) for t in range(1, 401)] for i in range(4)])
     assert (rows == rows[0]).all() and np.abs(rows.mean(axis=(0, 1)) - 0.5).max() < 5 * 0.5 / 20
     made = LowerBoundLosses(experts=5, theorem="2.7", burst=9).open(3, 1, 4)
     (total,) = made.losses.sums(np.array([0, 400], np.int64))
-    assert sorted(total) == [0, 36, 36, 36, 36] and total[better_expert(3, 1, 5)] == 0
+    assert sorted(total) == [0, 36, 36, 36, 36] and total[best_expert(3, 1, 5)] == 0
 
 
 def drawn(n: int, index: int = 0, silo: int = 0) -> np.ndarray:
@@ -867,7 +867,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
             outcome = fast(e)
         law = e.environment
         means = np.full(5, law.mean)
-        means[better_expert(e.seed, 0, 5)] -= law.gap
+        means[best_expert(e.seed, 0, 5)] -= law.gap
         loss = square_loss if law.loss == "quadratic" else np.dot
         least = least_on_the_simplex(means)[1] if law.loss == "quadratic" else means.min()
         wanted = e.silos * np.cumsum([loss(means, x) - least for x in played])

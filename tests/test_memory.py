@@ -13,7 +13,7 @@ from problems import ordinary_cases
 
 import fastfed
 from fastfed import InputError
-from fastfed._memory import available, shown, size_of
+from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
 from fastfed.simulation import compiled, dispatch, driver, memory
@@ -98,14 +98,14 @@ def test_a_limit_of_addresses_counts():
 
 
 def test_sizes_are_read_and_shown():
-    assert [size_of("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
+    assert [parse_size("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
         40 * 10**9, 3 * 2**29, 3 * 10**8, 7, 9, 4 * 10**9,
     ]  # fmt: skip
     for bad in ("", "GB", "-1GB", "4 elephants", 0, -3, True, None, "0", 1e30, float("nan")):
         with pytest.raises(InputError, match="m must be a size such as"):
-            size_of("m", bad)
+            parse_size("m", bad)
     sizes = (500, 2.4e6, 999.9e6, 31.4e9, 3.14e12, 1e15, 1e24)
-    assert [shown(s) for s in sizes] == [
+    assert [format_size(s) for s in sizes] == [
         "1 kB", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
     ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from scipy import stats
 
 import fastfed
-from fastfed import keyed
+from fastfed import counter_rng
 from fastfed._kernels import linalg, rng
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
 from fastfed.environments import Replay, Sphere
@@ -481,7 +481,7 @@ def test_keys_are_those_of_the_silo_and_round():
 
 
 class TestKeyed:
-    """fastfed.keyed inside and outside of compiled functions."""
+    """fastfed.counter_rng inside and outside of compiled functions."""
 
     @staticmethod
     def mixed(z):
@@ -494,11 +494,11 @@ class TestKeyed:
         # The first outputs of splitmix64 from the state 1234567 (Vigna's reference code).
         for i, expected in enumerate((6457827717110365317, 3203168211198807973)):
             assert self.mixed((1234567 + (i + 1) * golden) % 2**64) == expected
-            assert keyed.uniform(np.uint64(1234567), i) == ((expected >> 11) + 0.5) * 2.0**-53
+            assert counter_rng.uniform(np.uint64(1234567), i) == ((expected >> 11) + 0.5) * 2.0**-53
         key = 2**63 - 1
         for part in (1, 2, 3):
             key = self.mixed((key + golden) % 2**64) ^ part
-        assert keyed.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
+        assert counter_rng.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
 
     def test_its_laws(self):
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
@@ -507,10 +507,10 @@ class TestKeyed:
         def many(n, along):
             u, z = np.empty(n), np.empty(n)
             for i in range(n):
-                key = keyed.key_of(3, 0, 0 if along else i, 1)
+                key = counter_rng.key_of(3, 0, 0 if along else i, 1)
                 u[i], z[i] = (
-                    keyed.uniform(key, i if along else 0),
-                    keyed.normal(key, i if along else 5),
+                    counter_rng.uniform(key, i if along else 0),
+                    counter_rng.normal(key, i if along else 5),
                 )
             return u, z
 
@@ -522,4 +522,4 @@ class TestKeyed:
 
     def test_every_part_of_a_key_matters(self):
         parts = [(s, r, i, t) for s in (0, 1) for r in (0, 1) for i in (0, 1) for t in (0, 1)]
-        assert len({keyed.key_of(*p) for p in parts}) == 16
+        assert len({counter_rng.key_of(*p) for p in parts}) == 16

@@ -118,5 +118,5 @@ def test_a_pool_takes_room_once():
     draw = np.random.default_rng(6)
     rows, starts = draw.normal(size=(60, 4)), np.array([0, 20, 60])
     pool = Pool.from_rows(rows, np.full(60, 0.5), starts, np.array([0, 2]))
-    assert pool.shorts is pool.shorts
-    assert (pool.shorts is None) == (environments.QuantisedActions(starts, 4).size == 0)
+    assert pool.quantised is pool.quantised
+    assert (pool.quantised is None) == (environments.QuantisedActions(starts, 4).size == 0)

@@ -1,7 +1,7 @@
 """From a curve's Config to its plan: noise, confidence radius, and the plan made of both.
 
 The way of one epsilon: `make_noise` calibrates the protocol's mechanism for the budget
-(``calibrate_tree`` and its kin in `fastfed.privacy`) and describes what its noise adds up to;
+(``tree_for`` and its kin in `fastfed.privacy`) and describes what its noise adds up to;
 `assemble` derives regularizer and radius from that (`radius.make_theory`) and puts all numbers
 into a `Plan`. `certify.certify` then seals the plan.
 """
@@ -25,8 +25,8 @@ from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
-    calibrate_release,
-    calibrate_tree,
+    release_for,
+    tree_for,
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
@@ -121,7 +121,7 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
                 f"{' or '.join(RELEASABLE)}: elsewhere a node's noise belongs to the node, got "
                 f'"{config.protocol}"'
             )
-        mechanism = calibrate_release(
+        mechanism = release_for(
             config.release,
             budget,
             releases,
@@ -155,7 +155,7 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
             returning=participations,
         )
     else:
-        mechanism = calibrate_tree(
+        mechanism = tree_for(
             budget,
             releases,
             config.calibration,

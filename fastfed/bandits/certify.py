@@ -17,7 +17,7 @@ from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
+from fastfed.privacy.account import Claim, NoRelease, PrivacyEvent, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
@@ -249,14 +249,14 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     top, protocol, budget = found[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
-    epsilon = epsilon_at(top)
+    epsilon = event_epsilon(top)
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
     assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
     met = (*trust, *claim.conditions, *top.conditions())
     # Where nothing leaves a silo nothing has to be assumed; users of one silo are not protected.
-    silent = isinstance(top, Nothing) and protocol.senders == "silos"
+    silent = isinstance(top, NoRelease) and protocol.senders == "silos"
     # The account is of what this run does; conditions state what it assumes of the environment.
     covered = known and (silent or all(c.holds for c in assumed.about_run))
     proven = covered and all(c.holds for c in assumed.environment)
@@ -310,7 +310,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
             )
         )
     for (asked, silos), own in zip(alike(claim.by_silo).items(), found[1:], strict=False):
-        epsilon = epsilon_at(own)
+        epsilon = event_epsilon(own)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
@@ -347,12 +347,12 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     )
 
 
-def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: Described) -> Certificate:
+def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
     """The certificate of a system without a claim: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
-    if isinstance(top, Nothing) and plan.protocol.senders == "silos":
+    if isinstance(top, NoRelease) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
         stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
         environment = _environment_conditions(plan, problem)
@@ -361,7 +361,7 @@ def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: Described) -
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
-def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
+def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
     """Noise as drivers add it: of one user's message, of a batch's bits, or of one node."""
     if isinstance(top, LocalGaussian):
         names = ("bias", "covariance", "covariance_diagonal")
@@ -369,11 +369,11 @@ def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
     return top.noise_stds
 
 
-def _side_guarantees(plan: Plan, top: Described) -> list[Side]:
+def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
     """Guarantees of a single agent's user noise towards others than the claim is about."""
     if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
         return []
-    others, exact = list(top.sides()), epsilon_at(top)
+    others, exact = list(top.sides()), event_epsilon(top)
     if plan.protocol.shuffled and math.isfinite(exact):
         trusted = [c for c in top.conditions() if type(c) is Condition]
         others.append(
@@ -437,9 +437,9 @@ def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
         return no_privacy(claim.source, caveats=claim.caveats)
     found: Any = released(plan)
     top, budget = found[0], claim.budget
-    epsilon = epsilon_at(top)
+    epsilon = event_epsilon(top)
     known, kept = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
-    sends = not isinstance(top, Nothing)
+    sends = not isinstance(top, NoRelease)
     return Certificate(
         unit="silo",
         relation="replace",

@@ -36,10 +36,10 @@ class System(_system.System):
 class Algorithm(_system.Algorithm):
     """A linear system of a paper: it chooses among actions with features."""
 
-    def make(self, keys: dict[str, Any], problem: ProblemSpec) -> System:
-        """Build the system of one curve; InputError names a bad key."""
-        score = getattr(self.check(keys), "score", UCB)
-        system: System = super().make(keys, problem)
+    def make_checked(self, config: Any, problem: ProblemSpec) -> System:
+        """Build the system for a config that `check` returned."""
+        score = getattr(config, "score", UCB)
+        system: System = super().make_checked(config, problem)
         return system if score == UCB else scored(system, score, problem)
 
 

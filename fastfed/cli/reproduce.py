@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import rich_click as click
 
-from fastfed._memory import shown
+from fastfed._memory import format_size
 from fastfed.cli.lazy import RunFailed, Stopped
 from fastfed.cli.output import duration, overrides, playing_options, print_table, say
 from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
@@ -95,7 +95,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
             str(p.cells),
             spaced(p.agent_rounds),
             duration(p.seconds) if p.cells else "-",
-            shown(p.memory) if p.cells else "-",
+            format_size(p.memory) if p.cells else "-",
         )
         for p in plan
     ]
@@ -108,7 +108,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
             str(sum(p.cells for p in plan)),
             spaced(sum(p.agent_rounds for p in plan)),
             duration(total) if total else "-",
-            shown(max(p.memory for p in plan)) if total else "-",
+            format_size(max(p.memory for p in plan)) if total else "-",
         )
     )
     print_table(HEADINGS, rows, range(1, len(HEADINGS)))

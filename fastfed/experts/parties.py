@@ -22,7 +22,7 @@ from fastfed.experts.plan import (
     check_expert_plan,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, Described, RawData, released
+from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released
 from fastfed.privacy.certificate import Certificate, no_privacy
 
 # ---- Plans whose clients send, every N rounds, what every expert has lost since ------------------
@@ -54,7 +54,7 @@ class SumsPlan(ExpertPlan):
 
 
 @released.register
-def _(plan: SumsPlan) -> tuple[Described, ...] | None:
+def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
     # What another package's server makes of the sums is not known here.
     return (RawData(),) if plan.protocol.noise_by == "none" else None
 

@@ -185,7 +185,7 @@ def choose(
     weights = np.exp((least_cost - costs) * rate, where=counts > 0, out=np.zeros(len(costs)))
     ends = np.cumsum(weights * counts)
     total = float(ends[-1])
-    target = float(draw.words[index]) * 2.0**-64 * total
+    target = float(draw.random_u64[index]) * 2.0**-64 * total
     # Relative to the total: an exponent of at most 745 is rounded twice, its function and the sums
     # n times more, and the uniform has other bits.
     slack = total * (len(costs) + 1600) * 2.0**-52

@@ -169,7 +169,7 @@ class User(Once):
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
-        words = self.noise.words(0, self.number, size)
+        words = self.noise.random_u32(0, self.number, size)
         noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
         count = ones_of(point, encoding, 0, words, noise)
         if self.plan.protocol.shuffled:

@@ -44,7 +44,7 @@ def score_signature() -> Any:
     ``round`` counts from 1, ``state`` points at a copy of the float64 array given to ``Score``, a
     fresh one for every call, and ``scores`` holds zeros: nothing written lasts. All
     randomness must come from ``key`` (uint64), which is another one for every silo and round: see
-    `fastfed.keyed`.
+    `fastfed.counter_rng`.
     """
     from numba import types
 

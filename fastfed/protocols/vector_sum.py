@@ -63,7 +63,7 @@ class BitRandomizer:
             levels = [0] if leaf <= plan.releases else []
         else:
             levels = aggregation.touched_levels(leaf, plan.releases)
-        words = self.noise.words(self.silo, round, len(levels) * size).reshape(-1, size)
+        words = self.noise.random_u32(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
         linalg.accumulate(point, x, y)
         self._encode(point, levels, words, round)
@@ -305,7 +305,7 @@ class VectorSum(Once):
         (point,) = self._scaled([x], (1, self.dimension))
         d, g, b = self.dimension, self.precision, self.noise_bits
         ones, release = np.zeros(d), self._sums + 1
-        aggregation.round_point(point, g, True, self.noise.words(user, release, d), ones)
+        aggregation.round_point(point, g, True, self.noise.random_u32(user, release, d), ones)
         noise = self.noise.point_binomials(user, release, 0, d, b)
         count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
         return aggregation.encode_bits(count, self.message_bits)
@@ -361,7 +361,7 @@ class VectorSum(Once):
             bits = [self.randomize(p * self.bound, i) for i, p in enumerate(points)]
             return self.analyze(self.shuffle(np.array(bits)))
         release = self._sums + 1
-        words = self.noise.words(0, release, n * d).reshape(n, d)
+        words = self.noise.random_u32(0, release, n * d).reshape(n, d)
         counts = self.noise.binomials(0, release, d, n * self.noise_bits)
         aggregation.round_points(points, self.precision, True, words, counts)
         self._sums = release

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._memory import available, shown
+from fastfed._memory import available, format_size
 from fastfed._validate import InputError
 from fastfed.protocols.plan import Plan
 
@@ -122,11 +122,11 @@ def sentence(terms: Iterable[Term]) -> str:
     found = merged(terms)
     needed = total(found)
     parts = [
-        f"{term.name} {shown(term.bytes)}{f': {term.of}' if term.of else ''}"
+        f"{term.name} {format_size(term.bytes)}{f': {term.of}' if term.of else ''}"
         for term in found
         if term.bytes >= 0.1 * needed
     ][:3]
-    return f"this run needs about {shown(needed)} ({'; '.join(parts)})"
+    return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
 
 
 def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
@@ -142,7 +142,7 @@ def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None
     )
     most = available()
     if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
@@ -152,7 +152,7 @@ def that_fit(terms: list[Term], wanted: int) -> int:
     if most is None or wanted * needed <= most:
         return wanted
     if needed > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
     return max(1, most // needed)
 
 

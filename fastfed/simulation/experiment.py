@@ -244,8 +244,8 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         world = changed(base, sizes, horizon)
         check_kind(entry, world.environment.kind, world.facts)
         with ALGORITHMS.guard(entry.id):
-            system = entry.make(keys, setting_of(world.facts, world.silos, horizon))
-        checked = entry.check(keys)
+            checked = entry.check(keys)
+            system = entry.make_checked(checked, setting_of(world.facts, world.silos, horizon))
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
     return Curve(label, entry.id, complete(checked), system, world, sizes)

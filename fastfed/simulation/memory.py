@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastfed._memory import available, shown, size_of
+from fastfed._memory import available, format_size, parse_size
 from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
 from fastfed.simulation import dispatch
@@ -202,7 +202,7 @@ def fit(
     InputError, with what would be needed and for what, where nothing fits.
     """
     allowed = resources.memory_limit
-    limit = available() if allowed is None else size_of("memory_limit", allowed)
+    limit = available() if allowed is None else parse_size("memory_limit", allowed)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
         return estimate(
@@ -242,8 +242,9 @@ def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
     if found.together < wanted.together:
         parts.append(f"at most {found.together} curves in a pass")
     return (
-        f"memory: {' and '.join(parts)}, about {shown(found.bytes)} in place of "
-        f"{shown(wanted.bytes)}, where {shown(limit)} are available; results are the same"
+        f"memory: {' and '.join(parts)}, about {format_size(found.bytes)} in place of "
+        f"{format_size(wanted.bytes)}, where {format_size(limit)} are available; "
+        "results are the same"
     )
 
 
@@ -269,9 +270,13 @@ def refusal(layout: Layout, limit: int, measured: bool) -> str:
     """Sentence that says why an experiment does not fit, and what would help."""
     needed = layout.bytes
     asked = sentence(layout.terms)
-    have = f"{shown(limit)} are available" if measured else f"memory_limit is {shown(limit)}"
+    have = (
+        f"{format_size(limit)} are available"
+        if measured
+        else f"memory_limit is {format_size(limit)}"
+    )
     help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
-    more = shown(1.2 * needed).replace(" ", "")
+    more = format_size(1.2 * needed).replace(" ", "")
     despite = DESPITE.format(more) if needed < 2**50 else ""
     advice = ", and ".join(part for part in (help_, despite) if part)
     return f"{asked}, and {have}{f': {advice}' if advice else ''}"

@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._validate import InputError, array, choice, show
 from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
-from fastfed.results.store import Cell, CurveRow, Store
+from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
@@ -148,10 +148,10 @@ def run_by(
         return store.results(experiment.replicates)
 
 
-def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[Cell]:
+def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
     """The rows of one batch of runs."""
     return [
-        Cell(
+        ReplicateRow(
             position,
             work.replicate,
             outcome.group_regret,

@@ -26,7 +26,7 @@ from fastfed.privacy.mechanisms.winsorized import (
     calibrate_winsorized,
     hadamard,
     private_range,
-    range_law,
+    range_distribution,
     winsorized_mean_1d,
 )
 from fastfed.privacy.releases import honaker, toeplitz
@@ -379,7 +379,7 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
-    (midpoints, first), (_, second) = (range_law(x, 1.0, radius, bound) for x in worlds)
+    (midpoints, first), (_, second) = (range_distribution(x, 1.0, radius, bound) for x in worlds)
 
     def play(world: int, n: int) -> np.ndarray:
         low = [
@@ -403,7 +403,7 @@ def _log_law(
     values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
 ) -> np.ndarray:
     """ln of the density of the winsorized mean of values at each y, but for a constant."""
-    midpoints, logs = range_law(values, epsilon / 2.0, radius, bound)
+    midpoints, logs = range_distribution(values, epsilon / 2.0, radius, bound)
     low = midpoints - 2.0 * radius
     means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
     scale = 8.0 * radius / (len(values) * epsilon)

@@ -88,7 +88,7 @@ def private_range(
     return _range(x, each, radius, bound, number("uniform", uniform, above=0, below=1))
 
 
-def range_law(
+def range_distribution(
     values: object, epsilon: float, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The midpoints (ell,) that private_range chooses from and their log probabilities (ell,).
