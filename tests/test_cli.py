@@ -20,7 +20,7 @@ from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import EVERY, Lines, duration, quick_horizon
 from fastfed.environments import ENVIRONMENTS
 from fastfed.privacy import MECHANISMS
-from fastfed.report.figure import check_figure
+from fastfed.reporting.figure import check_figure
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import ALGORITHMS
 

@@ -15,7 +15,7 @@ from csv_oracle import oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfed import ObliviousLosses, Replay
+from fastfed.environments import ObliviousLosses, Replay
 from fastfed._validate import InputError
 from fastfed.environments.classification import _from_table, _read, classification_pool
 

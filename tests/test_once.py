@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed import Broadcast, InputError, Report, SeededNoise
+from fastfed import InputError
+from fastfed.parties import Broadcast, Report, SeededNoise
 from fastfed._random import SystemNoise
 
 ROOT = str(Path(fastfed.__file__).parent)
@@ -80,9 +81,9 @@ class Federation:
 
     def __init__(self, plan: Any, releases: int) -> None:
         self.plan, noise = plan, SeededNoise(5)
-        self.silos = [fastfed.Silo(plan, i, noise) for i in range(2)]
-        self.server = fastfed.Server(plan, noise)
-        self.shuffler = fastfed.Shuffler(plan, noise)
+        self.silos = [fastfed.parties.Silo(plan, i, noise) for i in range(2)]
+        self.server = fastfed.parties.Server(plan, noise)
+        self.shuffler = fastfed.parties.Shuffler(plan, noise)
         for _ in range(releases):
             self.play()
             self.pass_on([silo.report() for silo in self.silos])
@@ -182,7 +183,7 @@ def test_absurd_sums_change_nothing(value):
 
 
 def test_reports_that_overflow_change_nothing():
-    server = fastfed.Server(plan_of("silo-ldp"))
+    server = fastfed.parties.Server(plan_of("silo-ldp"))
     reports = [Report(1, D, np.full(9, 1e308), i) for i in range(2)]
     with pytest.raises(InputError, match="must add up to finite numbers"):
         server.combine(reports)
@@ -204,11 +205,11 @@ def objects() -> list[Any]:
     ).plan
     plan = plan_of("silo-ldp")
     return [
-        fastfed.Silo(plan, 0), fastfed.Server(plan), fastfed.Shuffler(plan_of("shuffle-vector")),
-        fastfed.User(users, 1), fastfed.Peer(peers.plan, 0), fastfed.Averager(phases),
-        fastfed.Client(phases, 0), fastfed.ExpertClient(experts, 0), fastfed.ExpertServer(experts),
-        SystemNoise(), fastfed.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
-        fastfed.VectorSum(2, 5, epsilon=1.0, delta=1e-6),
+        fastfed.parties.Silo(plan, 0), fastfed.parties.Server(plan), fastfed.parties.Shuffler(plan_of("shuffle-vector")),
+        fastfed.parties.User(users, 1), fastfed.parties.Peer(peers.plan, 0), fastfed.parties.Averager(phases),
+        fastfed.parties.Client(phases, 0), fastfed.parties.ExpertClient(experts, 0), fastfed.parties.ExpertServer(experts),
+        SystemNoise(), fastfed.privacy.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
+        fastfed.parties.VectorSum(2, 5, epsilon=1.0, delta=1e-6),
     ]  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def test_copies_are_refused(index, way):
 
 
 def test_a_forked_process_may_not_release():
-    silo = fastfed.Silo(plan_of("silo-ldp"), 0)
+    silo = fastfed.parties.Silo(plan_of("silo-ldp"), 0)
     silo.select(np.eye(D))
     silo.observe(0.5)
     context = multiprocessing.get_context("fork")
@@ -247,7 +248,7 @@ def test_a_forked_process_may_not_release():
 
 def test_threads_get_one_report_together():
     for _ in range(20):
-        silo = fastfed.Silo(plan_of("silo-ldp"), 0)
+        silo = fastfed.parties.Silo(plan_of("silo-ldp"), 0)
         silo.select(np.eye(D))
         silo.observe(0.5)
         gate, found = threading.Barrier(4), []

@@ -351,7 +351,7 @@ def test_text_names_guarantee_trust_and_advice() -> None:
 def test_write_leaves_a_spec(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
     assert plan(*ARGS, "--trust", "central", "--write", path).exit_code == 0
-    experiment = fastfed.load_experiment(path)
+    experiment = fastfed.simulation.load_experiment(path)
     assert len(experiment.curves) == 4 and experiment.curves[0].label.startswith("central: ")
 
 

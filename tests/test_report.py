@@ -17,9 +17,9 @@ import pytest
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
-from fastfed.report import table
-from fastfed.report.canvas import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
-from fastfed.report.figure import (
+from fastfed.reporting import table
+from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
+from fastfed.reporting.figure import (
     AXES,
     ceiling,
     check_figure,
@@ -29,12 +29,12 @@ from fastfed.report.figure import (
     read_source,
     synchronisation_bounds,
 )
-from fastfed.report.page import write_report
-from fastfed.report.pictures import draw, draw_communication, sends, sketch
-from fastfed.report.sections import certificates_text
-from fastfed.report.source import Source, regret, spaced
-from fastfed.report.table import plus_minus, rate, sent, times
-from fastfed.report.text import privacy_words, spec_text
+from fastfed.reporting.page import write_report
+from fastfed.reporting.pictures import draw, draw_communication, sends, sketch
+from fastfed.reporting.sections import certificates_text
+from fastfed.reporting.source import Source, regret, spaced
+from fastfed.reporting.table import plus_minus, rate, sent, times
+from fastfed.reporting.text import privacy_words, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
 
@@ -203,8 +203,8 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
     """Bytes and regret of every line in the picture of communication."""
-    from fastfed.report import canvas
-    from fastfed.report import pictures as communication
+    from fastfed.reporting import plotting
+    from fastfed.reporting import pictures as communication
 
     seen: list[tuple[Any, Any]] = []
 
@@ -343,7 +343,7 @@ def with_curves(source: Source, **changes: Any) -> Source:
 
 def axes_of(source: Source) -> Any:
     """The axes of the picture of regret, as they are once it is drawn."""
-    from fastfed.report import pictures as figure
+    from fastfed.reporting import pictures as figure
 
     seen: list[Any] = []
 

@@ -14,7 +14,7 @@ from fastfed import experiments
 from fastfed.cli import cli, reproduce
 from fastfed.cli.lazy import RunFailed
 from fastfed.cli.reproduce import Planned, how_far
-from fastfed.report.figure import SIZES
+from fastfed.reporting.figure import SIZES
 
 FIGURE = """
 name = "{name}"

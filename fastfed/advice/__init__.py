@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastfed.advice.advise import advise
+from fastfed.advice.planner import advise
 from fastfed.advice.systems import TRUST, Advice, Candidate, Regret, Verdict
 
 __all__ = ["TRUST", "Advice", "Candidate", "Regret", "Verdict", "advise"]

@@ -152,7 +152,7 @@ class Advice:
 
     def spec_text(self, replicates: int = 4) -> str:
         """The same as the text of a spec: `fastfed run` plays it."""
-        from fastfed.report.text import spec_text
+        from fastfed.reporting.text import spec_text
 
         return spec_text(self.identity(), replicates, {"y": "per-silo"})
 

@@ -19,7 +19,7 @@ from fastfed.simulation.engines import ENGINES
 from fastfed.simulation.passes import Resources
 
 if TYPE_CHECKING:
-    from fastfed.report.source import Source
+    from fastfed.reporting.source import Source
     from fastfed.simulation.experiment import Experiment
 
 # ---- Printing: JSON and tables to standard output, everything else to standard error -------------
@@ -60,14 +60,14 @@ def print_table(
         return
     from rich.console import Console
 
-    from fastfed.report.text import ruled
+    from fastfed.reporting.text import ruled
 
     Console().print(ruled(headings, rows, right))
 
 
 def print_results(source: Source) -> None:
     """The table of an experiment with title and remarks."""
-    from fastfed.report import table
+    from fastfed.reporting import table
 
     if not sys.stdout.isatty():
         click.echo(table.as_text(source), nl=False)
@@ -234,7 +234,7 @@ def playing_options(command: F) -> F:
 def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
     """The experiment of a spec file; modules beside it can be named in it."""
     from fastfed._validate import InputError
-    from fastfed.report.figure import check_figure
+    from fastfed.reporting.figure import check_figure
     from fastfed.simulation.experiment import load_experiment
 
     # At the end: a file beside the spec must not hide a module of Python's.

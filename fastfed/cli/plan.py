@@ -137,7 +137,7 @@ def _print(found: Advice) -> None:
             click.echo(f"noisier at the same batch size, so not played: {'; '.join(kinds)}")
         click.echo(f"=> {verdict.sentence}")
     click.echo()
-    from fastfed.advice.advise import figure
+    from fastfed.advice.planner import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
@@ -150,9 +150,9 @@ def _print(found: Advice) -> None:
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
-    from fastfed.advice.advise import figure
+    from fastfed.advice.planner import figure
     from fastfed.privacy.certificate import rounded_up
-    from fastfed.report.table import sent
+    from fastfed.reporting.table import sent
 
     bound = "none" if c.bound is None else "vacuous" if c.vacuous else f"{c.bound:.3g}"
     regret = figure(c.regret) if c.regret else "not played"

@@ -194,7 +194,7 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     conditions, and what is not covered.
     """
     from fastfed._validate import choice
-    from fastfed.report.sections import certificates_text
+    from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 

@@ -19,19 +19,19 @@ from fastfed.cli.lazy import RunFailed, Stopped
 from fastfed.cli.output import duration, overrides, playing_options, print_table, say
 from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
 from fastfed.experiments import Figure
-from fastfed.report.figure import read_source
-from fastfed.report.page import PAGE, as_drawn, draw_all, has_matplotlib, write_report
-from fastfed.report.sections import Drawn
-from fastfed.report.source import spaced
-from fastfed.report.table import Row, counts, lines, rows_not_played, rows_of
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import PAGE, as_drawn, draw_all, has_matplotlib, write_report
+from fastfed.reporting.sections import Drawn
+from fastfed.reporting.source import spaced
+from fastfed.reporting.table import Row, counts, lines, rows_not_played, rows_of
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import Resources, check_threads, predict_seconds
 from fastfed.simulation.run import layout_for, left_to_play
 
 if TYPE_CHECKING:
     from fastfed.experiments import Figure
-    from fastfed.report.source import Source
-    from fastfed.report.table import Row
+    from fastfed.reporting.source import Source
+    from fastfed.reporting.table import Row
     from fastfed.simulation.experiment import Experiment
     from fastfed.simulation.passes import Resources
 
@@ -255,7 +255,7 @@ def reproduce(
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
     from fastfed import experiments
-    from fastfed.report.table import rows_not_played
+    from fastfed.reporting.table import rows_not_played
 
     everything = ALL in names
     size = "quick" if quick else "full" if full else ALL if everything else None
@@ -293,7 +293,7 @@ def experiment_of(
 ) -> Experiment:
     """The experiment of a figure in a size; ``replicates`` and ``seed`` replace the spec's."""
     from fastfed import experiments
-    from fastfed.report.figure import check_figure
+    from fastfed.reporting.figure import check_figure
 
     spec = experiments.figure_spec(figure, data, size)
     spec.update(overrides(spec, replicates, seed, size == "quick"))
@@ -326,7 +326,7 @@ def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: R
 
 def said(paper: str, source: Source) -> list[str]:
     """What the paper says of a figure, with the verdict where it can be judged."""
-    from fastfed.report.claims import judge
+    from fastfed.reporting.claims import judge
 
     statements = judge(source.results)
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]

@@ -10,7 +10,7 @@ import rich_click as click
 from fastfed.cli.output import json_option, print_json, print_results, print_table, say
 
 if TYPE_CHECKING:
-    from fastfed.report.compare import Comparison
+    from fastfed.reporting.comparison import Comparison
 
 # ---- `fastfed results` and `fastfed report`: what an output folder holds -------------------------
 
@@ -29,9 +29,9 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    from fastfed.report import table
-    from fastfed.report.claims import judge
-    from fastfed.report.figure import read_source
+    from fastfed.reporting import table
+    from fastfed.reporting.claims import judge
+    from fastfed.reporting.figure import read_source
 
     source = read_source(folder)
     if as_json:
@@ -53,8 +53,8 @@ def report(folder: Path) -> None:
     DIR/report.html is one page over all of them.
     """
     from fastfed.cli.run import NO_MATPLOTLIB
-    from fastfed.report.figure import read_all
-    from fastfed.report.page import has_matplotlib, write_overview, write_report
+    from fastfed.reporting.figure import read_all
+    from fastfed.reporting.page import has_matplotlib, write_overview, write_report
 
     sources, left_out = read_all(folder)
     for each, source in sources.items():
@@ -87,7 +87,7 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
     rounds are compared replicate by replicate. Folders of several experiments are compared by
     name.
     """
-    from fastfed.report.compare import compare_folders
+    from fastfed.reporting.comparison import compare_folders
 
     found = compare_folders(a, b)
     if as_json:
@@ -103,9 +103,9 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _print(comparison: Comparison) -> None:
-    from fastfed.report.compare import shown
-    from fastfed.report.table import plus_minus, sent, times
-    from fastfed.report.text import privacy_words
+    from fastfed.reporting.comparison import shown
+    from fastfed.reporting.table import plus_minus, sent, times
+    from fastfed.reporting.text import privacy_words
 
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)

@@ -24,12 +24,12 @@ from fastfed.cli.output import (
     progress,
     say,
 )
-from fastfed.report.figure import read_source
-from fastfed.report.page import has_matplotlib, write_overview, write_report
-from fastfed.report.pictures import sketch
-from fastfed.report.sections import Drawn
-from fastfed.report.source import Source, spaced
-from fastfed.report.table import Row
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import has_matplotlib, write_overview, write_report
+from fastfed.reporting.pictures import sketch
+from fastfed.reporting.sections import Drawn
+from fastfed.reporting.source import Source, spaced
+from fastfed.reporting.table import Row
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
 from fastfed.simulation.engines.base import EngineError

@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from fastfed.report import table as tables
-from fastfed.report.canvas import KINDS
-from fastfed.report.canvas import PAGE as IN_PAGE
-from fastfed.report.figure import read_all
-from fastfed.report.html import CSS, Html, element, join, table
-from fastfed.report.pictures import draw, draw_communication, sends
-from fastfed.report.sections import (
+from fastfed.reporting import table as tables
+from fastfed.reporting.plotting import KINDS
+from fastfed.reporting.plotting import PAGE as IN_PAGE
+from fastfed.reporting.figure import read_all
+from fastfed.reporting.html import CSS, Html, element, join, table
+from fastfed.reporting.pictures import draw, draw_communication, sends
+from fastfed.reporting.sections import (
     Drawn,
     certificates_text,
     differences,
@@ -20,8 +20,8 @@ from fastfed.report.sections import (
     mark,
     title_block,
 )
-from fastfed.report.source import Source
-from fastfed.report.table import Row, counts, ordered, rows_of
+from fastfed.reporting.source import Source
+from fastfed.reporting.table import Row, counts, ordered, rows_of
 from fastfed.results.files import replace_file
 
 # ---- report.html: one page that needs nothing beside itself, no scripts and no network -----------

@@ -37,8 +37,8 @@ from fastfed.bandits import ProblemSpec
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
 from fastfed.privacy.sensitivity import RELATIONS
-from fastfed.report.table import plus_minus
-from fastfed.report.text import privacy_words
+from fastfed.reporting.table import plus_minus
+from fastfed.reporting.text import privacy_words
 from fastfed.simulation.experiment import make_world
 from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed.report.source import Source
-from fastfed.report.text import is_private
+from fastfed.reporting.source import Source
+from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
 
 if TYPE_CHECKING:

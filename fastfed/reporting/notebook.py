@@ -13,12 +13,12 @@ from fastfed._system import System
 from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import SideCertificate, as_text
 from fastfed.privacy.mechanisms.catalogue import Calibrated
-from fastfed.report import table as text_table
-from fastfed.report.html import Html, details, element, join
-from fastfed.report.pictures import plot
-from fastfed.report.sections import certificate_in_full, curve_names, mark, results_table
-from fastfed.report.source import Source, in_memory
-from fastfed.report.text import audit_sentences, calibration_sentences, certificate_sentences
+from fastfed.reporting import table as text_table
+from fastfed.reporting.html import Html, details, element, join
+from fastfed.reporting.pictures import plot
+from fastfed.reporting.sections import certificate_in_full, curve_names, mark, results_table
+from fastfed.reporting.source import Source, in_memory
+from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _words(words: Words) -> Html:
 
 
 def _ruled(source: Source) -> RenderableType:
-    from fastfed.report.text import ruled
+    from fastfed.reporting.text import ruled
 
     return ruled(
         [text_table.HEADINGS[i] for i in COLUMNS],

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, nearest, show
-from fastfed.report.claims import check_statements
-from fastfed.report.source import Source, divisor, regret, spaced
+from fastfed.reporting.claims import check_statements
+from fastfed.reporting.source import Source, divisor, regret, spaced
 from fastfed.results.results import Results
 from fastfed.results.store import FILE, Store
 

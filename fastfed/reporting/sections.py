@@ -9,14 +9,14 @@ from textwrap import fill
 from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
-from fastfed.report import table as text_table
-from fastfed.report.canvas import Y_LABELS, line_styles
-from fastfed.report.claims import Statement, judge, per_silo
-from fastfed.report.figure import amount, not_stored, off_picture, synchronisation_bounds, visible
-from fastfed.report.html import Html, definitions, details, element, inline, join, key, table
-from fastfed.report.pictures import sends
-from fastfed.report.source import Source, spaced, y_axis
-from fastfed.report.text import privacy_words, spec_text
+from fastfed.reporting import table as text_table
+from fastfed.reporting.plotting import Y_LABELS, line_styles
+from fastfed.reporting.claims import Statement, judge, per_silo
+from fastfed.reporting.figure import amount, not_stored, off_picture, synchronisation_bounds, visible
+from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
+from fastfed.reporting.pictures import sends
+from fastfed.reporting.source import Source, spaced, y_axis
+from fastfed.reporting.text import privacy_words, spec_text
 from fastfed.results.results import CurveResult
 
 # ---- The certificates of all curves as text, one after the other under their labels --------------

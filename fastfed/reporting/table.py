@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from fastfed.report.claims import (
+from fastfed.reporting.claims import (
     FAILS,
     HOLDS,
     NOT_JUDGED,
@@ -25,8 +25,8 @@ from fastfed.report.claims import (
     judge,
     per_silo,
 )
-from fastfed.report.source import Source
-from fastfed.report.text import privacy_words
+from fastfed.reporting.source import Source
+from fastfed.reporting.text import privacy_words
 from fastfed.results.results import CurveResult, summary
 
 # ---- The table of an experiment: one row per curve, as text and as CSV ---------------------------

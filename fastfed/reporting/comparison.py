@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.report.claims import BEYOND
-from fastfed.report.figure import experiment_folders, read_source
-from fastfed.report.source import Source
+from fastfed.reporting.claims import BEYOND
+from fastfed.reporting.figure import experiment_folders, read_source
+from fastfed.reporting.source import Source
 from fastfed.results.results import CurveResult
 
 #: Config of an identity that must agree for two runs to have met the same users and rewards.

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
-from fastfed.report import canvas
-from fastfed.report.figure import SYNCHRONISATIONS, draw_lines, off_picture
-from fastfed.report.source import Source, in_memory, regret, spaced, y_axis
-from fastfed.report.table import sent
-from fastfed.report.text import is_private, privacy_words
+from fastfed.reporting import plotting
+from fastfed.reporting.figure import SYNCHRONISATIONS, draw_lines, off_picture
+from fastfed.reporting.source import Source, in_memory, regret, spaced, y_axis
+from fastfed.reporting.table import sent
+from fastfed.reporting.text import is_private, privacy_words
 from fastfed.results.results import CurveResult, Results, standard_error
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 LEGEND = "curve: privacy as (ε, δ)"
 
 
-def draw(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
+def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
     """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and at least one curve.
 
     Lines are means over replicates, bands two standard errors to either side.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        entries = draw_regret(axes, source, canvas.line_styles(source.results.curves))
+        entries = draw_regret(axes, source, plotting.line_styles(source.results.curves))
         axes.set_xlim(0, source.results.horizon)
         return entries
 
-    small = [*canvas.small_print(source), *off_picture(source)]
-    return canvas.render(source, plot, small, LEGEND, kinds)
+    small = [*plotting.small_print(source), *off_picture(source)]
+    return plotting.render(source, plot, small, LEGEND, kinds)
 
 
 def draw_regret(
@@ -48,7 +48,7 @@ def draw_regret(
     """Draw regret and its bounds against rounds into axes; one legend entry each."""
     entries = []
     for curve, style in zip(source.results.curves, styles, strict=True):
-        line = canvas.draw_line(axes, curve.rounds, *regret(source, curve), style)
+        line = plotting.draw_line(axes, curve.rounds, *regret(source, curve), style)
         entries.append((line, legend_entry(curve)))
     dress_rounds(axes)
     entries += draw_lines(axes, source)
@@ -69,7 +69,7 @@ def dress_rounds(axes: Axes) -> None:
 
 def dress_regret(axes: Axes, source: Source) -> None:
     """The y axis of pictures of regret."""
-    axes.set_ylabel(canvas.Y_LABELS[y_axis(source)])
+    axes.set_ylabel(plotting.Y_LABELS[y_axis(source)])
     dress_amount(axes)
 
 
@@ -88,7 +88,7 @@ def sends(source: Source) -> bool:
     return any(curve.bytes_sent > 0 for curve in source.results.curves)
 
 
-def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
+def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
     """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
 
     A line begins with its curve's first synchronisation in any replicate; between two of them
@@ -101,12 +101,12 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
 
         curves = source.results.curves
         entries: list[tuple[Artist, str]] = []
-        for curve, style in zip(curves, canvas.line_styles(curves), strict=True):
+        for curve, style in zip(curves, plotting.line_styles(curves), strict=True):
             by = np.array(curve.bytes_curve, np.float64)
             begun = by > 0
             mean, spread = regret(source, curve)
             if begun.any():
-                line = canvas.draw_line(axes, by[begun], mean[begun], spread[begun], style)
+                line = plotting.draw_line(axes, by[begun], mean[begun], spread[begun], style)
                 axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
                 entries.append((line, f"{curve.label}:  {sent(curve.bytes_sent)}"))
             else:
@@ -114,13 +114,13 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
                 entries.append((nothing, f"{curve.label}:  sends nothing"))
         axes.set_xlabel("sent so far, up and down, all silos together")
         axes.set_xscale("log")
-        canvas.log_axis(axes.xaxis)
+        plotting.log_axis(axes.xaxis)
         axes.xaxis.set_major_formatter(lambda value, _: sent(value))
         dress_regret(axes, source)
         return entries
 
-    small = [*canvas.small_print(source), "a dot is the last round"]
-    return canvas.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
+    small = [*plotting.small_print(source), "a dot is the last round"]
+    return plotting.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
 
 
 # ---- A figure in plain characters, for terminals without pictures --------------------------------
@@ -150,7 +150,7 @@ def sketch(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = canvas.Y_LABELS[y_axis(source)]
+    title = plotting.Y_LABELS[y_axis(source)]
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
@@ -215,9 +215,9 @@ def plot(
     styles = dict(zip((c.label for c in results.curves), _styles(axes, results), strict=True))
     lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
     if figure is not None:
-        form = canvas.ALONE
+        form = plotting.ALONE
         figure.set_size_inches(form.width, form.height + 0.2 * lines)
-        axes.set_title(canvas.wrapped([source.title], form.title or 0), loc="left")
+        axes.set_title(plotting.wrapped([source.title], form.title or 0), loc="left")
     return axes
 
 
@@ -258,7 +258,7 @@ def _new_axes() -> tuple[Figure, Axes]:
     import matplotlib
     from matplotlib import pyplot
 
-    with matplotlib.rc_context(canvas.AXES_STYLE):
+    with matplotlib.rc_context(plotting.AXES_STYLE):
         figure, axes = pyplot.subplots(layout="constrained")
     return figure, axes
 
@@ -268,9 +268,9 @@ def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
     other = [c for c in results.curves if not is_private(c.certificate)][:1]
-    before = [*private * sum(c in canvas.COLOURS for c in colours),
-              *other * colours.count(canvas.NOT_PRIVATE)]  # fmt: skip
-    return canvas.line_styles((*before, *results.curves))[len(before) :]
+    before = [*private * sum(c in plotting.COLOURS for c in colours),
+              *other * colours.count(plotting.NOT_PRIVATE)]  # fmt: skip
+    return plotting.line_styles((*before, *results.curves))[len(before) :]
 
 
 def _draw(
@@ -293,7 +293,7 @@ def _draw(
         axes.set_xlim(0, reach)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
-            canvas.log_axis(axis)
+            plotting.log_axis(axis)
     return _legend(axes, entries)
 
 
@@ -307,7 +307,7 @@ def _draw_counts(
     for curve, style in zip(source.results.curves, styles, strict=True):
         values = counts(curve)
         spread = 2.0 * standard_error(values)
-        line = canvas.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
+        line = plotting.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
         entries.append((line, legend_entry(curve)))
     dress_rounds(axes)
     axes.set_ylabel(name)
@@ -327,7 +327,7 @@ def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
     below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
     old = axes.get_legend_handles_labels()
     for artist, text in entries:
-        wrapped = canvas.wrapped([text], canvas.ALONE.entry if below else INSIDE)
+        wrapped = plotting.wrapped([text], plotting.ALONE.entry if below else INSIDE)
         # What begins with "_" gets no entry.
         artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
     texts = [*old[1], *(str(artist.get_label()) for artist, _ in entries)]

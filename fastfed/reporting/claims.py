@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from fastfed._validate import InputError, nearest, number, show
-from fastfed.report.text import gap
+from fastfed.reporting.text import gap
 from fastfed.results.results import Results
 
 KEYS = ("says", "below", "near", "within", "why")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.report.canvas import NOT_PRIVATE
+from fastfed.reporting.plotting import NOT_PRIVATE
 
 # ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
 
