@@ -402,7 +402,7 @@ def shuffle_bits(
 
     bits: (labels, n) or (n,) of uint8, n < 2^32, writable and C-contiguous. Every row gets a
     uniform permutation keyed by (seed, replicate, release, row): for simulations, since whoever
-    knows the seed can undo it. A deployment uses fastfed.parties.Shuffler. Source: zhou-chowdhury-2024,
+    knows the seed can undo it. A deployment uses `Shuffler`. Source: zhou-chowdhury-2024,
     Section 5.2. Raises InputError for bad input.
     """
     if not isinstance(bits, np.ndarray) or bits.dtype != np.uint8 or bits.ndim not in (1, 2):

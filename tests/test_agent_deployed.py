@@ -189,7 +189,9 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
     """
     plan = plan_of(algorithm, horizon=300, **keys)
     rounds = range(1, plan.releases * plan.batch_size + 1)
-    messages = [fastfed.parties.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds]
+    messages = [
+        fastfed.parties.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds
+    ]
     if isinstance(messages[0], Bits):
         ones = np.array([m.bits.sum(axis=1) for m in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
@@ -270,7 +272,8 @@ def test_a_users_message_is_their_point_and_noise_and_no_more():
     assert plan.user_std.times(np.sqrt(5)).parts == pytest.approx(plan.noise_std.parts)
     # Another user, other noise.
     assert not np.array_equal(
-        fastfed.parties.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values, message.values
+        fastfed.parties.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values,
+        message.values,
     )
 
 

@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
-from fastfed.cli.output import EVERY, Lines, duration, quick_horizon
+from fastfed.cli.output import EVERY, Lines, duration
 from fastfed.environments import ENVIRONMENTS
+from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
 from fastfed.reporting.figure import check_figure
 from fastfed.simulation.experiment import experiment_from_spec
@@ -466,7 +467,7 @@ def test_figures_that_need_data_play_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fastfed.cli.output.QUICK_SHARE", 1000)
+    monkeypatch.setattr("fastfed.experiments.specs.QUICK_SHARE", 1000)
     name = next(f.id for f in experiments.figures() if f.needs_data and f.panels)
     panels = [f.id for f in experiments.with_panels([name])]
     assert len(panels) > 1

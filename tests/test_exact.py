@@ -428,7 +428,9 @@ def test_a_schedule_and_the_sums_of_a_record_share_one_factor():
 
 def test_noise_of_subnormal_size_has_a_grid():
     for std in (5e-324, 1e-320, 1e-310):
-        assert (fastfed.privacy.TreeRelease(2, 4, noise_std=std).add([0.5, -0.25]) == [0.5, -0.25]).all()
+        assert (
+            fastfed.privacy.TreeRelease(2, 4, noise_std=std).add([0.5, -0.25]) == [0.5, -0.25]
+        ).all()
 
 
 # ---- decisions -----------------------------------------------------------------------------------

@@ -1067,7 +1067,9 @@ def crowd_of(made: Any, noise: Callable[[int], Any] = lambda i: None) -> list[fa
     return [fastfed.parties.Peer(made.plan, i, noise(i)) for i in range(made.plan.silos)]
 
 
-def play_on(crowd: list[fastfed.parties.Peer], network: Network[Message], rounds: int) -> list[Message]:
+def play_on(
+    crowd: list[fastfed.parties.Peer], network: Network[Message], rounds: int
+) -> list[Message]:
     """Rounds of all of them in lockstep; everything that was sent."""
     sent_by_all = []
     for _ in range(rounds):
@@ -1408,7 +1410,10 @@ class Failing(SeededNoise):
 def test_a_failing_noise_source_loses_no_report():
     made = system(silos=2, horizon=6, **STEADY)
     source = Failing(5)
-    peer, good = fastfed.parties.Peer(made.plan, 0, source), fastfed.parties.Peer(made.plan, 0, SeededNoise(5))
+    peer, good = (
+        fastfed.parties.Peer(made.plan, 0, source),
+        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+    )
     other = fastfed.parties.Peer(made.plan, 1, SeededNoise(5))
     for each in (peer, good, other):
         one_round(each)
@@ -1436,7 +1441,10 @@ def test_a_failing_schedule_noise_changes_nothing():
             return super().trigger(silo, round, dimension)
 
     made = system(silos=2, horizon=6, epsilon=1e4, delta=0.01, **QUIET, communication=1e6, gamma=2)
-    bad, good = fastfed.parties.Peer(made.plan, 0, Once(5)), fastfed.parties.Peer(made.plan, 0, SeededNoise(5))
+    bad, good = (
+        fastfed.parties.Peer(made.plan, 0, Once(5)),
+        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+    )
     for t in range(1, 6):
         for peer in (bad, good):
             peer.select(ACTIONS)

@@ -48,7 +48,10 @@ def one_round(silo: fastfed.parties.Silo) -> None:
 def test_a_deployment_by_hand(keys, lazy):
     """Noise of the operating system, reports out of order, whoever is due asks the others."""
     system = deployed(**keys, lazy=lazy)
-    silos, server = [fastfed.parties.Silo(system.plan, i) for i in range(2)], fastfed.parties.Server(system.plan)
+    silos, server = (
+        [fastfed.parties.Silo(system.plan, i) for i in range(2)],
+        fastfed.parties.Server(system.plan),
+    )
     rounds = []
     for user in range(1, 31):
         for silo in silos:
@@ -108,7 +111,10 @@ def test_a_deployment_with_seeded_noise_is_the_step_driver():
 
 def test_misuse_of_an_adaptive_silo_is_one_clear_sentence():
     system = deployed(private=False, communication=1e6)
-    silos, server = [fastfed.parties.Silo(system.plan, i) for i in range(2)], fastfed.parties.Server(system.plan)
+    silos, server = (
+        [fastfed.parties.Silo(system.plan, i) for i in range(2)],
+        fastfed.parties.Server(system.plan),
+    )
     asked, other = silos
     for silo in silos:
         one_round(silo)

@@ -811,7 +811,11 @@ def test_compiled_functions():
         return 0.5 * state[0] * (x[0] ** 2 + x[1] ** 2 + x[2] ** 2)
 
     keys = {"experts": 3, "optimum": [1 / 3] * 3}
-    made = fastfed.environments.GradientLosses(function=slope, state=state, **keys).open(0, 0, 2).losses
+    made = (
+        fastfed.environments.GradientLosses(function=slope, state=state, **keys)
+        .open(0, 0, 2)
+        .losses
+    )
     value, gradient = made.value(0, 1, np.array([0.5, 0.5, 0.0]))
     assert value == pytest.approx(0.0625) and gradient.tolist() == [0.125, 0.125, 0.0]
 

@@ -614,7 +614,8 @@ def test_importing_fastfed_loads_neither_pandas_nor_matplotlib_nor_the_report():
 
     code = (
         "import sys, fastfed, fastfed.results.results, fastfed.privacy.certificate\n"
-        "print([m for m in ('pandas', 'matplotlib', 'rich', 'fastfed.reporting') if m in sys.modules])"
+        "names = ('pandas', 'matplotlib', 'rich', 'fastfed.reporting')\n"
+        "print([m for m in names if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

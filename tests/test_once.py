@@ -21,8 +21,22 @@ import pytest
 
 import fastfed
 from fastfed import InputError
-from fastfed.parties import Broadcast, Report, SeededNoise
 from fastfed._random import SystemNoise
+from fastfed.parties import (
+    Averager,
+    Broadcast,
+    Client,
+    ExpertClient,
+    ExpertServer,
+    Peer,
+    Report,
+    SeededNoise,
+    Server,
+    Shuffler,
+    Silo,
+    User,
+    VectorSum,
+)
 
 ROOT = str(Path(fastfed.__file__).parent)
 D = 3
@@ -81,9 +95,9 @@ class Federation:
 
     def __init__(self, plan: Any, releases: int) -> None:
         self.plan, noise = plan, SeededNoise(5)
-        self.silos = [fastfed.parties.Silo(plan, i, noise) for i in range(2)]
-        self.server = fastfed.parties.Server(plan, noise)
-        self.shuffler = fastfed.parties.Shuffler(plan, noise)
+        self.silos = [Silo(plan, i, noise) for i in range(2)]
+        self.server = Server(plan, noise)
+        self.shuffler = Shuffler(plan, noise)
         for _ in range(releases):
             self.play()
             self.pass_on([silo.report() for silo in self.silos])
@@ -183,7 +197,7 @@ def test_absurd_sums_change_nothing(value):
 
 
 def test_reports_that_overflow_change_nothing():
-    server = fastfed.parties.Server(plan_of("silo-ldp"))
+    server = Server(plan_of("silo-ldp"))
     reports = [Report(1, D, np.full(9, 1e308), i) for i in range(2)]
     with pytest.raises(InputError, match="must add up to finite numbers"):
         server.combine(reports)
@@ -205,11 +219,11 @@ def objects() -> list[Any]:
     ).plan
     plan = plan_of("silo-ldp")
     return [
-        fastfed.parties.Silo(plan, 0), fastfed.parties.Server(plan), fastfed.parties.Shuffler(plan_of("shuffle-vector")),
-        fastfed.parties.User(users, 1), fastfed.parties.Peer(peers.plan, 0), fastfed.parties.Averager(phases),
-        fastfed.parties.Client(phases, 0), fastfed.parties.ExpertClient(experts, 0), fastfed.parties.ExpertServer(experts),
+        Silo(plan, 0), Server(plan), Shuffler(plan_of("shuffle-vector")),
+        User(users, 1), Peer(peers.plan, 0), Averager(phases),
+        Client(phases, 0), ExpertClient(experts, 0), ExpertServer(experts),
         SystemNoise(), fastfed.privacy.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
-        fastfed.parties.VectorSum(2, 5, epsilon=1.0, delta=1e-6),
+        VectorSum(2, 5, epsilon=1.0, delta=1e-6),
     ]  # fmt: skip
 
 
@@ -225,7 +239,7 @@ def test_copies_are_refused(index, way):
 
 
 def test_a_forked_process_may_not_release():
-    silo = fastfed.parties.Silo(plan_of("silo-ldp"), 0)
+    silo = Silo(plan_of("silo-ldp"), 0)
     silo.select(np.eye(D))
     silo.observe(0.5)
     context = multiprocessing.get_context("fork")
@@ -248,7 +262,7 @@ def test_a_forked_process_may_not_release():
 
 def test_threads_get_one_report_together():
     for _ in range(20):
-        silo = fastfed.parties.Silo(plan_of("silo-ldp"), 0)
+        silo = Silo(plan_of("silo-ldp"), 0)
         silo.select(np.eye(D))
         silo.observe(0.5)
         gate, found = threading.Barrier(4), []

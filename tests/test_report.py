@@ -18,7 +18,6 @@ from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
-from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
 from fastfed.reporting.figure import (
     AXES,
     ceiling,
@@ -31,6 +30,7 @@ from fastfed.reporting.figure import (
 )
 from fastfed.reporting.page import write_report
 from fastfed.reporting.pictures import draw, draw_communication, sends, sketch
+from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
 from fastfed.reporting.sections import certificates_text
 from fastfed.reporting.source import Source, regret, spaced
 from fastfed.reporting.table import plus_minus, rate, sent, times
@@ -203,7 +203,6 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
     """Bytes and regret of every line in the picture of communication."""
-    from fastfed.reporting import plotting
     from fastfed.reporting import pictures as communication
 
     seen: list[tuple[Any, Any]] = []
@@ -212,8 +211,8 @@ def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
         seen.append((x, mean))
         return original(axes, x, mean, spread, style)
 
-    original = canvas.draw_line
-    patch.setattr(communication.canvas, "draw_line", recorded)
+    original = communication.plotting.draw_line
+    patch.setattr(communication.plotting, "draw_line", recorded)
     draw_communication(source, ["svg"])
     return seen
 

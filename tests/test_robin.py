@@ -644,7 +644,10 @@ def test_a_client_sends_estimates_and_takes_models():
 
 def test_the_plan_ends():
     plan = deployed(horizon=14).plan
-    clients, server = [fastfed.parties.Client(plan, i) for i in range(2)], fastfed.parties.Averager(plan)
+    clients, server = (
+        [fastfed.parties.Client(plan, i) for i in range(2)],
+        fastfed.parties.Averager(plan),
+    )
     for count in (2, 4):
         rounds(clients, count)
         model = server.combine([client.estimate() for client in clients])
@@ -792,9 +795,14 @@ def test_one_source_of_noise_serves_one_server():
 
 def test_plans_are_for_those_who_can_play_them():
     system = deployed()
-    for made in (fastfed.parties.Silo, fastfed.parties.Server, fastfed.parties.Shuffler, lambda p: fastfed.parties.User(p, 1)):
+    for made in (
+        fastfed.parties.Silo,
+        fastfed.parties.Server,
+        fastfed.parties.Shuffler,
+        lambda p: fastfed.parties.User(p, 1),
+    ):
         with pytest.raises(
-            InputError, match=r"plan is in phases: use fastfed\.Client\(plan, index\)"
+            InputError, match=r"plan is in phases: use fastfed\.parties\.Client\(plan, index\)"
         ):
             made(system.plan)
     alone = fastfed.make_system("local-linucb", horizon=9, dimension=2)

@@ -12,12 +12,12 @@ from scipy import stats
 
 import fastfed
 from fastfed import InputError
-from fastfed.parties import Shuffler
 from fastfed._kernels import native
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardDistribution, Sphere
 from fastfed.experiments import figure, figure_spec
+from fastfed.parties import Shuffler
 from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, step
@@ -449,7 +449,10 @@ def test_vector_sum_at_its_edges():
     for bad, message in (
         (lambda: seeded.randomize([1.0, 0.0], user=4), "user must be an integer >= 0 and <= 3"),
         (lambda: seeded.analyze(np.full((2, 4 * seeded.message_bits), 7.5)), "bits must be 0 or 1"),
-        (lambda: fastfed.parties.VectorSum(dimension=2, users=10**9, noise_bits=2**40), "more than 2\\^62"),
+        (
+            lambda: fastfed.parties.VectorSum(dimension=2, users=10**9, noise_bits=2**40),
+            "more than 2\\^62",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             bad()

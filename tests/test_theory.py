@@ -376,7 +376,9 @@ def test_nothing_unclipped_is_proven_on_anybodys_word():
         failed = " ".join(c.text for c in system.certificate.conditions if not c.holds)
         assert "feature norms" in failed
         assert "rewards bounded" in failed
-    wild = fastfed.environments.Python(function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2)
+    wild = fastfed.environments.Python(
+        function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2
+    )
     r = fastfed.simulate(
         wild, "private-fedlinucb", silos=2, horizon=20, batch_size=5, epsilon=1.0, delta=1e-3,
         clip=False,

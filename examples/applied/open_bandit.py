@@ -191,7 +191,9 @@ def main(
         label = "not private" if budget is None else f"silo-level, epsilon = {budget:g}"
         policies[label] = [best_of(log, theta, share) for log in late]
 
-    predicted = stacked([fastfed.off_policy.cross_fitted_ridge(g.contexts, g.items, g.clicks) for g in late])
+    predicted = stacked(
+        [fastfed.off_policy.cross_fitted_ridge(g.contexts, g.items, g.clicks) for g in late]
+    )
     print(f"\nclicks per 1 000 rounds of a policy that shows one of the best {share:.0%} of items")
     print(f"{'policy':<26}{'estimator':<19}{'value':>7}{'±':>6}  95 % interval  any n           on")
     found = {}
@@ -199,7 +201,9 @@ def main(
         log, policy = joined(late), stacked(parts)
         most = max(float(part.max()) * part.shape[1] for part in parts)  # the log is uniform
         found[label] = [
-            fastfed.off_policy.inverse_propensity(*log, policy, largest_reward=1.0, largest_weight=most),
+            fastfed.off_policy.inverse_propensity(
+                *log, policy, largest_reward=1.0, largest_weight=most
+            ),
             fastfed.off_policy.self_normalised(*log, policy),
             fastfed.off_policy.doubly_robust(*log, policy, predicted),
         ]

@@ -1,9 +1,10 @@
-"""`advise`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
+"""`plan`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfed._random import check_seed
@@ -36,6 +37,7 @@ from fastfed.advice.systems import (
 from fastfed.bandits import ProblemSpec
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
+from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
 from fastfed.reporting.table import plus_minus
 from fastfed.reporting.text import privacy_words
@@ -106,7 +108,7 @@ def figure(regret: Regret) -> str:
     return plus_minus(regret.mean, regret.stderr)
 
 
-# ---- `advise`: bounds and noise first, then ever longer simulations of ever fewer candidates -----
+# ---- `plan`: bounds and noise first, then ever longer simulations of ever fewer candidates -----
 
 
 #: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and
@@ -116,7 +118,7 @@ SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
 KEPT, FINALISTS = 2, 2
 
 
-def advise(
+def plan(
     *,
     silos: int | None = None,
     horizon: int,
@@ -124,7 +126,7 @@ def advise(
     epsilon: float,
     delta: float,
     actions: int = 100,
-    environment: Environment | dict[str, Any] | None = None,
+    environment: Environment | dict[str, Any] | str | Path | None = None,
     trust: str | Sequence[str] | None = None,
     relation: str = "replace",
     radius_multiplier: float = 1.0,
@@ -133,22 +135,59 @@ def advise(
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Which protocol, release and batch size promise least regret under one guarantee.
+    """Find the protocol, release and batch size of least regret under one guarantee.
 
-    ``silos`` M, ``horizon`` T, ``dimension`` d; ``epsilon``, ``delta`` and ``relation`` of every
-    user's guarantee, the same for all candidates; ``trust``: one or several of ``TRUST`` (default:
-    all, each with a verdict of its own). Played is the sphere with ``actions`` K, or
-    ``environment``, which then says d and K. ``seconds``: of work on one core, nominally: it
-    decides how much is played, by a fixed formula of cost, so the answer is a function of the
-    arguments alone and a slower machine takes longer. ``on_stage`` hears what is played, in a
-    sentence.
+    All systems that give the guarantee are compared, first by noise and bounds, then by short
+    simulations in which ever fewer of them stay. Every candidate's certificate is proven, with
+    exactly calibrated noise; or conditional, where the environment itself breaks a condition,
+    which ``notes`` name.
 
-    Every candidate's certificate is proven, with exactly calibrated noise; or conditional, where
-    the environment itself breaks a condition, which ``notes`` name. Raises InputError for
-    bad input, and where no system can give the guarantee.
+    Parameters
+    ----------
+    silos : int, optional
+        M, at least 2; may be left to an environment that knows its own.
+    horizon : int
+        T, rounds of each silo.
+    dimension : int, optional
+        d, of the features; may be left to an environment that has one.
+    epsilon, delta : float
+        Guarantee of every user, the same for all candidates.
+    actions : int
+        K, actions of the sphere that is simulated where no environment is given.
+    environment : Environment, dict, str or Path, optional
+        Simulated in place of the sphere: an environment, its table as in a spec, or a spec file
+        (TOML), whose [environment] is taken.
+    trust : str or sequence of str, optional
+        One or several of ``TRUST``; by default all, each with a verdict of its own.
+    relation : {"replace", "zero-out"}
+        Neighbours differ in one user, who is replaced (bounded DP, substitution), or whose
+        contribution becomes zero, which is weaker.
+    radius_multiplier : float
+        Factor of all confidence radii; below 1 no regret bound is promised.
+    seconds : float
+        Work on one core, nominally. It decides by a fixed formula how much is simulated, so the
+        answer is a function of the arguments alone, and a slower machine takes longer.
+    seed : int
+        Of all randomness.
+    threads : int, optional
+        Default: all processors. The answer does not depend on it.
+    on_stage : callable, optional
+        Called before each stage with a sentence that announces it.
 
-    >>> a = advise(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
-    ...            trust="central", seconds=0.1)
+    Returns
+    -------
+    Advice
+        Candidates, baselines, and a verdict for each trust model.
+
+    Raises
+    ------
+    InputError
+        For bad input, and where no system can give the guarantee.
+
+    Examples
+    --------
+    >>> a = plan(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
+    ...          trust="central", seconds=0.1)
     >>> a.verdicts[0].trust, {c.trust for c in a.candidates}
     ('central', {'central'})
     """
@@ -198,7 +237,9 @@ def _trusts(trust: str | Sequence[str] | None) -> list[str]:
 
 
 def _environment(
-    environment: Environment | dict[str, Any] | None, dimension: int | None, actions: int
+    environment: Environment | dict[str, Any] | str | Path | None,
+    dimension: int | None,
+    actions: int,
 ) -> tuple[Environment, dict[str, Any]]:
     """What is played, and the table of a spec that says it."""
     if environment is None:
@@ -207,6 +248,8 @@ def _environment(
         d = integer("dimension", dimension, at_least=1)
         k = integer("actions", actions, at_least=1)
         return Sphere(dimension=d, actions=k), {"kind": "sphere", "dimension": d, "actions": k}
+    if isinstance(environment, (str, Path)):
+        environment = environment_table(environment)
     if isinstance(environment, dict):
         table, environment = dict(environment), environment_from_spec(environment)
     elif hasattr(environment, "facts"):

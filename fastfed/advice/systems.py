@@ -1,4 +1,4 @@
-"""The systems that can give one guarantee, and what `advise` answers about them."""
+"""The systems that can give one guarantee, and what `plan` answers about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
-# ---- What `advise` answers: candidates, baselines, and a verdict for each trust model ------------
+# ---- What `plan` answers: candidates, baselines, and a verdict for each trust model ------------
 
 
 #: So begins a note on a condition that fails for all candidates.

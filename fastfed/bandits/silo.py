@@ -27,10 +27,10 @@ class Silo(Once):
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
     send ``report()`` to the server and hand its answer to ``receive``. Where the plan has a
     trigger the silo that is ``due`` first tells the others, who then are too: ``ask()``. Where
-    users send for themselves (``fastfed.parties.User``) the silo is an agent that only acts: ``served()``
+    users send for themselves (``User``) the silo is an agent that only acts: ``served()``
     stands in place of ``observe``, and it reports nothing. A bare
     ``Silo(plan)`` draws its privacy noise from the operating system and never draws a node's noise
-    twice; pass ``fastfed.parties.SeededNoise`` only to simulate.
+    twice; pass ``SeededNoise`` only to simulate.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Client(Silo):
     """One client of ROBIN, step by step (huang-2023, Algorithm 1).
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``estimate()`` to the server (``fastfed.parties.Averager``) and hand its model to ``adopt``. A
+    send ``estimate()`` to the server (``Averager``) and hand its model to ``adopt``. A
     client draws no noise: the server is trusted, other clients are not.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -20,7 +19,6 @@ from fastfed.simulation.passes import Resources
 
 if TYPE_CHECKING:
     from fastfed.reporting.source import Source
-    from fastfed.simulation.experiment import Experiment
 
 # ---- Printing: JSON and tables to standard output, everything else to standard error -------------
 
@@ -163,13 +161,10 @@ def _bar(total: int) -> Iterator[Heard]:
         yield lambda agent_rounds: shown.advance(task, agent_rounds)
 
 
-# ---- Options that several commands share, and what they change in a spec -------------------------
+# ---- Options that several commands share ---------------------------------------------------------
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-QUICK_REPLICATES = 2
-QUICK_SHARE = 10  # of the horizon
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
@@ -229,45 +224,3 @@ def playing_options(command: F) -> F:
     ):  # fmt: skip
         made = option(made)
     return made
-
-
-def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
-    """The experiment of a spec file; modules beside it can be named in it."""
-    from fastfed._validate import InputError
-    from fastfed.reporting.figure import check_figure
-    from fastfed.simulation.experiment import load_experiment
-
-    # At the end: a file beside the spec must not hide a module of Python's.
-    beside = os.path.realpath(path.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
-    experiment = load_experiment(path, **changed)
-    try:
-        check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return experiment
-
-
-def overrides(
-    spec: dict[str, Any], replicates: int | None, seed: int | None, quick: bool
-) -> dict[str, Any]:
-    """The top-level keys of a spec that the options replace."""
-    changed = {"replicates": replicates, "seed": seed}
-    if quick:
-        changed["replicates"] = replicates or QUICK_REPLICATES
-        changed["horizon"] = quick_horizon(spec)
-    return {key: value for key, value in changed.items() if value is not None}
-
-
-def quick_horizon(spec: dict[str, Any]) -> int | None:
-    """A tenth of the horizon, but a batch or phase of every curve; None where it is no number."""
-    horizon, curves = spec.get("horizon"), spec.get("curve")
-    if not isinstance(horizon, int):
-        return None
-    tables = [c for c in curves if isinstance(c, dict)] if isinstance(curves, list) else []
-    batches = []
-    for value in (c.get(key) for c in tables for key in ("batch_size", "phase_length")):
-        values = value if isinstance(value, list) else [value]
-        batches += [b for b in values if isinstance(b, int)]
-    return min(horizon, max([1, horizon // QUICK_SHARE, *batches]))

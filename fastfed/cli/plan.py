@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -64,7 +63,7 @@ def plan(
     privacy costs, and when it costs more than sharing is worth.
     """
     from fastfed._validate import InputError
-    from fastfed.advice import advise
+    from fastfed.advice import plan as find_plan
 
     if spec is not None and actions is not None:
         raise click.UsageError("--actions belongs to the sphere, --environment has its own")
@@ -72,7 +71,7 @@ def plan(
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     if not as_json:
         say(f"about {seconds:g} s of simulation on one core")
-    found = advise(
+    found = find_plan(
         silos=silos,
         horizon=horizon,
         dimension=dimension,
@@ -80,7 +79,7 @@ def plan(
         delta=delta,
         relation=relation,
         trust=trust or None,
-        environment=None if spec is None else _environment(spec),
+        environment=spec,
         radius_multiplier=radius_multiplier,
         seconds=seconds,
         seed=seed,
@@ -96,21 +95,6 @@ def plan(
         _print(found)
     if write is not None:
         say(f"{write}: play it with `fastfed run {write} -o DIR`")
-
-
-def _environment(spec: Path) -> dict[str, Any]:
-    """The environment's table of a spec; modules beside it can be named in it."""
-    from fastfed._validate import InputError
-    from fastfed.simulation.experiment import find_beside, read_toml
-
-    beside = os.path.realpath(spec.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
-    table = read_toml(spec).get("environment")
-    if not isinstance(table, dict):
-        raise InputError(f"{spec}: environment is required: an [environment] table")
-    find_beside(table, spec)
-    return table
 
 
 def _print(found: Advice) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fastfed.cli.output import json_option, load_spec, print_json, print_table, say
+from fastfed.cli.output import json_option, print_json, print_table, say
 
 # ---- `fastfed audit` -----------------------------------------------------------------------------
 
@@ -194,11 +194,12 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
     conditions, and what is not covered.
     """
     from fastfed._validate import choice
+    from fastfed.experiments.specs import load_spec
     from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 
-    experiment = load_spec(spec, {})
+    experiment = load_spec(spec)
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
     made = made_now(experiment.identity())

@@ -7,33 +7,32 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import msgspec
 import rich_click as click
 
 from fastfed._memory import shown
 from fastfed.cli.lazy import RunFailed, Stopped
-from fastfed.cli.output import duration, overrides, playing_options, print_table, say
-from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
+from fastfed.cli.output import duration, playing_options, print_table, say
+from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play, play_silently, say_overview
 from fastfed.experiments import Figure
+from fastfed.experiments.reproduction import (
+    ALL,
+    PlannedFigure,
+    plan_figures,
+    select,
+    size_of_call,
+    write_figure,
+)
+from fastfed.experiments.specs import sized_experiment
+from fastfed.reporting.claims import judge
 from fastfed.reporting.figure import read_source
-from fastfed.reporting.page import PAGE, as_drawn, draw_all, has_matplotlib, write_report
+from fastfed.reporting.page import has_matplotlib
 from fastfed.reporting.sections import Drawn
-from fastfed.reporting.source import spaced
+from fastfed.reporting.source import Source, spaced
 from fastfed.reporting.table import Row, counts, lines, rows_not_played, rows_of
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Resources, check_threads, predict_seconds
-from fastfed.simulation.run import layout_for, left_to_play
-
-if TYPE_CHECKING:
-    from fastfed.experiments import Figure
-    from fastfed.reporting.source import Source
-    from fastfed.reporting.table import Row
-    from fastfed.simulation.experiment import Experiment
-    from fastfed.simulation.passes import Resources
+from fastfed.simulation.passes import Resources
 
 # Playing several figures for `reproduce all`: what it will take, how far it is, what came out.
 
@@ -44,58 +43,17 @@ STOPPED = "stopped before it was played; the same command continues"
 WIDTH = 100
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A figure, and what is left of it."""
-
-    figure: Figure
-    experiment: Experiment
-    cells: int  # replicates of curves
-    agent_rounds: int
-    seconds: float
-    memory: int = 0  # bytes
-
-
-def planned(
-    ready: Sequence[tuple[Figure, Experiment]],
-    folder: Path,
-    resources: Resources,
-) -> list[Planned]:
-    """What is left of each figure in its folder, how long it will take, and how much memory.
-
-    InputError, before anything is played, where a folder holds something else, and where a figure
-    does not fit into memory.
-    """
-    layouts = [
-        layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
-    ]
-    left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
-    if any(left):
-        say(f"predicting: a few rounds of each of {len(ready)} figures")
-    return [
-        Planned(
-            figure,
-            experiment,
-            sum(len(p.positions) for p in passes),
-            sum(experiment.agent_rounds(p.positions) for p in passes),
-            predict_seconds(experiment, passes, check_threads(resources.threads)),
-            layout.bytes,
-        )
-        for (figure, experiment), passes, layout in zip(ready, left, layouts, strict=True)
-    ]
-
-
-def print_plan(plan: Sequence[Planned]) -> None:
+def print_plan(plan: Sequence[PlannedFigure]) -> None:
     """A row for each figure, and one for all of them."""
     rows = [
         (
             p.figure.id,
             spaced(p.experiment.horizon),
             str(p.experiment.replicates),
-            str(p.cells),
+            str(p.missing),
             spaced(p.agent_rounds),
-            duration(p.seconds) if p.cells else "-",
-            shown(p.memory) if p.cells else "-",
+            duration(p.seconds) if p.missing else "-",
+            shown(p.memory) if p.missing else "-",
         )
         for p in plan
     ]
@@ -105,7 +63,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
             "all",
             "",
             "",
-            str(sum(p.cells for p in plan)),
+            str(sum(p.missing for p in plan)),
             spaced(sum(p.agent_rounds for p in plan)),
             duration(total) if total else "-",
             shown(max(p.memory for p in plan)) if total else "-",
@@ -115,7 +73,7 @@ def print_plan(plan: Sequence[Planned]) -> None:
 
 
 def play_several(
-    plan: Sequence[Planned],
+    plan: Sequence[PlannedFigure],
     folder: Path,
     resources: Resources,
     left_out: Sequence[Row],
@@ -129,7 +87,7 @@ def play_several(
     failed: dict[str, str] = {}
     for number, each in enumerate(plan):
         name = each.figure.id
-        if each.cells:
+        if each.missing:
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
         start = time.monotonic()
         try:
@@ -143,7 +101,7 @@ def play_several(
             failed[name] = error.message
             say(f"{name}: failed: {error.message}")
             continue
-        took = duration(time.monotonic() - start) if each.cells else "nothing left to play"
+        took = duration(time.monotonic() - start) if each.missing else "nothing left to play"
         say(f"{name}: {took}; {counts(rows_of(name, read_source(folder / name)))}")
         if number + 1 < len(plan):
             say(how_far(plan, number + 1, time.monotonic() - began))
@@ -158,24 +116,20 @@ def play_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def played(each: Planned, folder: Path, resources: Resources) -> dict[str, Drawn]:
+def played(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str, Drawn]:
     """Play what is left of a figure and write its report, with the pictures for the overview.
 
     Nothing is drawn, and nothing returned, where the report of the same results is there already.
     """
-    same = not each.cells and (folder / PAGE).exists()
-    same = same and read_source(folder).results.figure == _stored(each.experiment.figure)
+    same = each.unchanged(folder)
     play_silently(each.experiment, folder, resources)
     if same:
         return {}
     with failures(folder):
-        source = read_source(folder)  # with replicates that an earlier call played beyond these
-        pictures = draw_all(source)
-        write_report(source, folder, pictures)
-    return {folder.name: as_drawn(folder.name, source, pictures)}
+        return write_figure(folder)
 
 
-def how_far(plan: Sequence[Planned], done: int, elapsed: float) -> str:
+def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
     """The running total: how many, since when, and how long at the speed so far."""
     before = sum(p.seconds for p in plan[:done])
     left = sum(p.seconds for p in plan[done:])
@@ -197,13 +151,8 @@ def print_statements(rows: Sequence[Row]) -> None:
             click.echo(textwrap.fill(text, width, initial_indent=before, subsequent_indent=after))
 
 
-def _rows(plan: Iterable[Planned], reason: str) -> list[Row]:
+def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
     return [row for p in plan for row in rows_not_played(p.figure.id, p.experiment.figure, reason)]
-
-
-def _stored(figure: dict[str, Any]) -> Any:
-    """A [figure] table as it comes back from the store."""
-    return msgspec.json.decode(msgspec.json.encode(figure))
 
 
 def _memory() -> str:
@@ -217,9 +166,6 @@ def _memory() -> str:
 
 
 # ---- `fastfed reproduce` -------------------------------------------------------------------------
-
-
-ALL = "all"
 
 
 @click.command()
@@ -254,62 +200,33 @@ def reproduce(
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
-    from fastfed import experiments
-    from fastfed.reporting.table import rows_not_played
-
     everything = ALL in names
-    size = "quick" if quick else "full" if full else ALL if everything else None
-    chosen = experiments.with_panels(experiments.figure_ids() if everything else names)
-    left_out: list[Row] = []
-    if everything:
-        reasons = {f.id: why_left_out(f, data, size) for f in chosen}
-        for figure in chosen:
-            if reason := reasons[figure.id]:
-                say(f"skipped {figure.id}: {reason}")
-                left_out += rows_not_played(figure.id, figure.spec["figure"], reason)
-        chosen = [f for f in chosen if not reasons[f.id]]
-    elif data is not None and not any(f.needs_data for f in chosen):
+    size = size_of_call(names, quick=quick, full=full)
+    chosen, left_out = select(names, data, size)
+    for name, rows in left_out.items():
+        say(f"skipped {name}: {rows[0].statement.why}")
+    if not everything and data is not None and not any(f.needs_data for f in chosen):
         say(f"{', '.join(names)}: --data is not used, the data are made")
     # All are checked before the first is played: bad input then costs no time.
-    ready = [(f, experiment_of(f, data, size, replicates, seed)) for f in chosen]
+    ready = [(f, sized_experiment(f, data, size, replicates, seed)) for f in chosen]
     if everything or dry_run:
-        plan = planned(ready, folder, resources)
+        plan = plan_figures(
+            ready,
+            folder,
+            resources,
+            lambda: say(f"predicting: a few rounds of each of {len(ready)} figures"),
+        )
         print_plan(plan)
         if not dry_run:
-            play_several(plan, folder, resources, left_out)
+            play_several(
+                plan, folder, resources, [row for each in left_out.values() for row in each]
+            )
     else:
         play_each(ready, folder, resources)
 
 
-def why_left_out(figure: Figure, data: Path | None, size: str | None) -> str:
-    """Why `all` does not play a figure; empty if it does."""
-    if figure.needs_data and data is None:
-        return "it needs learning-to-rank files, --data PATH"
-    return figure.long if size == ALL else ""
-
-
-def experiment_of(
-    figure: Figure, data: Path | None, size: str | None, replicates: int | None, seed: int | None
-) -> Experiment:
-    """The experiment of a figure in a size; ``replicates`` and ``seed`` replace the spec's."""
-    from fastfed import experiments
-    from fastfed.reporting.figure import check_figure
-
-    spec = experiments.figure_spec(figure, data, size)
-    spec.update(overrides(spec, replicates, seed, size == "quick"))
-    if size == "quick":
-        spec.update(spec["figure"].get("quick", {}))
-    if replicates is not None:
-        spec["replicates"] = replicates
-    experiment = experiments.figure_experiment(figure, spec)
-    check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
-    return experiment
-
-
 def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources) -> None:
     """Play figures one after another, each with its table."""
-    from fastfed.cli.run import play, say_overview
-
     try:
         for position, (figure, experiment) in enumerate(ready):
             if position:
@@ -326,8 +243,6 @@ def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: R
 
 def said(paper: str, source: Source) -> list[str]:
     """What the paper says of a figure, with the verdict where it can be judged."""
-    from fastfed.reporting.claims import judge
-
     statements = judge(source.results)
     lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]
     says = source.results.figure.get("says")

@@ -53,19 +53,11 @@ def report(folder: Path) -> None:
     DIR/report.html is one page over all of them.
     """
     from fastfed.cli.run import NO_MATPLOTLIB
-    from fastfed.reporting.figure import read_all
-    from fastfed.reporting.page import has_matplotlib, write_overview, write_report
+    from fastfed.reporting import page
 
-    sources, left_out = read_all(folder)
-    for each, source in sources.items():
-        for path in write_report(source, each):
-            click.echo(path)
-    for reason in left_out:
-        say(f"left out: {reason}")
-    if (overview := write_overview(folder)) is not None:
-        page, _ = overview
-        click.echo(page)
-    if not has_matplotlib():
+    for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
+        click.echo(path)
+    if not page.has_matplotlib():
         say(NO_MATPLOTLIB)
 
 
@@ -87,16 +79,16 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
     rounds are compared replicate by replicate. Folders of several experiments are compared by
     name.
     """
-    from fastfed.reporting.comparison import compare_folders
+    from fastfed.reporting import comparison
 
-    found = compare_folders(a, b)
+    found = comparison.compare(a, b)
     if as_json:
         print_json(found.to_builtins())
         return
     click.echo(f"A: {a}\nB: {b}")
-    for comparison in found.comparisons:
+    for each in found.comparisons:
         click.echo()
-        _print(comparison)
+        _print(each)
     for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
         if names:
             click.echo(f"\nonly in {side}: {', '.join(names)}")

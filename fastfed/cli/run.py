@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,14 +16,13 @@ from fastfed.cli.lazy import RunFailed, Stopped
 from fastfed.cli.output import (
     Heard,
     duration,
-    load_spec,
-    overrides,
     playing_options,
     print_results,
     progress,
     say,
 )
-from fastfed.reporting.figure import read_source
+from fastfed.experiments.reproduction import prepare, simulate_missing
+from fastfed.experiments.specs import load_spec
 from fastfed.reporting.page import has_matplotlib, write_overview, write_report
 from fastfed.reporting.pictures import sketch
 from fastfed.reporting.sections import Drawn
@@ -36,7 +34,6 @@ from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.fitting import OutOfMemory
 from fastfed.simulation.passes import Resources, RunBatch, predict_seconds
-from fastfed.simulation.run import layout_for, run_by
 
 if TYPE_CHECKING:
     from fastfed.simulation.passes import Resources
@@ -79,8 +76,7 @@ def play_silently(
 
     ``on_start`` hears what is left and with how many threads.
     """
-    check_writable(folder)
-    layout = layout_for(experiment, folder, resources)
+    layout = prepare(experiment, folder, resources)
     if layout.reduced:
         say(f"{experiment.name}: {layout.reduced}")
     with ExitStack() as stack:
@@ -99,9 +95,9 @@ def play_silently(
                 heard(agent_rounds)
 
         with failures(folder):
-            run_by(layout, experiment, folder, resources, on_start=start, progress=on_progress)
-    with failures(folder):
-        return read_source(folder, experiment.replicates)
+            return simulate_missing(
+                layout, experiment, folder, resources, on_start=start, progress=on_progress
+            )
 
 
 def say_overview(
@@ -135,13 +131,6 @@ def announce(experiment: Experiment, passes: list[RunBatch], threads: int) -> st
         f"{work} on {threads} thread{'s' if threads > 1 else ''}, "
         f"about {duration(predict_seconds(experiment, passes, threads))}"
     )
-
-
-def check_writable(folder: Path) -> None:
-    """InputError before hours of play, not after, when an output folder cannot be written."""
-    for path in (folder, folder / FILE):
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise InputError(f"cannot write to {path}: permission denied")
 
 
 @contextmanager
@@ -195,14 +184,8 @@ def run(
     (certificates.txt) and the pictures of regret against rounds and against bytes sent
     (figure.png and .svg, communication.png and .svg).
     """
-    from fastfed._validate import InputError
-    from fastfed.experiments import figure_ids
-    from fastfed.simulation.experiment import read_toml
-
-    if str(spec) in figure_ids() and not spec.exists():
-        raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
-    changed = overrides(read_toml(spec), replicates, seed, quick)
-    play(load_spec(spec, changed), folder, resources)
+    experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick)
+    play(experiment, folder, resources)
 
 
 COMMANDS = {"run": run}

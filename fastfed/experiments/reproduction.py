@@ -229,7 +229,7 @@ def write_figure(folder: Path) -> dict[str, Drawn]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise InputError where an output folder cannot be written: before hours of work, not after."""
+    """Raise InputError, before hours of work, where an output folder cannot be written."""
     for path in (folder, folder / FILE):
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise InputError(f"cannot write to {path}: permission denied")

@@ -278,7 +278,11 @@ def check_plan(plan: object) -> Plan:
         verify(plan)
         return plan
     if type(plan).__name__ == "PeerPlan":
-        raise InputError("plan has no server, each silo is a Peer: use fastfed.parties.Peer(plan, index)")
+        raise InputError(
+            "plan has no server, each silo is a Peer: use fastfed.parties.Peer(plan, index)"
+        )
     if type(plan).__name__ == "PhasePlan":
-        raise InputError("plan is in phases: use fastfed.parties.Client(plan, index) and fastfed.parties.Averager")
+        raise InputError(
+            "plan is in phases: use fastfed.parties.Client(plan, index) and its Averager"
+        )
     raise InputError(f"plan must be a Plan, such as system.plan, got {type(plan).__name__}")

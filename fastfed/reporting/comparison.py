@@ -115,7 +115,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Folders:
+class FolderComparison:
     """All comparisons of two folders, and the experiments that only one of them holds."""
 
     comparisons: tuple[Comparison, ...]
@@ -131,7 +131,7 @@ class Folders:
         }
 
 
-def compare_folders(a: str | Path, b: str | Path) -> Folders:
+def compare(a: str | Path, b: str | Path) -> FolderComparison:
     """Compare the experiments of two output folders.
 
     Two folders that hold one experiment each are compared whatever it is called; otherwise
@@ -140,14 +140,14 @@ def compare_folders(a: str | Path, b: str | Path) -> Folders:
     left, right = _experiments(a), _experiments(b)
     if len(left) == len(right) == 1:
         (first,), (second,) = left.values(), right.values()
-        return Folders((compare(first, second),), (), ())
+        return FolderComparison((compare_experiments(first, second),), (), ())
     shared = [name for name in left if name in right]
     if not shared:
         raise InputError(
             f"{a} and {b} hold no experiment of the same name: {_named(left)} and {_named(right)}"
         )
-    return Folders(
-        tuple(compare(left[name], right[name]) for name in shared),
+    return FolderComparison(
+        tuple(compare_experiments(left[name], right[name]) for name in shared),
         tuple(name for name in left if name not in right),
         tuple(name for name in right if name not in left),
     )
@@ -168,7 +168,7 @@ def _named(experiments: dict[str, Source]) -> str:
     return ", ".join(f'"{name}"' for name in experiments)
 
 
-def compare(a: Source, b: Source) -> Comparison:
+def compare_experiments(a: Source, b: Source) -> Comparison:
     """Compare two experiments, curve by curve."""
     unequal = tuple(k for k in SAME_ROUNDS if a.identity.get(k) != b.identity.get(k))
     left = {c.label: c for c in a.results.curves}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fastfed.reporting import table as tables
-from fastfed.reporting.plotting import KINDS
-from fastfed.reporting.plotting import PAGE as IN_PAGE
 from fastfed.reporting.figure import read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
 from fastfed.reporting.pictures import draw, draw_communication, sends
+from fastfed.reporting.plotting import KINDS
+from fastfed.reporting.plotting import PAGE as IN_PAGE
 from fastfed.reporting.sections import (
     Drawn,
     certificates_text,
@@ -144,6 +144,40 @@ def _document(title: str, *body: Html) -> str:
 
 
 PAGE = "report.html"
+
+
+def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = None) -> list[Path]:
+    """Write page, pictures and tables of an output folder again.
+
+    Nothing is simulated: everything comes from ``results.sqlite``. Where the folder holds several
+    experiments in folders of their own, as `fastfed.reproduce` leaves them, each gets its report,
+    and ``folder/report.html`` is one page over all of them.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Output folder.
+    on_left_out : callable, optional
+        Called with the reason for each experiment that cannot be read and is left out.
+
+    Returns
+    -------
+    list of Path
+        The files, in the order in which they were written. Without matplotlib there are no
+        pictures among them.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no results that can be read, or cannot be written.
+    """
+    sources, left_out = read_all(folder)
+    written = [path for each, source in sources.items() for path in write_report(source, each)]
+    if on_left_out is not None:
+        for reason in left_out:
+            on_left_out(reason)
+    found = write_overview(folder)
+    return written if found is None else [*written, found[0]]
 
 
 def write_report(

@@ -10,11 +10,17 @@ from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
 from fastfed.reporting import table as text_table
-from fastfed.reporting.plotting import Y_LABELS, line_styles
 from fastfed.reporting.claims import Statement, judge, per_silo
-from fastfed.reporting.figure import amount, not_stored, off_picture, synchronisation_bounds, visible
+from fastfed.reporting.figure import (
+    amount,
+    not_stored,
+    off_picture,
+    synchronisation_bounds,
+    visible,
+)
 from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
 from fastfed.reporting.pictures import sends
+from fastfed.reporting.plotting import Y_LABELS, line_styles
 from fastfed.reporting.source import Source, spaced, y_axis
 from fastfed.reporting.text import privacy_words, spec_text
 from fastfed.results.results import CurveResult
