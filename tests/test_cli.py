@@ -17,11 +17,12 @@ from click.testing import CliRunner, Result
 
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
-from fastfed.cli.output import EVERY, Lines, duration
+from fastfed.cli.output import ENGINES, EVERY, Lines, duration
 from fastfed.environments import ENVIRONMENTS
 from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
 from fastfed.reporting.figure import check_figure
+from fastfed.simulation import engines
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -336,6 +337,10 @@ def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> No
     assert {c["synchronisations"] for c in listed["curves"]} == {1}
     whole = fastfed("run", spec, "-o", out)
     assert whole.exit_code == 2 and "different" in whole.stderr
+
+
+def test_the_options_name_every_engine() -> None:
+    assert list(ENGINES) == list(engines.ENGINES)
 
 
 @pytest.mark.parametrize(

@@ -93,15 +93,14 @@ def test_lower_layers_never_import_higher_ones(layer, relative, path):
 
 
 def by_name(path: Path):
-    """Modules of the package that a module names in a text of its own, or takes from the package."""
+    """Modules of the package that a module names in a text, or takes from the package."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == "fastfed":
                 yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if re.fullmatch(r"fastfed(\.\w+)+", node.value):
-                yield node.value.split(".")[1]
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"fastfed(\.\w+)+", str(node.value)):
+            yield node.value.split(".")[1]
 
 
 def test_no_layer_reaches_a_higher_one_by_name():

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.cli import cli, reproduce
+from fastfed.cli import cli
+from fastfed.cli import figures as cli_figures
+from fastfed.cli.figures import how_far
 from fastfed.cli.lazy import RunFailed
-from fastfed.cli.reproduce import how_far
 from fastfed.experiments import reproduction
 from fastfed.experiments.reproduction import PlannedFigure
 from fastfed.reporting.figure import SIZES
@@ -212,7 +213,7 @@ def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
     what = "write_report" if while_writing else "play_silently"
-    module = reproduction if while_writing else reproduce
+    module = reproduction if while_writing else cli_figures
     real = getattr(module, what)
     calls = []
 
@@ -241,14 +242,14 @@ def test_a_stop_keeps_what_was_played(
 
 
 def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = reproduce.play_silently
+    real = cli_figures.play_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)
 
-    monkeypatch.setattr(reproduce, "play_silently", failing)
+    monkeypatch.setattr(cli_figures, "play_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
     found = rows(figures)

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import rich_click as click
 
-from fastfed.simulation.engines import ENGINES
-from fastfed.simulation.passes import Resources
-
 if TYPE_CHECKING:
     from fastfed.reporting.source import Source
 
@@ -166,6 +163,9 @@ def _bar(total: int) -> Iterator[Heard]:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Names of `fastfed.simulation.engines`, which is not loaded to print help.
+ENGINES = ("local", "processes", "dask")
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
@@ -180,6 +180,8 @@ def playing_options(command: F) -> F:
             from fastfed._memory import size_of
 
             size_of("--memory", memory)
+        from fastfed.simulation.passes import Resources
+
         return command(resources=Resources(threads, engine, scheduler, memory), **others)
 
     made = cast(F, packed)
@@ -198,7 +200,7 @@ def playing_options(command: F) -> F:
                 help="Threads (default: all processors). Results do not depend on it.",
             ),
             click.option(
-                "--engine", type=click.Choice(list(ENGINES)), default="local",
+                "--engine", type=click.Choice(ENGINES), default="local",
                 help="Who plays: threads of this process, processes of this machine, or a dask "
                 "cluster. Results do not depend on it.",
             ),

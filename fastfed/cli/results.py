@@ -52,7 +52,7 @@ def report(folder: Path) -> None:
     experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
     DIR/report.html is one page over all of them.
     """
-    from fastfed.cli.run import NO_MATPLOTLIB
+    from fastfed.cli.execution import NO_MATPLOTLIB
     from fastfed.reporting import page
 
     for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
