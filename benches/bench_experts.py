@@ -48,11 +48,11 @@ def test_laplace_noise(benchmark):
 def test_fed_svt(benchmark):
     """100 clients, 1000 experts, an exchange a round: 1000 decisions."""
     environment = RealizableLosses(experts=1000)
-    benchmark(dispatch.play, *played(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0))
+    benchmark(dispatch.run, *played(environment, 100, 1001, algorithm="fed-svt", epsilon=1.0))
 
 
 @pytest.mark.parametrize("noise", ["local", "central"])
 def test_fed_dp_ope_stoch(benchmark, noise):
     """100 clients, 100 experts, 12 phases."""
     curve = {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "noise": noise, "batch": "largest"}
-    benchmark(dispatch.play, *played(StochasticLosses(experts=100), 100, 4095, **curve))
+    benchmark(dispatch.run, *played(StochasticLosses(experts=100), 100, 4095, **curve))

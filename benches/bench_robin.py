@@ -28,7 +28,7 @@ def test_phases(benchmark, keys):
         silos=SILOS,
     )
     opened, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
-    benchmark(dispatch.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.run, opened, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize("dimension", [5, 57])

@@ -38,7 +38,7 @@ from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
-from fastfed.simulation import compiled, experts, peers, phases, step
+from fastfed.simulation import compiled, experts, peers, phases, server
 from fastfed.simulation.dispatch import play_steps
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -406,23 +406,23 @@ def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
     if isinstance(plan, ExpertPlan):
         losses = StochasticLosses(experts=plan.experts).open(0, 0, plan.silos)
         return {
-            "sums": lambda: experts.play(losses, plan, marks),
+            "sums": lambda: experts.run(losses, plan, marks),
             "steps": lambda: play_steps(losses, plan, marks),
         }
     world = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
     if isinstance(plan, PeerPlan):
         return {
-            "compiled": lambda: compiled.play_peers(world, plan, marks),
-            "steps": lambda: peers.play_steps(world, plan, marks),
+            "compiled": lambda: peers.run(world, plan, marks),
+            "steps": lambda: peers.run_steps(world, plan, marks),
         }
     if isinstance(plan, PhasePlan):
         return {
-            "compiled": lambda: compiled.play_phases(world, plan, marks),
-            "steps": lambda: phases.play_steps(world, plan, marks),
+            "compiled": lambda: phases.run(world, plan, marks),
+            "steps": lambda: phases.run_steps(world, plan, marks),
         }
     return {
-        "compiled": lambda: compiled.play(world, [plan], marks),
-        "steps": lambda: step.play_one(world, plan, marks),
+        "compiled": lambda: compiled.run(world, [plan], marks),
+        "steps": lambda: server.run_one(world, plan, marks),
     }
 
 
@@ -590,7 +590,7 @@ def test_the_claim_of_one_part_is_not_that_of_another() -> None:
         with pytest.raises(InputError, match=REFUSED):
             replace(system, plan=replace(system.plan, parts=parts))
         with pytest.raises(InputError, match=REFUSED):
-            compiled.play_peers(
+            peers.run(
                 Sphere(dimension=3, actions=2).open(0, 0, 3),
                 replace(system.plan, parts=parts),
                 np.array([system.plan.horizon]),

@@ -16,7 +16,8 @@ from fastfed.environments import FixedSet, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled
+from fastfed.simulation.server import run_one
 
 ACTIONS = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])
 USERS: list[tuple[str, dict[str, Any]]] = [
@@ -67,7 +68,7 @@ def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
     opened = made(dimension=3, actions=6, reward=RewardDistribution("gaussian", 0.3)).open(3, 0, 1)
     system = deployed(algorithm, dimension=3, **keys)
     plan = system.plan
-    played = step.play_one(opened, plan, np.arange(1, 24))
+    played = run_one(opened, plan, np.arange(1, 24))
     noise = SeededNoise(3)
     agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
     shuffler, messages, clipped = fastfed.parties.Shuffler(plan, noise), [], 0
@@ -103,8 +104,8 @@ def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
 def test_a_trusted_agent_with_seeded_noise_is_both_drivers(algorithm, keys):
     opened = Sphere(dimension=3, actions=6).open(3, 0, 1)
     plan = plan_of(algorithm, dimension=3, **keys)
-    played = step.play_one(opened, plan, np.arange(1, 24))
-    (fast,) = compiled.play(opened, [plan], np.arange(1, 24), record=True)
+    played = run_one(opened, plan, np.arange(1, 24))
+    (fast,) = compiled.run(opened, [plan], np.arange(1, 24), record=True)
     np.testing.assert_array_equal(played.total, fast.total)
     noise = SeededNoise(3)
     agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)

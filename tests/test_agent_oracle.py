@@ -285,7 +285,7 @@ def check(environment, sizes, **more):
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, 1)
     checkpoints = np.arange(1, e.horizon + 1)
-    (outcome,) = dispatch.play(opened, [plan], checkpoints, record=True)
+    (outcome,) = dispatch.run(opened, [plan], checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     truth, gap = follow(e, outcome, sizes)
     assert gap < 1e-9
@@ -542,7 +542,7 @@ def test_the_published_code_in_its_own_features(name):
     e = experiment(FixedSet(dimension=3, actions=30), sizes, **budget)
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, 1)
-    (outcome,) = dispatch.play(opened, [plan], e.checkpoints, record=True)
+    (outcome,) = dispatch.run(opened, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     found = published(protocol, T=e.horizon, d=3, B=B, epsilon=epsilon, delta=0.01)
     s = found.noise_std * (math.sqrt(B) if protocol == "linucb-sdp-amp" else 1.0)

@@ -96,7 +96,7 @@ def test_the_reference_of_an_agent_plays_what_ours_plays(system, monkeypatch):
     e = agent_experiment(system, 200, **PLAYED[system])
     plan = e.curves[0].system.plan
     ours = [
-        compiled.play(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
+        compiled.run(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
         for i in range(instances)
     ]
     assert not any(outcome.events["indefinite"] for outcome in ours)

@@ -7,7 +7,7 @@ import pytest
 import fastfed
 from fastfed._random import SeededNoise
 from fastfed.environments import Replay, Sphere
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 
 
@@ -38,8 +38,8 @@ def same(a, b):
 def both(e, **keys):
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    played = compiled.play(opened, plans, e.checkpoints, record=True, **keys)
-    return played, step.play(opened, plans, e.checkpoints)
+    played = compiled.run(opened, plans, e.checkpoints, record=True, **keys)
+    return played, server.run_steps(opened, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
     e = experiment(Sphere(dimension=4, actions=9), sizes)
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.play(
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.run(
         opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
     )
     same(one, many)

@@ -160,13 +160,13 @@ def experiment(name: str, *, seed: int = 7, checkpoints: int = 6) -> Experiment:
 def fast(e: Experiment, replicate: int = 0, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, replicate, e.silos)
     at = keys.pop("checkpoints", e.checkpoints)
-    return experts.play(opened, e.curves[0].system.plan, at, **keys)
+    return experts.run(opened, e.curves[0].system.plan, at, **keys)
 
 
 def readable(e: Experiment, replicate: int = 0, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, replicate, e.silos)
     at = keys.pop("checkpoints", e.checkpoints)
-    return experts.play_steps(opened, e.curves[0].system.plan, at, **keys)
+    return experts.run_steps(opened, e.curves[0].system.plan, at, **keys)
 
 
 COUNTED = ("group_regret", "synchronisations", "bits_up", "bits_down")

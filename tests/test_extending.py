@@ -349,8 +349,8 @@ def test_logistic_says_that_the_model_is_not_linear(logistic):
     assert certificate.status == "proven"
     assert any("the expected reward is <x, theta*>" in c for c in certificate.caveats)
     opened, plan = e.environment.open(0, 0, 2), e.curves[0].system.plan
-    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.run_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
 
 

@@ -37,8 +37,8 @@ from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import as_csv, as_text, sent
 from fastfed.reporting.text import spec_text
 from fastfed.simulation import compiled, dispatch, peers
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, experiment_from_spec, make_experiment
-from fastfed.simulation.outcome import Outcome
 
 # -- Problems --------------------------------------------------------------------------------------
 
@@ -180,13 +180,13 @@ def plan_of(e: Experiment) -> PeerPlan:
 def fast(e: Experiment, plan: PeerPlan | None = None, at: Any = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
     at = e.checkpoints if at is None else np.array(at)
-    return compiled.play_peers(opened, plan or plan_of(e), at, record=True, **keys)
+    return peers.run(opened, plan or plan_of(e), at, record=True, **keys)
 
 
 def readable(e: Experiment, plan: PeerPlan | None = None, at: Any = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
     at = e.checkpoints if at is None else np.array(at)
-    return peers.play_steps(opened, plan or plan_of(e), at, **keys)
+    return peers.run_steps(opened, plan or plan_of(e), at, **keys)
 
 
 @cache
@@ -333,9 +333,9 @@ def test_they_agree_where_the_noisy_v_is_indefinite(schedule):
 def test_replicates_differ_and_agree():
     e = experiment(**RULES["quiet"], graph="line", gamma=2)
     opened = [e.environment.open(e.seed, r, e.silos) for r in range(2)]
-    played = [compiled.play_peers(o, plan_of(e), e.checkpoints, record=True) for o in opened]
+    played = [peers.run(o, plan_of(e), e.checkpoints, record=True) for o in opened]
     for one, environment in zip(played, opened, strict=True):
-        same(one, dispatch.play_steps(environment, plan_of(e), e.checkpoints))
+        same(one, dispatch.run_steps(environment, plan_of(e), e.checkpoints))
     assert (played[0].synchronisations != played[1].synchronisations).any()
 
 
@@ -348,10 +348,10 @@ def test_the_common_door_plays_peers_beside_others():
     told: list[int] = []
     plans = [plan_of(e), central, plan_of(e)]
     opened = e.environment.open(e.seed, 0, e.silos)
-    played = dispatch.play(opened, plans, e.checkpoints, record=True, progress=told.append)
+    played = dispatch.run(opened, plans, e.checkpoints, record=True, progress=told.append)
     same(played[0], outcome)
     same(played[2], outcome)
-    assert not dispatch.shared(plan_of(e)) and dispatch.shared(central)
+    assert not dispatch.together(plan_of(e)) and dispatch.together(central)
     # In rounds of all silos, each once for every plan, though parts are played in turn.
     assert sum(told) == 3 * 19 and min(told) >= 0
     counted: list[int] = []
@@ -851,7 +851,7 @@ def centralised(e: Experiment, **changes: Any) -> Plan:
 def test_on_the_complete_graph_a_fixed_schedule_is_the_centralised_one(case):
     e = experiment(**case, graph="complete", gamma=1)
     opened = e.environment.open(e.seed, 0, e.silos)
-    (central,) = compiled.play(opened, [centralised(e)], e.checkpoints, record=True)
+    (central,) = compiled.run(opened, [centralised(e)], e.checkpoints, record=True)
     spread = fast(e)
     assert central.synchronisations[-1] >= 4
     for field in ("group_regret", "synchronisations", "events", "actions", "rewards"):
@@ -884,7 +884,7 @@ def test_on_the_complete_graph_a_trigger_is_the_centralised_one_a_round_late(cas
     assert late.radius.base == part.plan.radius.base and late.noise_std == part.plan.noise_std
     opened = e.environment.open(e.seed, 0, e.silos)
     (same_day, a_day_late) = (
-        compiled.play(opened, [p], e.checkpoints, record=True)[0] for p in (plan, late)
+        compiled.run(opened, [p], e.checkpoints, record=True)[0] for p in (plan, late)
     )
     spread = fast(e)
     for field in ("group_regret", "synchronisations", "events", "actions", "rewards"):
@@ -925,7 +925,7 @@ def test_each_part_is_a_federation_of_its_own(recorded, rule):
             alone = Replay.from_arrays(contexts[rows], rewards[rows], sampling="in-order")
             opened = alone.open(99, 0, len(part.clique))
             at = np.arange(1, len(rounds) + 1)
-            (played,) = compiled.play(opened, [part.plan], at, record=True)
+            (played,) = compiled.run(opened, [part.plan], at, record=True)
             np.testing.assert_array_equal(played.actions, outcome.actions[rows])
             np.testing.assert_array_equal(played.total, total)
             regret += played.group_regret[-1]
@@ -1661,7 +1661,7 @@ def test_results_json_and_page_show_what_was_sent(tmp_path):
     for replicate in range(2):
         opened = e.environment.open(e.seed, replicate, 5)
         for curve in e.curves[:2]:
-            counts.append(dispatch.play_steps(opened, curve.system.plan, e.checkpoints))
+            counts.append(dispatch.run_steps(opened, curve.system.plan, e.checkpoints))
     for position, label in enumerate(("asking", "steady")):
         found, played = results[label], counts[position::2]
         np.testing.assert_array_equal(found.bits_up_counts, [o.bits_up for o in played])

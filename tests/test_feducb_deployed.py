@@ -81,14 +81,14 @@ def test_a_deployment_by_hand(keys, lazy):
 
 
 def test_a_deployment_with_seeded_noise_is_the_step_driver():
-    from fastfed.simulation import step
+    from fastfed.simulation import server
 
     sphere = Sphere(dimension=3, actions=5)
     system = fastfed.make_system(
         "feducb", silos=2, horizon=25, dimension=3, **{**QUIET, "epsilon": 1e4}, communication=1.0
     )
     opened = sphere.open(3, 0, 2)
-    played = step.play_one(opened, system.plan, np.arange(1, 26))
+    played = server.run_one(opened, system.plan, np.arange(1, 26))
     noise = SeededNoise(3)
     silos = [fastfed.parties.Silo(system.plan, i, noise) for i in range(2)]
     server = fastfed.parties.Server(system.plan, noise)

@@ -16,9 +16,9 @@ from fastfed import InputError
 from fastfed._memory import available, shown, size_of
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
-from fastfed.simulation import compiled, dispatch, fitting, memory
+from fastfed.simulation import compiled, dispatch, memory
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.fitting import OutOfMemory, estimate, fit
+from fastfed.simulation.memory import OutOfMemory, estimate, fit
 from fastfed.simulation.passes import Resources
 
 LDP = {
@@ -116,7 +116,7 @@ CHILD = """
 import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.fitting import estimate
+from fastfed.simulation.memory import estimate
 from fastfed.simulation.resources import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
@@ -289,7 +289,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     needed = estimate(experiment, Resources(1)).bytes
     with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
         fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
-    monkeypatch.setattr(fitting, "available", lambda: 1000)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(InputError, match="1 kB are available"):
         fastfed.run(experiment, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -298,7 +298,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     read = estimate(experiment, Resources(1), done=2).bytes
     assert read < needed
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
-    monkeypatch.setattr(fitting, "available", lambda: None)
+    monkeypatch.setattr(memory, "available", lambda: None)
     assert fit(experiment, Resources()).reduced == ""
 
 
@@ -351,7 +351,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
 
 
 def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
-    play, calls = dispatch.play, []
+    play, calls = dispatch.run, []
 
     def full(*args, **keys):
         calls.append(1)

@@ -112,7 +112,7 @@ def check(environment, sizes, **more):
         silos=sizes["silos"], seed=3, checkpoints=sizes["horizon"],
     )  # fmt: skip
     opened = environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.play(opened, [e.curves[0].system.plan], e.checkpoints, record=True)
+    (outcome,) = compiled.run(opened, [e.curves[0].system.plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     truth = oracle_replay(e, outcome)
     # Nearer than this, rounding may choose another lambda: the problem needs another seed.

@@ -190,9 +190,9 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
     marks = np.array([plan.horizon])
     return np.array(
         [
-            dispatch.play(environment.open(7, first + r, plan.silos), [plan], marks)[
+            dispatch.run(environment.open(7, first + r, plan.silos), [plan], marks)[0].group_regret[
                 0
-            ].group_regret[0]
+            ]
             / plan.silos
             for r in range(replicates)
         ]
@@ -295,7 +295,7 @@ def test_the_bound_holds_where_it_says_something() -> None:
         system = e.curves[0].system
         bound = direct_regret_bound(system.plan, system.theory)
         assert bound is not None and bound < 10 * 20_000, keys
-        (played,) = dispatch.play(
+        (played,) = dispatch.run(
             e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
         )
         assert played.group_regret[-1] < bound

@@ -22,7 +22,7 @@ from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDist
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan
-from fastfed.simulation import compiled, dispatch, phases
+from fastfed.simulation import dispatch, phases
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 SEED = 11
@@ -95,12 +95,12 @@ def plan_of(e: Experiment) -> PhasePlan:
 
 def fast(e: Experiment, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, 0, e.silos)
-    return compiled.play_phases(opened, plan_of(e), e.checkpoints, record=True, **keys)
+    return phases.run(opened, plan_of(e), e.checkpoints, record=True, **keys)
 
 
 def readable(e: Experiment, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, 0, e.silos)
-    return phases.play_steps(opened, plan_of(e), e.checkpoints, **keys)
+    return phases.run_steps(opened, plan_of(e), e.checkpoints, **keys)
 
 
 def local(e: Experiment) -> Any:
@@ -114,7 +114,7 @@ def local(e: Experiment) -> Any:
     )  # fmt: skip
     opened = e.environment.open(e.seed, 0, e.silos)
     plan = other.curves[0].system.plan
-    (played,) = dispatch.play(opened, [plan], other.checkpoints, record=True)
+    (played,) = dispatch.run(opened, [plan], other.checkpoints, record=True)
     return played
 
 
@@ -236,7 +236,7 @@ def test_progress_hears_of_every_round_once():
         assert sum(heard) == last
     opened = e.environment.open(e.seed, 0, e.silos)
     heard = []
-    dispatch.play(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
+    dispatch.run(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
     assert sum(heard) == 2 * 31
 
 
@@ -245,13 +245,13 @@ def test_few_checkpoints_see_what_was_released_by_then():
     opened, whole = e.environment.open(e.seed, 0, e.silos), fast(e)
     for rounds in ([31], [14, 31], [5, 6, 13, 30, 31]):
         at = np.array(rounds)
-        for play in (compiled.play_phases, phases.play_steps):
+        for play in (phases.run, phases.run_steps):
             played = play(opened, plan_of(e), at)
             for counted in ("group_regret", "synchronisations", "bits_up", "bits_down"):
                 np.testing.assert_array_equal(
                     getattr(played, counted), getattr(whole, counted)[at - 1]
                 )
-        assert not dispatch.shared(plan_of(e))
+        assert not dispatch.together(plan_of(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

@@ -21,8 +21,8 @@ from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import RunBatch, missing_passes, predict_seconds
 from fastfed.simulation.run import collect
 
@@ -357,7 +357,7 @@ def test_data_paths_are_relative_to_the_spec(tmp_path):
 
 def test_checkpoints_are_distinct_rounds_that_end_with_the_last():
     """Every horizon and count: a floating ceiling once landed on a round past the last."""
-    from fastfed.simulation.outcome import checkpoint_rounds
+    from fastfed.simulation.driver import checkpoint_rounds
 
     for horizon in [*range(1, 400), 10_000, 25_000, 10**5, 10**6]:
         for count in (1, 2, 7, 19, 145, 200):

@@ -200,8 +200,8 @@ def test_they_agree_where_data_decide_when_to_synchronise(keys):
 
 def assert_drivers_agree(e):
     opened, plan = e.environment.open(e.seed, 0, e.silos), e.curves[0].system.plan
-    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.run_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
     np.testing.assert_array_equal(fast.total, slow.total)
     np.testing.assert_array_equal(fast.synchronisations, slow.synchronisations)
@@ -288,8 +288,8 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
     e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="thompson")
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.play(
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.run(
         opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
     )
     test_drivers.same(one, many)
@@ -379,7 +379,7 @@ def test_every_call_gets_the_state_that_was_given(size):
         (fast,), (readable,) = test_drivers.both(e)
         test_drivers.same(fast, readable)
         opened, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
-        (many,) = compiled.play(opened, plans, e.checkpoints, record=True, threads=3)
+        (many,) = compiled.run(opened, plans, e.checkpoints, record=True, threads=3)
         test_drivers.same(fast, many)
     np.testing.assert_array_equal(score.state, np.full(size, 0.25))
 

@@ -20,7 +20,7 @@ from fastfed.experiments import figure, figure_spec
 from fastfed.parties import Shuffler
 from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
 from fastfed.simulation.systems import make_system
 
@@ -281,10 +281,8 @@ def test_threads_and_calls_change_nothing_for_bits():
         silos=3, seed=7, checkpoints=5,
     )  # fmt: skip
     opened, plan = e.environment.open(7, 0, 3), e.curves[0].system.plan
-    (one,) = compiled.play(opened, [plan], e.checkpoints, record=True)
-    (many,) = compiled.play(
-        opened, [plan], e.checkpoints, record=True, threads=3, rounds_per_call=7
-    )
+    (one,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+    (many,) = compiled.run(opened, [plan], e.checkpoints, record=True, threads=3, rounds_per_call=7)
     assert np.array_equal(one.actions, many.actions) and np.array_equal(one.total, many.total)
 
 
@@ -404,8 +402,8 @@ def test_the_random_policy_plays_each_action_alike():
         name="r", environment=Sphere(dimension=3, actions=7), curves=[table], horizon=700, silos=3
     )
     opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (other,) = step.play(opened, plans, e.checkpoints)
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (other,) = server.run_steps(opened, plans, e.checkpoints)
     assert np.array_equal(one.actions, other.actions)
     assert np.array_equal(one.group_regret, other.group_regret)
     assert stats.chisquare(np.bincount(one.actions.ravel(), minlength=7)).pvalue > FALSE_ALARM

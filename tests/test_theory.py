@@ -112,7 +112,7 @@ def test_regularity_of_lemma_c2_over_a_whole_tree():
 def test_confidence_sets_cover_in_a_whole_run():
     """theta* stays inside every confidence set: 60 runs, failure probability 0.2."""
     from fastfed.environments import Sphere
-    from fastfed.simulation import step
+    from fastfed.simulation import server
     from fastfed.simulation.systems import setting_of
 
     sphere = Sphere(dimension=3, actions=5)
@@ -122,7 +122,7 @@ def test_confidence_sets_cover_in_a_whole_run():
     for replicate in range(60):
         opened = sphere.open(0, replicate, 2)
         theta = sphere.theta(0, replicate)
-        (played,) = step.play(opened, [plan], np.array([60]))
+        (played,) = server.run_steps(opened, [plan], np.array([60]))
         d, k = 3, plan.releases
         v = np.zeros((d, d))
         v[np.tril_indices(d)] = played.total[d:]

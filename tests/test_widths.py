@@ -9,7 +9,7 @@ from test_drivers import experiment, same
 from fastfed._kernels import native
 from fastfed.environments.base import RewardDistribution
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 
 needs_it = pytest.mark.skipif(
     not native.has_short_sieve(), reason="this processor does without 16-bit products"
@@ -61,7 +61,7 @@ def played(e):
     run.begin()
     run.play(1, e.horizon)
     made = [compiled.outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
-    return made, step.play(opened, plans, e.checkpoints), run.kept_widths()
+    return made, server.run_steps(opened, plans, e.checkpoints), run.kept_widths()
 
 
 @pytest.mark.parametrize("kind", ["unit", "ties", "near ties", "lengths", "few directions"])
@@ -107,6 +107,6 @@ def test_columns_that_differ_share_no_bounds():
     one, other = experiment(environment, keys), experiment(environment, {**keys, "batch_size": 5})
     opened = environment.open(7, 0, 2)
     plans = [e.curves[0].system.plan for e in (one, other)]
-    fast = compiled.play(opened, plans, one.checkpoints, record=True)
-    for a, b in zip(fast, step.play(opened, plans, one.checkpoints), strict=True):
+    fast = compiled.run(opened, plans, one.checkpoints, record=True)
+    for a, b in zip(fast, server.run_steps(opened, plans, one.checkpoints), strict=True):
         same(a, b)

@@ -16,7 +16,7 @@ from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution,
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch, memory
-from fastfed.simulation.outcome import checkpoint_rounds
+from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
 # ---- A federation of few silos that stands for one of many, and what playing it costs ------------
 # In lazy play all silos choose from the same released statistics, and what they add to the next
@@ -221,7 +221,7 @@ class SuccessiveHalving:
             world = worlds[kind].open(self.seed, first + replicate, size.silos)
             assert isinstance(world, native.Environment)
             chosen = [plans[i] for i in groups[kind]]
-            outcomes = dispatch.play(world, chosen, marks, threads=inner, last=size.rounds)
+            outcomes = dispatch.run(world, chosen, marks, threads=inner, last=size.rounds)
             curves = [o.group_regret / size.silos for o in outcomes]
             return replicate, kind, [_extended(c, marks, at, self.horizon) for c in curves]
 
@@ -234,7 +234,7 @@ class SuccessiveHalving:
             for kind, group in enumerate(groups)
             if group
         ]
-        workers = memory.that_fit(max(terms, key=memory.total), min(self.threads, len(works)))
+        workers = that_fit(max(terms, key=total), min(self.threads, len(works)))
         with ThreadPoolExecutor(workers) as pool:
             for replicate, kind, found in pool.map(job, works):
                 finals[replicate, groups[kind]] = found

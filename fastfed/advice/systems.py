@@ -241,8 +241,7 @@ class Choice:
 
     @property
     def plan(self) -> Plan:
-        plan = self.system.plan
-        assert isinstance(plan, Plan)
+        plan: Plan = self.system.plan
         return plan
 
     @property

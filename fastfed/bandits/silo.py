@@ -13,7 +13,7 @@ from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan, last_round
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import Plan, check_plan, of_kind
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
@@ -402,11 +402,7 @@ class Peer(Once):
     """
 
     def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
-        if not isinstance(plan, PeerPlan):
-            raise InputError(
-                f"plan must be a PeerPlan, such as system.plan, got {type(plan).__name__}"
-            )
-        self.plan = plan
+        self.plan = plan = of_kind(plan, PeerPlan)
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
         self.round = 0
         source = noise if noise is not None else SystemNoise()

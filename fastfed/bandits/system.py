@@ -12,8 +12,8 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.bandits.setting import ProblemSpec
+from fastfed.privacy.account import Claim
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.peers import PeerPlan
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.score import SCORES, UCB
 
@@ -46,16 +46,14 @@ def scored(system: System, score: str, setting: ProblemSpec) -> System:
 
 
 def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
-    """The plan with other words beside its privacy, in the place of old ones."""
-    if isinstance(plan, PeerPlan):
-        parts = (replace(p, plan=with_caveats(p.plan, old, new)) for p in plan.parts)
-        return replace(plan, parts=tuple(parts))
-    claim = plan.privacy
-    if claim is None:
-        return plan
-    # Any one of the old stands where the new ones are to stand.
-    kept = tuple(c for c in claim.caveats if c not in old)
-    return replace(plan, privacy=msgspec.structs.replace(claim, caveats=(*kept, *new)))
+    """The plan with other caveats beside its privacy, in the place of old ones."""
+
+    def changed(claim: Claim) -> Claim:
+        # Any one of the old stands where the new ones are to stand.
+        kept = tuple(c for c in claim.caveats if c not in old)
+        return msgspec.structs.replace(claim, caveats=(*kept, *new))
+
+    return plan.with_claim(changed)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

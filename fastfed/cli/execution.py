@@ -29,7 +29,7 @@ from fastfed.results.files import FULL
 from fastfed.results.store import FILE
 from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.fitting import OutOfMemory
+from fastfed.simulation.memory import OutOfMemory
 from fastfed.simulation.passes import Resources, RunBatch, predict_seconds
 
 KEPT = "what was played is kept, and the same command continues"

@@ -21,7 +21,7 @@ from fastfed.reporting.table import Row, rows_not_played
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.fitting import Layout
+from fastfed.simulation.memory import Layout
 from fastfed.simulation.passes import Resources, RunBatch, check_threads, predict_seconds
 from fastfed.simulation.run import layout_for, left_to_play, run_by
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -228,8 +228,14 @@ class Walk:
 class FrankWolfePlan(ExpertPlan):
     """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
 
+    sends: ClassVar[str] = "scores"
     phases: tuple[Phase, ...]  # those that learn
     bounds: Bounds
+
+    def gradient_memory(self) -> int:
+        """Bytes of gradients that a simulation of all clients keeps at once."""
+        depths = 1 if self.linear else 1 + max((p.trees for p in self.phases), default=0)
+        return 8 * (depths + 3) * self.silos * self.experts
 
     def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
         """The way of so many clients through the trees of a phase."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar, TypeVar
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 
@@ -127,6 +130,11 @@ class Plan:
     The step driver interprets it; the compiled driver executes it across synchronisations.
     """
 
+    #: Which driver runs it, what it is in a sentence, and which parties take it.
+    driver: ClassVar[str] = "server"
+    example: ClassVar[str] = "a Plan, such as system.plan"
+    parties: ClassVar[str] = "it is for Silo(plan, index), Shuffler(plan) and Server(plan)"
+
     silos: int
     horizon: int
     dimension: int
@@ -145,6 +153,23 @@ class Plan:
     score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
     trigger: Trigger | None = None  # when to synchronise, where the data decide
     privacy: Claim | None = None  # what is declared of it; None: nothing
+
+    def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
+        """Plan whose claim, if it has one, is changed."""
+        return self if self.privacy is None else replace(self, privacy=change(self.privacy))
+
+    @property
+    def bit_levels(self) -> int:
+        """Levels of tree nodes that travel as bits."""
+        return self.levels if self.protocol.bits else 0
+
+    @property
+    def history_numbers(self) -> int:
+        """Numbers of noise that a simulation of all silos keeps: of Toeplitz releases."""
+        if self.release != "toeplitz":
+            return 0
+        owners = self.silos if self.protocol.noise_by == "silos" else 1
+        return owners * self.releases * self.statistic_size
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
@@ -268,21 +293,38 @@ class Plan:
         return releases * 64 * self.statistic_size * self.silos
 
 
-def check_plan(plan: object) -> Plan:
-    """Plan if it is one, and gives what it says that it gives.
+class AnyPlan(TypingProtocol):
+    """A plan of any kind: it names its driver and its parties."""
 
-    A system is the likely mistake, or a plan without a server. InputError for these, and where the
-    noise of the plan is not the one that its certificate is about.
+    driver: ClassVar[str]
+    example: ClassVar[str]
+    parties: ClassVar[str]
+
+
+P = TypeVar("P", bound=AnyPlan)
+
+
+def of_kind(plan: object, kind: type[P]) -> P:
+    """The plan, if it is of this kind; InputError says what it is otherwise.
+
+    A system is the likely mistake, or a plan of another kind, which names its own parties.
     """
-    if isinstance(plan, Plan):
-        verify(plan)
+    if isinstance(plan, kind):
         return plan
-    if type(plan).__name__ == "PeerPlan":
-        raise InputError(
-            "plan has no server, each silo is a Peer: use fastfed.parties.Peer(plan, index)"
-        )
-    if type(plan).__name__ == "PhasePlan":
-        raise InputError(
-            "plan is in phases: use fastfed.parties.Client(plan, index) and its Averager"
-        )
-    raise InputError(f"plan must be a Plan, such as system.plan, got {type(plan).__name__}")
+    hint = getattr(type(plan), "parties", None)
+    raise InputError(
+        f"plan must be {kind.example}, got {type(plan).__name__}{f': {hint}' if hint else ''}"
+    )
+
+
+def check_plan(plan: object) -> Plan:
+    """The plan if it is a Plan and its noise is the one that its certificate is about.
+
+    Raises
+    ------
+    InputError
+        For anything else, with the parties that take it where it is a plan of another kind.
+    """
+    found = of_kind(plan, Plan)
+    verify(found)
+    return found

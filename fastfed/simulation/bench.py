@@ -182,7 +182,7 @@ def ours_microseconds(experiment: Experiment) -> float:
     assert isinstance(opened, native.Environment)
     plans = [check_plan(c.system.plan) for c in experiment.curves]
     start = time.perf_counter()
-    compiled.play(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
+    compiled.run(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
     return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds([0])
 
 

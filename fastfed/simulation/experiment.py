@@ -28,13 +28,9 @@ from fastfed.environments import (
     LossSpec,
     environment_from_spec,
 )
-from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import ExpertPlan
 from fastfed.privacy.mechanisms.amplification import HIDING
-from fastfed.protocols.plan import Plan
 from fastfed.protocols.score import SCORES, UCB
-from fastfed.simulation.memory import check_before
-from fastfed.simulation.outcome import checkpoint_rounds
+from fastfed.simulation.driver import check_before, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
 #: Raised whenever the same spec would play other rounds than before: old results then differ.
@@ -355,14 +351,7 @@ def check_history(curves: Iterable[Curve]) -> None:
 
     A simulation holds those of all silos at once; a deployed silo holds its own only.
     """
-    needed = 0
-    for curve in curves:
-        plan = curve.system.plan
-        if not isinstance(plan, Plan):
-            continue
-        owners = plan.silos if plan.protocol.noise_by == "silos" else 1
-        if plan.release == "toeplitz":
-            needed += 8 * owners * plan.releases * plan.statistic_size
+    needed = 8 * sum(getattr(c.system.plan, "history_numbers", 0) for c in curves)
     if needed > MOST_HISTORY:
         raise InputError(
             f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
@@ -379,22 +368,20 @@ def check_experts(curves: Iterable[Curve]) -> None:
     """InputError where a curve of experts would not fit into memory, or not end in days."""
     for curve in curves:
         plan = curve.system.plan
-        if not isinstance(plan, ExpertPlan):
+        if plan.driver != "experts":
             continue
         if plan.exchanges > MOST_EXCHANGES:
             raise InputError(
                 f"{plan.exchanges:.3g} exchanges are too many to simulate, at most "
                 f'{MOST_EXCHANGES:.3g}; a larger phase_length needs fewer (curve "{curve.label}")'
             )
-        if isinstance(plan, FrankWolfePlan):
-            depths = 1 if plan.linear else 1 + max((p.trees for p in plan.phases), default=0)
-            needed = 8 * (depths + 3) * plan.silos * plan.experts
-            if needed > MOST_GRADIENTS:
-                raise InputError(
-                    f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
-                    f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
-                    f'(curve "{curve.label}")'
-                )
+        needed = plan.gradient_memory()
+        if needed > MOST_GRADIENTS:
+            raise InputError(
+                f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
+                f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
+                f'(curve "{curve.label}")'
+            )
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:

@@ -7,8 +7,9 @@ both drivers, and any number of threads, have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,10 @@ from fastfed._kernels import losses as compiled
 from fastfed._kernels import native
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
-from fastfed.experts.frank_wolfe import FrankWolfePlan, Phase, Walk
-from fastfed.experts.parties import ExpertClient, ExpertServer, SumsPlan
+from fastfed.experts.frank_wolfe import Phase, Walk
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
-from fastfed.simulation.outcome import Outcome
-
-Progress = Callable[[int], None]
+from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
@@ -90,7 +89,7 @@ class Ledger:
         return float((self._sums * x).sum())
 
 
-def play_steps(
+def run_steps(
     adversary: Adversary,
     plan: ExpertPlan,
     checkpoints: np.ndarray,
@@ -98,7 +97,7 @@ def play_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (all by default), one client and round at a time."""
     noise = SeededNoise(adversary.seed, adversary.replicate)
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -132,7 +131,7 @@ def loss_of(losses: compiled.Losses, silo: int, round: int) -> np.ndarray | Grad
     return (lambda x: compiled.square_gradient(row, x)) if losses.quadratic else row
 
 
-def play(
+def run(
     adversary: Adversary,
     plan: ExpertPlan,
     checkpoints: np.ndarray,
@@ -141,7 +140,7 @@ def play(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default) from sums over all clients."""
+    """Run rounds 1..last (all by default) from sums over all clients."""
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
@@ -150,7 +149,7 @@ def play(
     ask = totals(adversary.losses, plan, noise, threads)
     made = end = told = 0
     until = last or plan.horizon
-    sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
+    sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
     stretches = stretches_of(plan, checkpoints, until, most)
@@ -225,7 +224,7 @@ class Scores:
     """What all clients of a plan of gradients send together, from losses made when needed."""
 
     def __init__(
-        self, plan: FrankWolfePlan, losses: compiled.Losses, noise: SeededNoise, threads: int
+        self, plan: Any, losses: compiled.Losses, noise: SeededNoise, threads: int
     ) -> None:
         self.plan, self.losses, self.noise, self.threads = plan, losses, noise, threads
         self._rounds = np.zeros((plan.silos, 0), np.int64)
@@ -272,9 +271,7 @@ def totals(
     losses: compiled.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
     """All clients of a plan at once."""
-    if isinstance(plan, FrankWolfePlan):
-        return Scores(plan, losses, noise, threads)
-    return Sums(plan.experts)
+    return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 
 def outcome(
@@ -293,3 +290,65 @@ def outcome(
         total=x,
         events=events,
     )
+
+
+# ---- Memory, and the driver --------------------------------------------------------------------
+
+
+def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
+    """Sums or gradients of all clients, and the stretches between exchanges."""
+    d, m = plan.experts, plan.silos
+    who = f"{spaced(m)} clients x {spaced(d)} experts"
+    edges = plan.exchanges + min(checkpoints, plan.horizon)
+    terms = [
+        # Made, sorted, and made unique.
+        Term("stretches of rounds", 8 * 5 * edges, spaced(edges), "exchanges"),
+        Term("decisions", 8 * 10 * d, f"{spaced(d)} experts", "experts"),
+        Term("clients", plan.memory(), who, "clients or experts"),
+    ]
+    if steps:
+        return [*terms, Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), who, "clients")]
+    sums = min(max(MOST_SUMS, d), max(1, edges) * d)
+    return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
+
+
+class ExpertDriver(Driver):
+    """Runs plans of experts against an adversary."""
+
+    def run(
+        self,
+        environment: Adversary,
+        plans: Sequence[ExpertPlan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        return [
+            run(
+                environment, plan, checkpoints,
+                threads=threads, last=last, progress=progress,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: Adversary,
+        plan: ExpertPlan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
+
+
+DRIVER = ExpertDriver()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from fastfed._validate import integer
 from fastfed.simulation import dispatch
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, Problem
-from fastfed.simulation.outcome import Outcome
 
 # ---- What a run may use of a machine, and who plays it. No result depends on it ------------------
 
@@ -65,7 +65,7 @@ def missing_passes(
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
-            together = [i for i in left if dispatch.shared(experiment.curves[i].system.plan)]
+            together = [i for i in left if dispatch.together(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
                 RunBatch(replicate, tuple(together[i : i + size]))
@@ -101,7 +101,7 @@ def play_pass(
         if progress is not None:
             progress(rounds * world.silos)
 
-    return dispatch.play(
+    return dispatch.run(
         world.open(experiment.seed, work.replicate),
         [experiment.curves[i].system.plan for i in work.positions],
         experiment.checkpoints,
@@ -137,7 +137,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
         # counts for hours when it is multiplied.
         for _ in range(2):
             start = time.perf_counter()
-            dispatch.play(environment, plans, experiment.checkpoints, last=rounds)
+            dispatch.run(environment, plans, experiment.checkpoints, last=rounds)
             best = min(best, time.perf_counter() - start)
             if best > 5.0 * TIMED_SECONDS:
                 break

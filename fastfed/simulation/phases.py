@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,34 @@ import numpy as np
 from fastfed._kernels import native
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client, rounds_between
-from fastfed.protocols.phases import LocalEstimate, PhasePlan
+from fastfed.privacy.mechanisms.winsorized import padded_dimension
+from fastfed.protocols.phases import LocalEstimate, PhasePlan, check_phase_plan
 from fastfed.protocols.server import Averager
-from fastfed.simulation.outcome import Outcome, linear_events
+from fastfed.simulation import compiled
+from fastfed.simulation.driver import (
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Term,
+    linear_events,
+    silo_term,
+)
+from fastfed.simulation.server import DRIVER as LOCAL
 
-#: Plays rounds first..last of a pass.
+#: Runs rounds first..last.
 Through = Callable[[native.Pass, int, int], None]
 
 
-def play_steps(
+def run_steps(
     environment: native.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
     last: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (all by default), one client and round at a time."""
     clients = [Client(plan, i) for i in range(plan.silos)]
     server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     regret = np.zeros(plan.silos)
@@ -75,7 +87,7 @@ def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
 
-def play(
+def run_phases(
     environment: native.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
@@ -124,3 +136,76 @@ def greedy_state(plan: PhasePlan) -> dict[str, Any]:
         "w": np.zeros((1, d, d)),
         "theta": np.zeros((1, d)),
     }
+
+
+def run(
+    environment: native.Environment,
+    plan: PhasePlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run rounds 1..last (all by default) by the compiled driver, phase after phase."""
+    check_phase_plan(plan)
+    made = compiled.state(plan.local, len(checkpoints), record)
+
+    def open_pass(made: dict[str, Any]) -> native.Pass:
+        return native.Pass(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+
+    def advance(run: native.Pass, first: int, last: int) -> None:
+        compiled.run_rounds(run, first, last, rounds_per_call, progress)
+
+    until = plan.horizon if last is None else last
+    released, model = run_phases(environment, plan, checkpoints, made, open_pass, advance, until)
+    changed: dict[str, Any] = {**sent(plan, released), "total": model}
+    return replace(compiled.outcome(plan.local, made), **changed)
+
+
+class PhaseDriver(Driver):
+    """Runs plans in phases of doubling length."""
+
+    def run(
+        self,
+        environment: native.Environment,
+        plans: Sequence[PhasePlan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        return [
+            run(
+                environment, plan, checkpoints,
+                threads=threads, record=record, last=last, progress=progress,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: native.Environment,
+        plan: PhasePlan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        # Estimates as objects; in rotated coordinates, and what is drawn beside them.
+        wide = padded_dimension(plan.dimension)
+        each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
+        *terms, left = LOCAL.memory(plan.local, checkpoints, steps=steps, record=record)
+        return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
+
+
+DRIVER = PhaseDriver()

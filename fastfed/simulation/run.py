@@ -14,10 +14,10 @@ from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import Cell, CurveRow, Store
 from fastfed.simulation import dispatch
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
-from fastfed.simulation.fitting import Layout, fit, memory_ends
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.memory import Layout, fit, memory_ends
 from fastfed.simulation.passes import Resources, RunBatch, check_threads, missing_passes
 
 # ---- Running an experiment: which cells are missing, who plays them, and committing each one -----
@@ -260,7 +260,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
                 opened = curve.world.open(experiment.seed, replicate)
-                outcome = dispatch.play_steps(opened, curve.system.plan, experiment.checkpoints)
+                outcome = dispatch.run_steps(opened, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)
 

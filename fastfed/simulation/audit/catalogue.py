@@ -20,7 +20,6 @@ from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree import touches
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import PeerPlan, Sums
-from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
@@ -29,7 +28,7 @@ from fastfed.protocols.trigger import DETERMINANT
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
 from fastfed.simulation.audit.low_bits import audit_low_bits
-from fastfed.simulation.step import Users
+from fastfed.simulation.server import Users
 from fastfed.simulation.systems import make_system
 
 # ---- The audit of schedules: whether the rounds of synchronisation give a user away --------------
@@ -124,7 +123,7 @@ class Case:
     #: Noise bits divided by this, behind the certificate's back.
     fault: int = 1
 
-    def plan(self) -> Plan | PeerPlan:
+    def plan(self) -> Any:
         epsilon, delta = CLAIM
         system = make_system(
             self.algorithm,
@@ -137,11 +136,12 @@ class Case:
             **self.keys,
         )
         plan = system.plan
-        assert not isinstance(plan, PhasePlan)
-        if isinstance(plan, Plan) and plan.encoding is not None:
+        if plan.driver == "peers":
+            return plan
+        if plan.encoding is not None:
             # Bits as their counts, which have the same law and do not take minutes.
             plan = replace(plan, individual=False)
-        if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
+        if plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
         # A plan that claimed its budget would be refused.
@@ -213,7 +213,8 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
     nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
     made = case.plan()
-    plan = made.parts[0].plan if isinstance(made, PeerPlan) else made
+    peers = made.driver == "peers"
+    plan = made.parts[0].plan if peers else made
     # Without a tree the first record is in the first release only.
     nodes = [0] if plan.protocol.flat else [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
@@ -240,10 +241,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     for run in range(trials):
         # The worlds take replicates of their own: even and odd.
         noise = SeededNoise(seed, 2 * run + world)
-        if isinstance(made, PeerPlan):
-            shown = heard(made, noise, pair[world])
-        else:
-            shown = seen(made, noise, pair[world])
+        shown = heard(made, noise, pair[world]) if peers else seen(made, noise, pair[world])
         found[run] = np.sum(nodes_of(plan, shown)[nodes] * direction)
     return found
 

@@ -71,7 +71,7 @@ class Switching:
 
     def plan(self) -> SparseVectorPlan:
         epsilon, delta = CLAIM
-        made = make_system(
+        made: SparseVectorPlan = make_system(
             "fed-svt",
             horizon=self.horizon,
             dimension=self.experts,
@@ -81,7 +81,6 @@ class Switching:
             switches=self.switches,
             threshold=self.threshold,
         ).plan
-        assert isinstance(made, SparseVectorPlan)
         return made
 
     def played(self) -> SparseVectorPlan:
@@ -185,7 +184,7 @@ class Vertices:
 
     def plan(self) -> FrankWolfePlan:
         epsilon, delta = CLAIM
-        made = make_system(
+        made: FrankWolfePlan = make_system(
             "fed-dp-ope-stoch",
             silos=self.silos,
             horizon=self.horizon,
@@ -195,7 +194,6 @@ class Vertices:
             noise="central",
             batch="largest",
         ).plan
-        assert isinstance(made, FrankWolfePlan)
         return made
 
     def played(self) -> FrankWolfePlan:

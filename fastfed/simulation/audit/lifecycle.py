@@ -50,10 +50,9 @@ OTHER = np.full(DIMENSION, np.sqrt(0.5))
 
 
 def _plan(algorithm: str, **keys: Any) -> Plan:
-    plan = make_system(
+    plan: Plan = make_system(
         algorithm, horizon=RELEASES, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
     ).plan
-    assert isinstance(plan, Plan)
     return plan
 
 

@@ -117,8 +117,9 @@ def _channel(
 
 
 def _system(algorithm: str, **keys: Any) -> Plan:
-    plan = make_system(algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys).plan
-    assert isinstance(plan, Plan)
+    plan: Plan = make_system(
+        algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
+    ).plan
     return plan
 
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import RunBatch
 
 # ---- What every engine is, and how it is told that a pass cannot be played -----------------------

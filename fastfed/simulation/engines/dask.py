@@ -28,6 +28,7 @@ from distributed import (
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines.base import (
     GUARD,
     HOPELESS,
@@ -44,7 +45,6 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass, seconds_of
 
 #: Short passes share a task, which then takes about so long: a task costs some milliseconds.
