@@ -228,7 +228,7 @@ def audit(
     --------
     >>> import numpy as np
     >>> import fastfed
-    >>> fastfed.audit("fault-laplace-half-scale", trials=2000).verdict
+    >>> fastfed.audit("fault-natural-log").verdict
     'caught'
     >>> def noisy_sum(data, rng):
     ...     return np.sum(data) + rng.laplace(scale=0.5)
