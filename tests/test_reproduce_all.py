@@ -242,7 +242,7 @@ def test_a_stop_keeps_what_was_played(
 
 
 def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cli_figures.play_silently
+    real = cli_figures.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
         if experiment.name == "exact":

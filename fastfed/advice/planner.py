@@ -28,10 +28,10 @@ from fastfed.advice.systems import (
     Question,
     Regret,
     Verdict,
-    about_feducb,
     baseline,
     batch_sizes,
     candidates,
+    feducb_reason,
     noisier,
 )
 from fastfed.bandits import ProblemSpec
@@ -40,7 +40,7 @@ from fastfed.environments import Environment, EnvironmentSpec, Sphere, environme
 from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
 from fastfed.reporting.table import plus_minus
-from fastfed.reporting.text import privacy_words
+from fastfed.reporting.text import privacy_text
 from fastfed.simulation.experiment import make_world
 from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # ---- The sentences of an answer ------------------------------------------------------------------
 
 
-def scaling_words(size: Size, silos: int, horizon: int) -> str:
+def scaling_text(size: Size, silos: int, horizon: int) -> str:
     """How the last stage was simulated."""
     if size.rounds < horizon:
         return (
@@ -67,7 +67,7 @@ def scaling_words(size: Size, silos: int, horizon: int) -> str:
     return f"simulated are all {silos} silos over all {horizon} rounds"
 
 
-def verdict_words(
+def verdict_text(
     verdict: Verdict, best: Regret, alone: Regret, open_: Regret, chance: Regret, *, looked: bool
 ) -> str:
     """Whether to share under this trust, how, and at what price."""
@@ -315,9 +315,9 @@ class _Run:
         if not self.asked:
             name, why = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {why}")
-        entrants = [entrant(one) for one in going]
-        size = self.contest.size(entrants, SCREENED * self.seconds, 2)
-        self.contest.play("screened", entrants, size)
+        contenders = [contender(one) for one in going]
+        size = self.contest.size(contenders, SCREENED * self.seconds, 2)
+        self.contest.play("screened", contenders, size)
 
     def refine(self) -> None:
         """The best few of each trust model, and batch sizes twice and half the best one's."""
@@ -329,19 +329,19 @@ class _Run:
             horizon = self.question.setting.horizon
             new = [b for b in near if 1 <= b <= horizon // 2 and b not in sizes]
             going += ranked[:KEPT] + self.add(trust, new)
-        entrants = [entrant(one) for one in going]
-        size = self.contest.size(entrants, REFINED * self.seconds, 3)
-        self.contest.play("refined", entrants, size)
+        contenders = [contender(one) for one in going]
+        size = self.contest.size(contenders, REFINED * self.seconds, 3)
+        self.contest.play("refined", contenders, size)
 
     def finish(self) -> None:
         """The last ones beside the baselines."""
         going = [one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]]
-        entrants = [entrant(one) for one in going]
+        contenders = [contender(one) for one in going]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
-            entrants.append(Contender(name, plan, federated=name == "no privacy"))
-        size = self.contest.size(entrants, FINAL * self.seconds, 6)
-        self.contest.play("final", entrants, size)
+            contenders.append(Contender(name, plan, federated=name == "no privacy"))
+        size = self.contest.size(contenders, FINAL * self.seconds, 6)
+        self.contest.play("final", contenders, size)
         self.size = size
 
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
@@ -360,7 +360,7 @@ class _Run:
         local = self.made.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not asked for"
         if local:
-            feducb = about_feducb(self.question, min(local, key=lambda c: c.batch_size))
+            feducb = feducb_reason(self.question, min(local, key=lambda c: c.batch_size))
         left_out = {**ELSEWHERE, "feducb": feducb, **self.left_out}
         rows = []
         for trust in self.asked:
@@ -379,7 +379,7 @@ class _Run:
             radius_multiplier=self.question.radius_multiplier,
             environment=table,
             seed=self.contest.seed,
-            scaling=scaling_words(self.size, setting.silos, setting.horizon),
+            scaling=scaling_text(self.size, setting.silos, setting.horizon),
             candidates=tuple(rows),
             baselines=tuple(
                 Baseline(name, label, self.contest.regrets[name], keys, self.privacy(keys))
@@ -400,7 +400,7 @@ class _Run:
         """What a baseline's certificate says, in short."""
         own = {key: value for key, value in keys.items() if key != "algorithm"}
         system = registered(keys["algorithm"]).make(own, self.question.setting)
-        return privacy_words(system.certificate.to_builtins()).short
+        return privacy_text(system.certificate.to_builtins()).short
 
     def row(self, one: Choice) -> Candidate:
         stated, plan, bound = one.system.certificate, one.plan, one.bound
@@ -440,9 +440,9 @@ class _Run:
         )
         regrets = [contest.regrets[n] for n in (best.label, "alone", "no privacy", "random")]
         worth = not helps and scalable(contest.environment)
-        return dataclasses.replace(verdict, sentence=verdict_words(verdict, *regrets, looked=worth))
+        return dataclasses.replace(verdict, sentence=verdict_text(verdict, *regrets, looked=worth))
 
 
-def entrant(one: Choice) -> Contender:
+def contender(one: Choice) -> Contender:
     """A candidate as it is played."""
     return Contender(one.label, one.plan, one.node)

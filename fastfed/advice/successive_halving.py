@@ -164,7 +164,7 @@ class SuccessiveHalving:
         """Rounds at which regret is kept, (C,)."""
         return checkpoint_rounds(self.horizon, CHECKPOINTS)
 
-    def size(self, entrants: Sequence[Contender], seconds: float, replicates: int) -> Size:
+    def size(self, contenders: Sequence[Contender], seconds: float, replicates: int) -> Size:
         """The largest stage for so many nominal seconds of one core.
 
         All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
@@ -172,9 +172,10 @@ class SuccessiveHalving:
         cannot be scaled, all of them for as many rounds as fit.
         """
         whole = sum(
-            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension) for e in entrants
+            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension)
+            for e in contenders
         )
-        fixed = sum(release_cost(e.plan) for e in entrants)
+        fixed = sum(release_cost(e.plan) for e in contenders)
         fitting = int(seconds / (whole + fixed))
         if fitting >= LEAST_EXACT:
             return Size(self.silos, self.horizon, min(fitting, MOST_REPLICATES))
@@ -183,29 +184,29 @@ class SuccessiveHalving:
             marks = self.marks
             at = int(np.searchsorted(marks, self.horizon * share, side="right")) - 1
             return Size(self.silos, int(marks[max(at, 0)]), replicates)
-        least = self.least_silos(entrants[0].plan.dimension)
+        least = self.least_silos(contenders[0].plan.dimension)
         few = min(self.silos, max(least, int(self.silos * share)))
         return Size(few, self.horizon, replicates)
 
-    def play(self, stage: str, entrants: Sequence[Contender], size: Size) -> None:
+    def play(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
         """Play a stage and keep its regrets; the same arguments and seed, the same regrets."""
         if self.on_stage is not None:
-            self.on_stage(self.announce(stage, len(entrants), size))
-        finals = self.finals(entrants, size, bits=stage == "final")
-        for entrant, column in zip(entrants, finals.T, strict=True):
+            self.on_stage(self.announce(stage, len(contenders), size))
+        finals = self.finals(contenders, size, bits=stage == "final")
+        for contender, column in zip(contenders, finals.T, strict=True):
             mean, stderr = mean_and_stderr(column)
-            self.played[entrant.name] = column
-            self.regrets[entrant.name] = Regret(
+            self.played[contender.name] = column
+            self.regrets[contender.name] = Regret(
                 mean, stderr, size.replicates, size.silos, size.rounds, stage
             )
 
-    def finals(self, entrants: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
+    def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
         """Regret of one silo at the end of the horizon, (R, entrants); ``bits``: `scaled_plan`."""
         first, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         at = int(np.searchsorted(marks, size.rounds))
         groups = [
-            [i for i, e in enumerate(entrants) if e.federated is kind] for kind in (True, False)
+            [i for i, e in enumerate(contenders) if e.federated is kind] for kind in (True, False)
         ]
         times = self.silos / size.silos
         worlds = [scaled_environment(self.environment, times), self.environment]
@@ -213,7 +214,7 @@ class SuccessiveHalving:
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
             if e.federated
             else replace(e.plan, silos=size.silos)  # a sample of all
-            for e in entrants
+            for e in contenders
         ]
 
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
@@ -227,7 +228,7 @@ class SuccessiveHalving:
 
         works = [(r, kind) for r in range(size.replicates) for kind in (0, 1) if groups[kind]]
         inner = max(1, self.threads // len(works))
-        finals = np.zeros((size.replicates, len(entrants)))
+        finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
         terms = [
             memory.of_pass(worlds[kind], facts, [plans[i] for i in group], len(marks), inner)
@@ -300,18 +301,18 @@ def break_even(
     def helps(asked: Question) -> bool:
         silos = asked.setting.silos
         own = replace(contest, silos=silos, replicate=0, on_stage=None, played={}, regrets={})
-        entrants = []
+        contenders = []
         least = batch_sizes(contest.horizon)[0]
         for size in sorted({max(least, best.batch_size // by) for by in (1, 8)}):
             try:
                 made = asked.make(best.trust, best.protocol, best.release, size)
             except InputError:
                 continue
-            entrants.append(Contender(made.label, made.plan, made.node))
-        if not entrants:
+            contenders.append(Contender(made.label, made.plan, made.node))
+        if not contenders:
             return False
         return bool(
-            own.finals(entrants, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
+            own.finals(contenders, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
         )
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))

@@ -199,7 +199,7 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: Systems that are never candidates, and why.
 ELSEWHERE = {
     "silo-ldp-prefix": 'plays as "silo-ldp" with release "tree" does: the same noise, sent as sums',
-    "feducb": "",  # computed: see `about_feducb`
+    "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
     "robin": "its unit is all that one client holds, another guarantee than that of a user",
     "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "of a single agent: nothing to share",
@@ -352,7 +352,7 @@ def noisier(a: Choice, b: Choice) -> bool:
     return bool(mine.max() > other.max() and np.mean(mine**2) > np.mean(other**2))
 
 
-def about_feducb(question: Question, least: Choice) -> str:
+def feducb_reason(question: Question, least: Choice) -> str:
     """Why feducb is no candidate: its proven adaptive schedule has more noise than every round."""
     only = "only schedules that read no raw data have a guarantee; "
     keys = {

@@ -21,7 +21,7 @@ from fastfed.cli.output import (
 )
 from fastfed.experiments.reproduction import prepare, simulate_missing
 from fastfed.reporting.page import has_matplotlib, write_overview, write_report
-from fastfed.reporting.pictures import sketch
+from fastfed.reporting.pictures import ascii_plot
 from fastfed.reporting.sections import Drawn
 from fastfed.reporting.source import Source, spaced
 from fastfed.reporting.table import Row
@@ -46,18 +46,18 @@ def play(
     def on_start(passes: list[RunBatch], threads: int) -> None:
         say(announce(experiment, passes, threads))
 
-    source = play_silently(experiment, folder, resources, on_start)
+    source = simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
         written = write_report(source, folder)
     print_results(source)
-    click.echo("\n" + sketch(source))
+    click.echo("\n" + ascii_plot(source))
     say(f"{folder}: {', '.join(path.name for path in written)}")
     if not has_matplotlib():
         say(NO_MATPLOTLIB)
     return source
 
 
-def play_silently(
+def simulate_silently(
     experiment: Experiment,
     folder: Path,
     resources: Resources,

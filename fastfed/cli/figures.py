@@ -12,7 +12,14 @@ from pathlib import Path
 import rich_click as click
 
 from fastfed._memory import shown
-from fastfed.cli.execution import KEPT, NO_MATPLOTLIB, failures, play, play_silently, say_overview
+from fastfed.cli.execution import (
+    KEPT,
+    NO_MATPLOTLIB,
+    failures,
+    play,
+    say_overview,
+    simulate_silently,
+)
 from fastfed.cli.lazy import RunFailed, Stopped
 from fastfed.cli.output import duration, print_table, say
 from fastfed.experiments import Figure
@@ -22,7 +29,7 @@ from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import has_matplotlib
 from fastfed.reporting.sections import Drawn
 from fastfed.reporting.source import Source, spaced
-from fastfed.reporting.table import Row, counts, lines, rows_not_played, rows_of
+from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import Resources
 
@@ -75,7 +82,7 @@ def print_plan(plan: Sequence[PlannedFigure]) -> None:
     print_table(HEADINGS, rows, range(1, len(HEADINGS)))
 
 
-def play_several(
+def simulate_several(
     plan: Sequence[PlannedFigure],
     folder: Path,
     resources: Resources,
@@ -110,7 +117,7 @@ def play_several(
             say(how_far(plan, number + 1, time.monotonic() - began))
     unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
     not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
-    print_statements(say_overview(folder, [*left_out, *not_played], drawn))
+    print_claims(say_overview(folder, [*left_out, *not_played], drawn))
     effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
     say(f"played in {effort}{_memory()}")
     if not has_matplotlib():
@@ -125,7 +132,7 @@ def played(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str,
     Nothing is drawn, and nothing returned, where the report of the same results is there already.
     """
     same = each.unchanged(folder)
-    play_silently(each.experiment, folder, resources)
+    simulate_silently(each.experiment, folder, resources)
     if same:
         return {}
     with failures(folder):
@@ -143,10 +150,10 @@ def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
     return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(left)} left"
 
 
-def print_statements(rows: Sequence[Row]) -> None:
+def print_claims(rows: Sequence[Row]) -> None:
     """The statement table, in the width of the terminal."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
-    for depth, text in lines(rows):
+    for depth, text in table_lines(rows):
         before, after = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
         if width is None or not text:
             click.echo(f"{before}{text}".rstrip())
@@ -155,7 +162,7 @@ def print_statements(rows: Sequence[Row]) -> None:
 
 
 def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
-    return [row for p in plan for row in rows_not_played(p.figure.id, p.experiment.figure, reason)]
+    return [row for p in plan for row in rows_left_out(p.figure.id, p.experiment.figure, reason)]
 
 
 def _memory() -> str:

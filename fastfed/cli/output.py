@@ -79,7 +79,7 @@ def print_results(source: Source) -> None:
         [[row[i] for i in columns] for row in table.table_rows(source)],
         [at for at, i in enumerate(columns) if i in table.RIGHT],
     )
-    for line in [*table.remarks(source), *table.statement_lines(source)]:
+    for line in [*table.remarks(source), *table.claim_lines(source)]:
         click.echo(line)
 
 
@@ -169,7 +169,7 @@ ENGINES = ("local", "processes", "dask")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-def playing_options(command: F) -> F:
+def run_options(command: F) -> F:
     """-o and the options of everything that plays; those of no result come as ``resources``."""
 
     @wraps(command)

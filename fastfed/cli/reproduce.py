@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed.cli.output import playing_options, say
+from fastfed.cli.output import run_options, say
 
 if TYPE_CHECKING:
     from fastfed.simulation.passes import Resources
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="FIGURE...")
-@playing_options
+@run_options
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="PATH",
     help="Learning-to-rank file or folder, for figures that play over one.",
@@ -45,7 +45,7 @@ def reproduce(
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
-    from fastfed.cli.figures import play_each, play_several, predict
+    from fastfed.cli.figures import play_each, predict, simulate_several
     from fastfed.experiments.reproduction import ALL, select, size_of_call
     from fastfed.experiments.specs import sized_experiment
 
@@ -61,7 +61,7 @@ def reproduce(
     if everything or dry_run:
         plan = predict(ready, folder, resources)
         if not dry_run:
-            play_several(
+            simulate_several(
                 plan, folder, resources, [row for each in left_out.values() for row in each]
             )
     else:

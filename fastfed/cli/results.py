@@ -97,7 +97,7 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 def _print(comparison: Comparison) -> None:
     from fastfed.reporting.comparison import shown
     from fastfed.reporting.table import plus_minus, sent, times
-    from fastfed.reporting.text import privacy_words
+    from fastfed.reporting.text import privacy_text
 
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)
@@ -122,7 +122,7 @@ def _print(comparison: Comparison) -> None:
     _listed(
         ("privacy", "A", "B"),
         [
-            (p.label, privacy_words(p.a.certificate).short, privacy_words(p.b.certificate).short)
+            (p.label, privacy_text(p.a.certificate).short, privacy_text(p.b.certificate).short)
             for p in comparison.curves
             if not p.same_privacy
         ],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed.cli.output import playing_options
+from fastfed.cli.output import run_options
 
 if TYPE_CHECKING:
     from fastfed.simulation.passes import Resources
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
-@playing_options
+@run_options
 def run(
     spec: Path,
     folder: Path,

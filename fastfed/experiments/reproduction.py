@@ -14,10 +14,10 @@ from fastfed._validate import InputError
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
 from fastfed.reporting.figure import read_source
-from fastfed.reporting.page import PAGE, as_drawn, draw_all, write_overview, write_report
+from fastfed.reporting.page import PAGE, draw_all, drawn_experiment, write_overview, write_report
 from fastfed.reporting.sections import Drawn
 from fastfed.reporting.source import Source
-from fastfed.reporting.table import Row, rows_not_played
+from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
 from fastfed.simulation.experiment import Experiment
@@ -131,7 +131,7 @@ def select(
     everything = with_panels(figure_ids())
     reasons = {figure.id: why_left_out(figure, data, size) for figure in everything}
     left_out = {
-        figure.id: rows_not_played(figure.id, figure.spec["figure"], reasons[figure.id])
+        figure.id: rows_left_out(figure.id, figure.spec["figure"], reasons[figure.id])
         for figure in everything
         if reasons[figure.id]
     }
@@ -225,7 +225,7 @@ def write_figure(folder: Path) -> dict[str, Drawn]:
     source = read_source(folder)  # with replicates that an earlier call simulated beyond these
     pictures = draw_all(source)
     write_report(source, folder, pictures)
-    return {folder.name: as_drawn(folder.name, source, pictures)}
+    return {folder.name: drawn_experiment(folder.name, source, pictures)}
 
 
 def check_writable(folder: Path) -> None:

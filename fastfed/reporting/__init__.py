@@ -1,1 +1,1 @@
-"""From an output folder to what people read: tables, the figure, the certificates."""
+"""Reports of output folders: tables, pictures, claims, certificates, pages and comparisons."""

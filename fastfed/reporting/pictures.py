@@ -1,4 +1,4 @@
-"""Pictures of an experiment: regret, communication, into a notebook's axes, and for terminals."""
+"""Pictures of an experiment: regret, communication, plots in a user's axes, and plain text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
-from fastfed.reporting.figure import SYNCHRONISATIONS, draw_lines, off_picture
+from fastfed.reporting.figure import SYNCHRONISATIONS, draw_bounds, off_picture
 from fastfed.reporting.source import Source, in_memory, regret, spaced, y_axis
 from fastfed.reporting.table import sent
-from fastfed.reporting.text import is_private, privacy_words
+from fastfed.reporting.text import is_private, privacy_text
 from fastfed.results.results import CurveResult, Results, standard_error
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The figure of an experiment: regret against rounds, one line per curve, bounds beside them.
-
+# ---- Regret against rounds: one line per curve, bounds beside them -------------------------------
 
 LEGEND = "curve: privacy as (ε, δ)"
 
 
 def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and at least one curve.
+    """Draw regret against rounds; the picture by kind, as ``render`` returns it.
 
-    Lines are means over replicates, bands two standard errors to either side.
+    Needs matplotlib, and at least one curve. Lines are means over replicates, bands two standard
+    errors to either side.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
@@ -50,50 +50,50 @@ def draw_regret(
     for curve, style in zip(source.results.curves, styles, strict=True):
         line = plotting.draw_line(axes, curve.rounds, *regret(source, curve), style)
         entries.append((line, legend_entry(curve)))
-    dress_rounds(axes)
-    entries += draw_lines(axes, source)
-    dress_regret(axes, source)
+    format_round_axis(axes)
+    entries += draw_bounds(axes, source)
+    format_regret_axis(axes, source)
     return entries
 
 
 def legend_entry(curve: CurveResult) -> str:
-    """A curve and its privacy."""
-    return f"{curve.label}:  {privacy_words(curve.certificate).short}"
+    """Text of a curve in the legend: label and privacy."""
+    return f"{curve.label}:  {privacy_text(curve.certificate).short}"
 
 
-def dress_rounds(axes: Axes) -> None:
-    """The x axis of pictures against rounds."""
+def format_round_axis(axes: Axes) -> None:
+    """Label the x axis of a picture against rounds."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
 
 
-def dress_regret(axes: Axes, source: Source) -> None:
-    """The y axis of pictures of regret."""
+def format_regret_axis(axes: Axes, source: Source) -> None:
+    """Label the y axis of a picture of regret."""
     axes.set_ylabel(plotting.Y_LABELS[y_axis(source)])
-    dress_amount(axes)
+    format_amount_axis(axes)
 
 
-def dress_amount(axes: Axes) -> None:
-    """A y axis of amounts: from 0 on, where it is linear."""
+def format_amount_axis(axes: Axes) -> None:
+    """Format a y axis of amounts; a linear one begins at 0."""
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}")
 
 
-# ---- What regret costs in communication: regret against the bytes sent so far --------------------
+# ---- Regret against the bytes sent so far --------------------------------------------------------
 
 
 def sends(source: Source) -> bool:
-    """Whether any curve sends anything, so that there is something to draw."""
+    """Return True if any curve sends anything."""
     return any(curve.bytes_sent > 0 for curve in source.results.curves)
 
 
 def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
-    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
+    """Draw regret against bytes sent; the picture by kind, as ``render`` returns it.
 
-    A line begins with its curve's first synchronisation in any replicate; between two of them
-    regret grows while nothing is sent. Both are means over replicates. Curves that send nothing
-    stand in the legend only.
+    Needs matplotlib, and a curve that sends. A line begins with its curve's first synchronisation in
+    any replicate; between two of them regret grows while nothing is sent. Both are means over
+    replicates. Curves that send nothing stand in the legend only.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
@@ -116,21 +116,20 @@ def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) 
         axes.set_xscale("log")
         plotting.log_axis(axes.xaxis)
         axes.xaxis.set_major_formatter(lambda value, _: sent(value))
-        dress_regret(axes, source)
+        format_regret_axis(axes, source)
         return entries
 
     small = [*plotting.small_print(source), "a dot is the last round"]
     return plotting.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
 
 
-# ---- A figure in plain characters, for terminals without pictures --------------------------------
-
+# ---- ASCII plot for terminals --------------------------------------------------------------------
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def sketch(source: Source, width: int = 60, height: int = 12) -> str:
-    """Mean regret of every curve against rounds, as its figure has it; each curve is a letter."""
+def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
+    """Plot the mean regret of every curve against rounds in characters; each curve is a letter."""
     curves = source.results.curves[: len(MARKS)]
     if not curves:
         return ""
@@ -154,8 +153,7 @@ def sketch(source: Source, width: int = 60, height: int = 12) -> str:
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
-# ---- Curves in axes of somebody else: what ``Results.plot`` draws, by the code of the report -----
-
+# ---- Plots in a user's axes, as ``Results.plot`` draws them --------------------------------------
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
 #: What the report calls an axis of regret.
@@ -309,9 +307,9 @@ def _draw_counts(
         spread = 2.0 * standard_error(values)
         line = plotting.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
         entries.append((line, legend_entry(curve)))
-    dress_rounds(axes)
+    format_round_axis(axes)
     axes.set_ylabel(name)
-    dress_amount(axes)
+    format_amount_axis(axes)
     if metric.startswith("bytes"):
         axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     return entries
