@@ -234,19 +234,19 @@ def test_all_silos_of_bits_are_played_as_bits() -> None:
 
 
 def test_a_stage_is_as_long_as_asked() -> None:
-    contest = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
+    halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
     one = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
     contenders = [Contender("a", one.plan, one.node)]
-    assert contest.size(contenders, 100.0, 2).silos == 100
-    assert contest.size(contenders, 100.0, 2).replicates == 32
-    short = contest.size(contenders, 0.02, 2)
+    assert halving.size(contenders, 100.0, 2).silos == 100
+    assert halving.size(contenders, 100.0, 2).replicates == 32
+    short = halving.size(contenders, 0.02, 2)
     assert (short.rounds, short.replicates) == (1000, 2) and 4 <= short.silos < 100
     wide = question(silos=100, horizon=1000, dimension=12).make("x", "central", "tree", 20)
-    assert contest.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
-    contest.play("screened", contenders, short)
-    contest.play("final", contenders, Size(4, 1000, 3))
-    assert contest.replicate == 5  # each stage on replicates of its own
-    assert contest.played["a"].shape == (3,)
+    assert halving.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
+    halving.run("screened", contenders, short)
+    halving.run("final", contenders, Size(4, 1000, 3))
+    assert halving.replicate == 5  # each stage on replicates of its own
+    assert halving.samples["a"].shape == (3,)
 
 
 def test_less_noise_of_one_schedule_is_seen() -> None:

@@ -212,7 +212,7 @@ def test_quick_judges_nothing(figures: Path) -> None:
 def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
-    what = "write_report" if while_writing else "play_silently"
+    what = "write_report" if while_writing else "simulate_silently"
     module = reproduction if while_writing else cli_figures
     real = getattr(module, what)
     calls = []
@@ -249,7 +249,7 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
             raise RunFailed("out of memory")
         return real(experiment, *args)
 
-    monkeypatch.setattr(cli_figures, "play_silently", failing)
+    monkeypatch.setattr(cli_figures, "simulate_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
     found = rows(figures)

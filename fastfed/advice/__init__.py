@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fastfed.advice.planner import plan
-from fastfed.advice.systems import TRUST, Advice, Candidate, Regret, Verdict
+from fastfed.advice.systems import TRUST, Advice, Baseline, Candidate, Regret, Verdict
 
-__all__ = ["TRUST", "Advice", "Candidate", "Regret", "Verdict", "plan"]
+__all__ = ["TRUST", "Advice", "Baseline", "Candidate", "Regret", "Verdict", "plan"]

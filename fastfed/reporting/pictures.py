@@ -91,8 +91,8 @@ def sends(source: Source) -> bool:
 def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
     """Draw regret against bytes sent; the picture by kind, as ``render`` returns it.
 
-    Needs matplotlib, and a curve that sends. A line begins with its curve's first synchronisation in
-    any replicate; between two of them regret grows while nothing is sent. Both are means over
+    Needs matplotlib, and a curve that sends. A line begins with its curve's first synchronisation
+    in any replicate; between two of them regret grows while nothing is sent. Both are means over
     replicates. Curves that send nothing stand in the legend only.
     """
 
@@ -197,7 +197,7 @@ def plot(
     log: str = "",
     curves: Iterable[str] | None = None,
 ) -> Axes:
-    """See `Results.plot`."""
+    """Draw curves of results into axes; see `Results.plot`."""
     if metric is not None:
         choice("metric", metric, METRICS)
     choice("log", log, LOGS)
