@@ -36,15 +36,15 @@ KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
 
 
-def play(
+def simulate(
     experiment: Experiment,
     folder: Path,
     resources: Resources,
 ) -> Source:
-    """Play what is missing into a folder, print the table and write the report files."""
+    """Simulate what a folder lacks, print the table, and write the report."""
 
-    def on_start(passes: list[RunBatch], threads: int) -> None:
-        say(announce(experiment, passes, threads))
+    def on_start(batches: list[RunBatch], threads: int) -> None:
+        say(announce(experiment, batches, threads))
 
     source = simulate_silently(experiment, folder, resources, on_start)
     with failures(folder):
@@ -63,9 +63,9 @@ def simulate_silently(
     resources: Resources,
     on_start: Callable[[list[RunBatch], int], None] | None = None,
 ) -> Source:
-    """Play what is missing into a folder; only progress is shown, and no report is written.
+    """Simulate what a folder lacks with a progress bar alone; no report is written.
 
-    ``on_start`` hears what is left and with how many threads.
+    ``on_start`` is called with the batches of runs that are left and the number of threads.
     """
     layout = prepare(experiment, folder, resources)
     if layout.reduced:
@@ -73,11 +73,11 @@ def simulate_silently(
     with ExitStack() as stack:
         heard: Heard | None = None
 
-        def start(passes: list[RunBatch], threads: int) -> None:
+        def start(batches: list[RunBatch], threads: int) -> None:
             nonlocal heard
             if on_start is not None:
-                on_start(passes, threads)
-            left = sum(experiment.agent_rounds(p.positions) for p in passes)
+                on_start(batches, threads)
+            left = sum(experiment.agent_rounds(b.positions) for b in batches)
             if left:
                 heard = stack.enter_context(progress(left))
 
@@ -96,7 +96,7 @@ def say_overview(
     not_played: Sequence[Row] | None = None,
     drawn: Mapping[str, Drawn] | None = None,
 ) -> list[Row]:
-    """Write the page over all experiments in a folder, if there are any; the statements there."""
+    """Write the page over all experiments in a folder, if any; the rows of their claims."""
     if not any(folder.glob(f"*/{FILE}")):
         return []
     overview = write_overview(folder, not_played, drawn)
@@ -107,26 +107,26 @@ def say_overview(
     return rows
 
 
-def announce(experiment: Experiment, passes: list[RunBatch], threads: int) -> str:
-    """What is left to play and how long it will take."""
-    all_cells = len(experiment.curves) * experiment.replicates
-    cells = sum(len(p.positions) for p in passes)
-    if not cells:
+def announce(experiment: Experiment, batches: list[RunBatch], threads: int) -> str:
+    """Sentence about the work that is left and the time that it will take."""
+    expected = len(experiment.curves) * experiment.replicates
+    missing = sum(len(b.positions) for b in batches)
+    if not missing:
         return f"{experiment.name}: nothing left to play"
-    share = f"{cells} of {all_cells}" if cells < all_cells else f"{cells}"
-    left = sum(experiment.agent_rounds(p.positions) for p in passes)
+    share = f"{missing} of {expected}" if missing < expected else f"{missing}"
+    left = sum(experiment.agent_rounds(b.positions) for b in batches)
     work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
     if not threads:
         return f"{work}; the cluster has no workers yet: waiting for them"
     return (
         f"{work} on {threads} thread{'s' if threads > 1 else ''}, "
-        f"about {duration(predict_seconds(experiment, passes, threads))}"
+        f"about {duration(predict_seconds(experiment, batches, threads))}"
     )
 
 
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
-    """What can go wrong while playing, said in a sentence."""
+    """Turn failures of a run into RunFailed or Stopped, with a sentence."""
     try:
         yield
     except KeyboardInterrupt:

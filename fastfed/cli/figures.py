@@ -16,8 +16,8 @@ from fastfed.cli.execution import (
     KEPT,
     NO_MATPLOTLIB,
     failures,
-    play,
     say_overview,
+    simulate,
     simulate_silently,
 )
 from fastfed.cli.lazy import RunFailed, Stopped
@@ -54,7 +54,7 @@ def predict(
 
 
 def print_plan(plan: Sequence[PlannedFigure]) -> None:
-    """A row for each figure, and one for all of them."""
+    """Print a row for each figure, and one for all of them."""
     rows = [
         (
             p.figure.id,
@@ -88,9 +88,9 @@ def simulate_several(
     resources: Resources,
     left_out: Sequence[Row],
 ) -> None:
-    """Play figures one after another, then write the page over all and print their statements.
+    """Simulate figures one after another, write the page over all, and print their claims.
 
-    One that fails does not keep the others from being played; RunFailed names it at the end.
+    If one fails the others are still simulated; RunFailed names it at the end.
     """
     began = time.monotonic()
     drawn: dict[str, Drawn] = {}
@@ -101,7 +101,7 @@ def simulate_several(
             say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
         start = time.monotonic()
         try:
-            drawn.update(played(each, folder / name, resources))
+            drawn.update(simulate_figure(each, folder / name, resources))
         except (Stopped, KeyboardInterrupt):
             say(f"interrupted: writing the page over what was played into {folder}")
             waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
@@ -126,8 +126,8 @@ def simulate_several(
         raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
 
 
-def played(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str, Drawn]:
-    """Play what is left of a figure and write its report, with the pictures for the overview.
+def simulate_figure(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str, Drawn]:
+    """Simulate what is left of a figure and write its report; its pictures, for the overview.
 
     Nothing is drawn, and nothing returned, where the report of the same results is there already.
     """
@@ -140,18 +140,18 @@ def played(each: PlannedFigure, folder: Path, resources: Resources) -> dict[str,
 
 
 def how_far(plan: Sequence[PlannedFigure], done: int, elapsed: float) -> str:
-    """The running total: how many, since when, and how long at the speed so far."""
+    """Text of the running total: figures done, time taken, and time left at this speed."""
     before = sum(p.seconds for p in plan[:done])
     left = sum(p.seconds for p in plan[done:])
-    # What is beyond the prediction is mostly drawing, which every figure takes alike; a prediction
-    # that was too long was so by a factor.
+    # Time beyond the prediction is mostly drawing, which is the same for every figure; a prediction
+    # that was too long was too long by a factor.
     extra = elapsed - before
     left = left + extra / done * (len(plan) - done) if extra > 0.0 else left * elapsed / before
     return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(left)} left"
 
 
 def print_claims(rows: Sequence[Row]) -> None:
-    """The statement table, in the width of the terminal."""
+    """Print the table of claims, in the width of the terminal."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
     for depth, text in table_lines(rows):
         before, after = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
@@ -166,7 +166,7 @@ def _rows(plan: Iterable[PlannedFigure], reason: str) -> list[Row]:
 
 
 def _memory() -> str:
-    """The most memory that this process had, where the system counts it."""
+    """Text of the most memory that this process had, where the system counts it."""
     try:
         import resource
     except ImportError:
@@ -175,27 +175,29 @@ def _memory() -> str:
     return f", at most {most / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB of memory"
 
 
-def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources) -> None:
-    """Play figures one after another, each with its table."""
+def simulate_each(
+    ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources
+) -> None:
+    """Simulate figures one after another, and print the table of each."""
     try:
         for position, (figure, experiment) in enumerate(ready):
             if position:
                 click.echo()
-            source = play(experiment, folder / figure.id, resources)
-            for line in said(figure.paper, source):
+            source = simulate(experiment, folder / figure.id, resources)
+            for line in claims_of(figure.paper, source):
                 click.echo(line)
     except RunFailed:
-        # What was played before has its page too.
+        # Figures that were finished before get their page too.
         say_overview(folder)
         raise
     say_overview(folder)
 
 
-def said(paper: str, source: Source) -> list[str]:
-    """What the paper says of a figure, with the verdict where it can be judged."""
-    statements = judge(source.results)
-    lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]
+def claims_of(paper: str, source: Source) -> list[str]:
+    """Lines with a paper's claims about a figure, and their verdicts where they can be judged."""
+    claims = judge(source.results)
+    lines = [f"{paper}: {s.says} ({s.verdict})" for s in claims]
     says = source.results.figure.get("says")
-    if says is not None and says not in [s.says for s in statements]:
+    if says is not None and says not in [s.says for s in claims]:
         lines.append(f"{paper}: {says}")
     return lines

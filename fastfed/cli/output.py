@@ -17,31 +17,30 @@ import rich_click as click
 if TYPE_CHECKING:
     from fastfed.reporting.source import Source
 
-# ---- Printing: JSON and tables to standard output, everything else to standard error -------------
+# ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-
-#: Terminals narrower than this do without what can be worked out from the rest, ...
+#: Terminals narrower than this get no columns that follow from others, ...
 WIDE = 100
-#: ... and those narrower than this without what only table.txt need say.
+#: ... and terminals narrower than this none that table.txt has anyway.
 WIDER = 120
 
 
 def print_json(value: Any) -> None:
-    """JSON alone on standard output; what is not finite becomes null."""
+    """Print JSON on standard output; a number that is not finite becomes null."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def say(message: str) -> None:
-    """A message beside the results."""
+    """Print a message on standard error."""
     click.echo(message, err=True)
 
 
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
 ) -> None:
-    """A table: ruled on a terminal, plain columns elsewhere."""
+    """Print a table: ruled on a terminal, plain columns elsewhere."""
     rows = [tuple(row) for row in rows]
     right = tuple(right)
     if not sys.stdout.isatty():
@@ -61,7 +60,7 @@ def print_table(
 
 
 def print_results(source: Source) -> None:
-    """The table of an experiment with title and remarks."""
+    """Print the table of an experiment with title and remarks."""
     from fastfed.reporting import table
 
     if not sys.stdout.isatty():
@@ -83,8 +82,7 @@ def print_results(source: Source) -> None:
         click.echo(line)
 
 
-# ---- Progress of a run on standard error: a bar on a terminal, now and then a line elsewhere -----
-
+# ---- Progress on standard error: a bar on a terminal, lines elsewhere ----------------------------
 
 #: Seconds between two lines off a terminal.
 EVERY = 5.0
@@ -93,7 +91,7 @@ Heard = Callable[[int], None]
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 2 min 5 s."""
+    """Format seconds for reading: 2 min 5 s."""
     whole = max(1, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     if hours:
@@ -103,7 +101,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Heard]:
-    """What hears agent-rounds as they are played, from any thread, and shows them."""
+    """Show progress: yields a function to call, from any thread, with agent-rounds done."""
     if sys.stderr.isatty():
         with _bar(total) as heard:
             yield heard
@@ -112,7 +110,7 @@ def progress(total: int) -> Iterator[Heard]:
 
 
 class Lines:
-    """Off a terminal: at most one line every few seconds."""
+    """Progress off a terminal: at most one line every few seconds."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.clock = total, clock
@@ -160,7 +158,6 @@ def _bar(total: int) -> Iterator[Heard]:
 
 # ---- Options that several commands share ---------------------------------------------------------
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Names of `fastfed.simulation.engines`, which is not loaded to print help.
@@ -170,7 +167,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 
 
 def run_options(command: F) -> F:
-    """-o and the options of everything that plays; those of no result come as ``resources``."""
+    """Add -o and the options of every run; those that change no result come as ``resources``."""
 
     @wraps(command)
     def packed(
@@ -201,13 +198,12 @@ def run_options(command: F) -> F:
             ),
             click.option(
                 "--engine", type=click.Choice(ENGINES), default="local",
-                help="Who plays: threads of this process, processes of this machine, or a dask "
-                "cluster. Results do not depend on it.",
+                help="Threads of this process, processes of this machine, or a dask cluster. "
+                "Results do not depend on it.",
             ),
             click.option(
                 "--scheduler", metavar="ADDR",
-                help="With --engine dask: a cluster that is there already (default: one of this "
-                "machine).",
+                help="With --engine dask: a running cluster (default: start one on this machine).",
             ),
             click.option(
                 "--memory", metavar="SIZE",

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.option("--trust", multiple=True, metavar="WHO",
               help="silo-ldp, shuffle or central; may be repeated (default: all).")  # fmt: skip
 @click.option("--actions", type=int, metavar="K",
-              help="Actions of the sphere that is played (default: 100).")  # fmt: skip
+              help="Actions of the simulated sphere (default: 100).")  # fmt: skip
 @click.option("--environment", "spec", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Play the environment of this spec in place of the sphere.")  # fmt: skip
+              help="Simulate the environment of this spec in place of the sphere.")  # fmt: skip
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
-              help="Of all systems alike; below 1 no regret is promised.")  # fmt: skip
+              help="Factor of all confidence radii; below 1 no regret bound holds.")  # fmt: skip
 @click.option("--seconds", type=float, default=20.0, show_default=True, metavar="S",
-              help="Simulate about so long, on one core.")  # fmt: skip
+              help="Time to simulate, about, on one core.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N",
               help="Of all randomness.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N",
@@ -56,11 +56,11 @@ def plan(
     write: Path | None,
     as_json: bool,
 ) -> None:
-    """Which protocol, release and batch size to take, or whether to share.
+    """Choose protocol, release and batch size, or decide against sharing.
 
-    All systems that truly give (E, D) to every user are compared, for each trust model apart:
-    by their noise and proven bounds, then in short simulations. It says what to take, what
-    privacy costs, and when it costs more than sharing is worth.
+    All systems that give (E, D) to every user are compared, separately for each trust model: by
+    noise and proven bounds, then by short simulations. The answer names the best system, the cost
+    of privacy, and where that cost exceeds the gain of sharing.
     """
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 @run_options
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="PATH",
-    help="Learning-to-rank file or folder, for figures that play over one.",
+    help="Learning-to-rank file or folder, for figures that need one.",
 )  # fmt: skip
-@click.option("--full", is_flag=True, help="The sizes the paper printed, where ours are smaller.")
+@click.option(
+    "--full", is_flag=True, help="The sizes that the paper printed, where ours are smaller."
+)
 @click.option(
     "--dry-run", is_flag=True,
-    help="Say what is left, how long it will take and how much memory; play nothing.",
+    help="Print what is left, how long it will take and how much memory; simulate nothing.",
 )  # fmt: skip
 def reproduce(
     names: tuple[str, ...],
@@ -36,16 +38,16 @@ def reproduce(
     full: bool,
     dry_run: bool,
 ) -> None:
-    """Play figures of the papers, or all of them.
+    """Reproduce figures of the papers, or all of them.
 
     FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each further panel of
     it, gets its own folder in DIR, and DIR/report.html is one page over all of them. "all" first
-    says how long each will take, plays long ones in smaller sizes, and ends with a table of what
-    the papers say: holds, fails, unproven, and why.
+    says how long each will take, simulates long ones at smaller sizes, and ends with a table of the
+    papers' claims: holds, fails, unproven, and why.
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
-    from fastfed.cli.figures import play_each, predict, simulate_several
+    from fastfed.cli.figures import predict, simulate_each, simulate_several
     from fastfed.experiments.reproduction import ALL, select, size_of_call
     from fastfed.experiments.specs import sized_experiment
 
@@ -56,7 +58,7 @@ def reproduce(
         say(f"skipped {name}: {rows[0].statement.why}")
     if not everything and data is not None and not any(f.needs_data for f in chosen):
         say(f"{', '.join(names)}: --data is not used, the data are made")
-    # All are checked before the first is played: bad input then costs no time.
+    # All are checked before the first is simulated: bad input then costs no time.
     ready = [(f, sized_experiment(f, data, size, replicates, seed)) for f in chosen]
     if everything or dry_run:
         plan = predict(ready, folder, resources)
@@ -65,7 +67,7 @@ def reproduce(
                 plan, folder, resources, [row for each in left_out.values() for row in each]
             )
     else:
-        play_each(ready, folder, resources)
+        simulate_each(ready, folder, resources)
 
 
 COMMANDS = {"reproduce": reproduce}

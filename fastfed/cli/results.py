@@ -12,8 +12,7 @@ from fastfed.cli.output import json_option, print_json, print_results, print_tab
 if TYPE_CHECKING:
     from fastfed.reporting.comparison import Comparison
 
-# ---- `fastfed results` and `fastfed report`: what an output folder holds -------------------------
-
+# ---- `fastfed results` and `fastfed report` ------------------------------------------------------
 
 folder_argument = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 
@@ -25,7 +24,7 @@ folder_argument = click.argument("folder", type=click.Path(path_type=Path), meta
 def results(folder: Path, as_json: bool, as_csv: bool) -> None:
     """Results of an output folder: table, JSON or CSV.
 
-    A folder that is still being played shows what is finished.
+    Of a run that is not finished it shows the finished replicates.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
@@ -48,7 +47,7 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
 def report(folder: Path) -> None:
     """Write page, pictures and tables of an output folder again.
 
-    Nothing is played: everything comes from DIR/results.sqlite. Where DIR holds several
+    Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
     experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
     DIR/report.html is one page over all of them.
     """
@@ -63,7 +62,6 @@ def report(folder: Path) -> None:
 
 # ---- `fastfed compare` ---------------------------------------------------------------------------
 
-
 folder_type = click.Path(path_type=Path)
 
 
@@ -72,7 +70,7 @@ folder_type = click.Path(path_type=Path)
 @click.argument("b", type=folder_type, metavar="DIR_B")
 @json_option
 def compare(a: Path, b: Path, as_json: bool) -> None:
-    """What differs between two output folders, curve by curve.
+    """Compare two output folders, curve by curve.
 
     Curves are matched by label: final group regret, B - A with its standard error, privacy,
     synchronisations and bytes where they differ, and the keys that differ. Runs over the same
@@ -150,7 +148,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _how(comparison: Comparison) -> str:
-    """How the differences were taken."""
+    """Sentence that says if differences are paired, and why not."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
     return f"not paired, for they differ in {', '.join(comparison.unequal)}"

@@ -24,19 +24,19 @@ def run(
     seed: int | None,
     quick: bool,
 ) -> None:
-    """Play the experiment of a spec, or what is missing of it.
+    """Run the experiment of a spec, or what is missing of it.
 
-    Every replicate of a curve is kept as soon as it is played, in DIR/results.sqlite. The same
+    Every replicate of a curve is kept as soon as it is simulated, in DIR/results.sqlite. The same
     command again finishes what is missing and repeats nothing. Beside it stand report.html,
     one page with everything, the table (table.txt, table.csv), the privacy certificates
     (certificates.txt) and the pictures of regret against rounds and against bytes sent
     (figure.png and .svg, communication.png and .svg).
     """
-    from fastfed.cli.execution import play
+    from fastfed.cli.execution import simulate
     from fastfed.experiments.specs import load_spec
 
     experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick)
-    play(experiment, folder, resources)
+    simulate(experiment, folder, resources)
 
 
 COMMANDS = {"run": run}
