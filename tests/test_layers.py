@@ -118,5 +118,5 @@ def test_what_displays_values_is_registered_from_above():
 
 
 def test_the_walk_sees_imports():
-    seen = set(imports(ROOT / "simulation" / "step.py", ["fastfed", "simulation"]))
+    seen = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
     assert {"bandits", "protocols", "_random"} <= seen
