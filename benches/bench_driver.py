@@ -1,8 +1,9 @@
-"""The compiled driver against `fastfed/_reference.py` and against the step driver."""
+"""The compiled driver against `reference.py` and against the step driver."""
 
 from dataclasses import replace
 
 import pytest
+from reference_cases import reference_microseconds
 
 from fastfed.environments import Sphere
 from fastfed.simulation import bench, compiled, server
@@ -33,7 +34,7 @@ def test_compiled_driver(benchmark, case):
 def test_reference(benchmark, case):
     _, experiment = bench.experiments_of(case)
     benchmark.group = case.name
-    benchmark.pedantic(bench.reference_microseconds, args=(experiment,), rounds=2)
+    benchmark.pedantic(reference_microseconds, args=(experiment,), rounds=2)
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])

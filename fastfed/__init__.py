@@ -13,10 +13,10 @@ from fastfed import _display
 
 if TYPE_CHECKING:
     from fastfed import advice as advice
+    from fastfed import counter_rng as counter_rng
     from fastfed import environments as environments
     from fastfed import experiments as experiments
     from fastfed import kernels as kernels
-    from fastfed import keyed as keyed
     from fastfed import off_policy as off_policy
     from fastfed import parties as parties
     from fastfed import privacy as privacy
@@ -64,10 +64,10 @@ __all__ = [
 #: Public submodules, which load as attributes too.
 _SUBMODULES = (
     "advice",
+    "counter_rng",
     "environments",
     "experiments",
     "kernels",
-    "keyed",
     "off_policy",
     "parties",
     "privacy",
@@ -77,7 +77,7 @@ _SUBMODULES = (
     "simulation",
 )
 
-#: Modules of names that were here in 0.1, which go on working for one version.
+#: Modules of names that were here in 0.1, which warn, and go in 0.3.
 _MOVED = {
     "fastfed.simulation": ("load_experiment",),
     "fastfed.parties": (
@@ -134,6 +134,7 @@ _DEPRECATED = {
     **{name: (module, name) for module, names in _MOVED.items() for name in names},
     "LossFacts": ("fastfed.environments", "LossSpec"),
     "advise": ("fastfed", "plan"),
+    "keyed": ("fastfed", "counter_rng"),
 }
 
 # Type checkers must not see it: to them every name would be there, with type Any.
@@ -148,7 +149,7 @@ if not TYPE_CHECKING:
             import warnings
 
             module, new = _DEPRECATED[name]
-            message = f"fastfed.{name} is now {module}.{new}; the old name will be removed in 0.2"
+            message = f"fastfed.{name} is now {module}.{new}; the old name goes in 0.3"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             return getattr(importlib.import_module(module), new)
         raise AttributeError(f"module 'fastfed' has no attribute {name!r}")

@@ -106,11 +106,14 @@ class Algorithm:
     #: Config that a deployment takes unless it says otherwise, where the simulation has a shortcut.
     deployed: tuple[tuple[str, Any], ...] = ()
 
-    def make(self, keys: dict[str, Any], setting: Any) -> Any:
-        """The system for the keys of one curve; InputError names a bad key."""
-        checked = self.check(keys)
+    def make(self, keys: dict[str, Any], problem: Any) -> Any:
+        """Build the system for the keys of one curve; InputError names a bad key."""
+        return self.make_checked(self.check(keys), problem)
+
+    def make_checked(self, config: Any, problem: Any) -> Any:
+        """Build the system for a config that `check` returned."""
         try:
-            made = self.build(checked, setting)
+            made = self.build(config, problem)
         except OverflowError as error:
             raise InputError(f"{self.id} cannot be planned: a number is too large") from error
         if not isinstance(made, System):

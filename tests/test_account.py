@@ -29,7 +29,7 @@ from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
-from fastfed.privacy.account import Claim, accounted, epsilon_at, sealed, verify
+from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.sensitivity import user_sensitivity
@@ -39,7 +39,7 @@ from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server
-from fastfed.simulation.dispatch import play_steps
+from fastfed.simulation.dispatch import run_steps
 from fastfed.simulation.systems import ALGORITHMS
 
 EPSILON, DELTA = 1.0, 1e-3
@@ -407,7 +407,7 @@ def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
         losses = StochasticLosses(experts=plan.experts).open(0, 0, plan.silos)
         return {
             "sums": lambda: experts.run(losses, plan, marks),
-            "steps": lambda: play_steps(losses, plan, marks),
+            "steps": lambda: run_steps(losses, plan, marks),
         }
     world = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
     if isinstance(plan, PeerPlan):
@@ -441,7 +441,7 @@ def test_a_plan_as_it_was_made_is_taken(name: str) -> None:
     assert account(plan, CASES[name].setting) == system.certificate
     assert system.certificate.conditions[-1].holds or "published" in name
     # What travels is enough: nothing is kept beside the plan.
-    epsilon_at.cache_clear()
+    event_epsilon.cache_clear()
     sent = pickle.loads(pickle.dumps(plan))
     verify(sent)
     assert account(sent, CASES[name].setting) == system.certificate
@@ -916,7 +916,7 @@ def check_random(seed: int) -> bool:
     except InputError:
         return False
     plan, stated = system.plan, system.certificate
-    epsilon_at.cache_clear()
+    event_epsilon.cache_clear()
     assert account(plan, setting) == stated, (seed, algorithm, keys)
     verify(plan)
     exact = stated.exact or stated.also[0].exact
@@ -953,8 +953,8 @@ def test_many_random_plans_are_what_their_certificates_say(tens: int) -> None:
 def test_parties_verify_one_plan_once() -> None:
     """Thousands of silos share one plan: its account is computed once."""
     plan = CASES["shuffle-amplified by the lemma"].make().plan
-    epsilon_at.cache_clear()
+    event_epsilon.cache_clear()
     for index in range(20):
         fastfed.parties.Silo(plan, index)
-    assert epsilon_at.cache_info().misses == 1 and epsilon_at.cache_info().hits >= 19
+    assert event_epsilon.cache_info().misses == 1 and event_epsilon.cache_info().hits >= 19
     assert _system.account is account

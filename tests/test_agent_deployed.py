@@ -219,7 +219,7 @@ class Failing(SeededNoise):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in ("node", "words", "point_binomials", "permutation", "shuffle_bits"):
+        if name not in ("node", "random_u32", "point_binomials", "permutation", "shuffle_bits"):
             return found
 
         def draw(*key: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from test_drivers import both, experiment, same
 
 import fastfed
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
@@ -353,7 +353,7 @@ def test_a_short_panel_of_bad_actions_is_not_beaten_by_its_padding(count, dtype)
     actions[:, 0] = -np.abs(actions[:, 0]) - 1
     theta = np.array([5.0, 0.1, -0.2])
     w = 0.01 * np.eye(3)
-    scores = native.scores(actions, w, theta, 1.0, 0.5)
+    scores = linalg.scores(actions, w, theta, 1.0, 0.5)
     assert scores.max() < -1
     for layout in (actions, np.asfortranarray(actions)):
-        assert native.select(layout, w, theta, 1.0, 0.5)[0] == scores.argmax()
+        assert linalg.select(layout, w, theta, 1.0, 0.5)[0] == scores.argmax()

@@ -26,7 +26,7 @@ from oracle.vector_sum import debias, fixed_point, lower_triangle, symmetric
 from oracle.zhou_chowdhury_2024 import Direct, chosen_regularizer, direct_bonuses, scores
 from test_drivers import experiment
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import SHUFFLE, SeededNoise
 from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
 from fastfed.simulation import dispatch
@@ -54,7 +54,7 @@ class Draws:
         return z[:d] * bias, covariance
 
     def uniforms(self, t):
-        return self.source.words(0, t, self.size) * 2.0**-32
+        return self.source.random_u32(0, t, self.size) * 2.0**-32
 
     def ones_of_batch(self, m):
         trials = self.plan.batch_size * self.plan.encoding.noise_bits[0]
@@ -80,7 +80,7 @@ class Draws:
         for label in range(self.size):
             for digit in range(bits.bit_length()):
                 plane = (np.arange(bits) >> digit & 1).astype(np.uint8)
-                native.shuffle_bits(self.seed, SHUFFLE, 0, label + 1, m, plane)
+                rng.shuffle_bits(self.seed, SHUFFLE, 0, label + 1, m, plane)
                 found[label] |= plane.astype(np.int64) << digit
         return list(found)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
+from fastfed._kernels import rng as rng_kernels
 from fastfed.bandits import noise_distributions as module
 from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law, coupling
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
@@ -69,7 +70,7 @@ def test_the_bound_holds_from_bits_to_normal(trials):
     False alarms: below 10^-6 for the law of Z, and none for the distance (10^-9 for a draw).
     """
     rng, count = np.random.default_rng(3), 50_000
-    centred = native.binomials(17, NOISE, 0, 0, trials, trials, count)
+    centred = rng_kernels.binomials(17, NOISE, 0, 0, trials, trials, count)
     x = np.rint(centred + 0.25 * trials)
     law = stats.binom(trials, 0.25)
     low, high = law.cdf(x - 1), law.cdf(x)
@@ -102,16 +103,16 @@ def prefix_noises(tree: BinomialTree, replicate: int) -> tuple[np.ndarray, np.nd
     """
     s, entries = tree.coordinates, np.zeros((tree.releases + 1, 2, tree.coordinates))
     for k in range(1, tree.releases + 1):
-        j = native.node_level(k)
-        noise = native.binomials(23, NOISE, replicate, 0, k, tree.trials(j), s)
+        j = aggregation.node_level(k)
+        noise = rng_kernels.binomials(23, NOISE, replicate, 0, k, tree.trials(j), s)
         rounding = np.zeros(s)
         for i in range(4):  # a quarter of the node's points at a time
             n = tree.users(j) // 4
             half = rounding + entries[k - 1, 0] > 0.0
             point = np.where(half, 0.5, 0.3) / tree.g[j]
-            words = native.words(23, ROUNDING, replicate, i, k, n * s).reshape(n, s)
+            words = rng_kernels.random_u32(23, ROUNDING, replicate, i, k, n * s).reshape(n, s)
             sums = np.zeros(s)
-            native.round_points(np.tile(point, (n, 1)), tree.g[j], True, words, sums)
+            aggregation.round_points(np.tile(point, (n, 1)), tree.g[j], True, words, sums)
             rounding += sums - n * point * tree.g[j]
         below = entries[k - (k & -k)]
         entries[k, 0] = below[0] + (noise + rounding) / tree.g[j]

@@ -20,7 +20,7 @@ from fastfed.experts import ALGORITHMS, ProblemSpec
 from fastfed.experts.plan import ExpertChoice, ExpertPlan, ExpertReport
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
-from fastfed.simulation.experts import loss_of, play_steps
+from fastfed.simulation.experts import loss_of, run_steps
 
 #: Config with which everything happens within 100 rounds: switches, several phases, several trees.
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -241,7 +241,7 @@ def test_seeded_it_is_the_step_driver(name):
     plan = deployed(name).plan
     opened = environment.open(3, 1, M)
     checkpoints = np.arange(1, T + 1)
-    played = play_steps(environment.open(3, 1, M), plan, checkpoints)
+    played = run_steps(environment.open(3, 1, M), plan, checkpoints)
     found = Federation(plan, SeededNoise(3, 1))
     lost = np.zeros(T)
     for t in range(1, T + 1):
@@ -264,7 +264,7 @@ def test_seeded_gradients_are_the_step_drivers(noise):
     keys = {"noise": noise, "batch": "largest", **({} if noise == "none" else {"epsilon": 90.0})}
     plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
     opened: Adversary = environment.open(5, 0, M)
-    played = play_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
+    played = run_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
     found = Federation(plan, SeededNoise(5))
     for _ in range(T):
         found.exchange()

@@ -28,7 +28,7 @@ from fastfed.experts.parties import SumsPlan
 from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
-from fastfed.privacy.mechanisms.vertex_sets import most_moved
+from fastfed.privacy.mechanisms.vertex_sets import max_change
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.passes import missing_passes
 
@@ -424,7 +424,7 @@ def vertex_epsilon(phase: Any, setting: ProblemSpec, messages: bool, delta: floa
             leaves = 2 ** (tree - depth)
             change = setting.spread / phase.batch
             if depth:
-                moved = min(setting.spread, setting.smoothness * most_moved(2**tree - 1, leaves))
+                moved = min(setting.spread, setting.smoothness * max_change(2**tree - 1, leaves))
                 change = 2 * moved * 2**depth / phase.batch
             costs = [composed((("laplace", change / scale, d * leaves),), delta)]
             if not messages:

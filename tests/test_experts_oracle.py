@@ -31,7 +31,7 @@ from fastfed.environments import (
     RealizableLosses,
     StochasticLosses,
 )
-from fastfed.environments.base import better_expert
+from fastfed.environments.base import best_expert
 from fastfed.experts import baselines, fed_svt, frank_wolfe
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollector, NoisyLeast
@@ -480,7 +480,7 @@ def pseudo(e: Experiment, x: np.ndarray) -> np.ndarray:
     """Expected loss (T,) of x less that of the best point, summed over all outcomes of coins."""
     law, d = e.environment, e.facts.dimension
     means = np.full(d, law.mean)
-    means[better_expert(e.seed, 0, d)] -= law.gap
+    means[best_expert(e.seed, 0, d)] -= law.gap
     if law.loss == "linear":
         return x @ means - means.min()
     g = np.array(list(product((0.0, 1.0), repeat=d)))

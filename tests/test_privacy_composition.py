@@ -112,7 +112,7 @@ def test_the_zcdp_division_of_selections() -> None:
     eta = math.sqrt(8 * rho / 20)
     assert eta == pytest.approx(0.04216085463601084, rel=1e-6)
     total = c.compose_rho([c.rho_of_bounded_range(eta)] * 20)
-    assert c.epsilon_of_rho_classic(total, 1e-6) == pytest.approx(0.5, rel=1e-12)
+    assert c.classic_epsilon_of_rho(total, 1e-6) == pytest.approx(0.5, rel=1e-12)
     assert c.epsilon_of_rho(total, 1e-6) < 0.45
 
 
@@ -121,7 +121,7 @@ def test_rho_of_epsilon_inverts_the_classic_formula() -> None:
     for _ in range(200):
         epsilon, delta = 10 ** draw.uniform(-9, 3), 10 ** draw.uniform(-100, -0.1)
         rho = c.rho_of_epsilon(epsilon, delta)
-        assert c.epsilon_of_rho_classic(rho, delta) == pytest.approx(epsilon, rel=1e-10)
+        assert c.classic_epsilon_of_rho(rho, delta) == pytest.approx(epsilon, rel=1e-10)
 
 
 def log_delta(alpha: np.ndarray, epsilon: float, rho: float) -> np.ndarray:
@@ -152,7 +152,7 @@ def test_conversions_are_ordered_and_inverse() -> None:
         rho, delta = 10 ** draw.uniform(-12, 3), 10 ** draw.uniform(-150, -0.01)
         tight = c.epsilon_of_rho(rho, delta)
         true = epsilon_of(math.sqrt(2 * rho), delta)
-        assert true <= tight * (1 + 1e-12) and tight <= c.epsilon_of_rho_classic(rho, delta)
+        assert true <= tight * (1 + 1e-12) and tight <= c.classic_epsilon_of_rho(rho, delta)
         assert c.delta_of_rho(tight, rho) <= delta
         if tight > 0:
             assert c.delta_of_rho(tight * (1 - 1e-6), rho) > delta
@@ -170,7 +170,7 @@ def test_agrees_with_dp_accounting() -> None:
 
 
 def test_nothing_costs_nothing() -> None:
-    assert c.epsilon_of_rho(0.0, 1e-6) == c.epsilon_of_rho_classic(0.0, 1e-6) == 0.0
+    assert c.epsilon_of_rho(0.0, 1e-6) == c.classic_epsilon_of_rho(0.0, 1e-6) == 0.0
     assert c.delta_of_rho(1.0, 0.0) == 0.0 and c.compose_rho([]) == 0.0
     assert pair(c.advanced(Guarantee(1, 0.1), 0, 1e-6)) == (0.0, 1e-6)
     assert c.epsilon_of_rho(1e-10, 0.5) == 0.0
@@ -197,7 +197,7 @@ def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: st
 
 @pytest.mark.parametrize("members", [1, 2, 20, 500])
 def test_a_group_of_pure_mechanisms_costs_as_many_times_as_much(members: int) -> None:
-    found = c.of_group(lambda delta: 0.25, members, 0.0)
+    found = c.group_epsilon(lambda delta: 0.25, members, 0.0)
     assert found == pytest.approx(0.25 * members) and found >= 0.25 * members
 
 
@@ -208,7 +208,7 @@ def test_a_group_is_never_said_to_pay_less_than_it_does(
     members: int, mu: float, delta: float
 ) -> None:
     """Of a Gaussian mechanism the truth is known: so many records move it so many times as far."""
-    found = c.of_group(lambda d: epsilon_of(mu, d) if d else math.inf, members, delta)
+    found = c.group_epsilon(lambda d: epsilon_of(mu, d) if d else math.inf, members, delta)
     truth = epsilon_of(members * mu, delta)
     assert found >= truth
     if members * mu <= 1.0:
@@ -216,6 +216,6 @@ def test_a_group_is_never_said_to_pay_less_than_it_does(
 
 
 def test_a_group_of_one_is_the_record() -> None:
-    assert c.of_group(lambda delta: 1.0 if delta else 3.0, 1, 1e-6) == 1.0
+    assert c.group_epsilon(lambda delta: 1.0 if delta else 3.0, 1, 1e-6) == 1.0
     with pytest.raises(InputError, match="members must be an integer >= 1, got 0"):
-        c.of_group(lambda delta: 1.0, 0, 0.0)
+        c.group_epsilon(lambda delta: 1.0, 0, 0.0)

@@ -22,7 +22,7 @@ from fastfed.privacy.mechanisms.vertex_sets import (
     VertexNoise,
     VertexSet,
     calibrate_vertices,
-    most_moved,
+    max_change,
     vertex_sets,
 )
 
@@ -137,8 +137,8 @@ def test_argmin_loss_is_within_epsilon_and_tends_to_it(monotone: bool) -> None:
         change = mechanism.log_probabilities(scores + move) - mechanism.log_probabilities(scores)
         worst = max(worst, float(np.abs(change).max()))
     assert 0.8 * mechanism.epsilon < worst <= mechanism.epsilon
-    far = mechanism.two_candidates(80.0)  # of a scale of 1.6
-    assert 0.97 * mechanism.epsilon < far < mechanism.two_candidates(1e4) < mechanism.epsilon
+    far = mechanism.two_candidate_loss(80.0)  # of a scale of 1.6
+    assert 0.97 * mechanism.epsilon < far < mechanism.two_candidate_loss(1e4) < mechanism.epsilon
     moved = [80.0 - 0.8, 0.0 if monotone else 0.8]
     worse = [mechanism.log_probabilities(s)[0] for s in ([80.0, 0.0], moved)]
     assert far == pytest.approx(worse[1] - worse[0])
@@ -148,7 +148,7 @@ def test_printed_factor_of_two() -> None:
     """PRIVACY (g): 1.91 to 1.98 of epsilon at a gap of 40."""
     for epsilon, expected in ((0.5, 1.952), (1.0, 1.951), (4.0, 1.948)):
         printed = NoisyArgmin(1.0 / epsilon)
-        found = printed.two_candidates(40.0 / epsilon) / epsilon
+        found = printed.two_candidate_loss(40.0 / epsilon) / epsilon
         assert found == pytest.approx(expected, abs=1e-3)
         assert printed.epsilon == 2.0 * epsilon
 
@@ -169,7 +169,7 @@ def test_sums_of_noise_are_no_worse_and_no_better_in_the_limit(clients: int) -> 
     losses = [math.log(tail(g - 2.0) / tail(g)) for g in (2.0, 5.0, 20.0, 100.0)]
     assert losses == sorted(losses) and losses[-1] < 2.0
     if clients == 1:
-        expected = [NoisyArgmin(1.0).two_candidates(g) for g in (2.0, 5.0, 20.0, 100.0)]
+        expected = [NoisyArgmin(1.0).two_candidate_loss(g) for g in (2.0, 5.0, 20.0, 100.0)]
         np.testing.assert_allclose(losses, expected, rtol=1e-8)
     assert losses[-1] > 2.0 - 0.045 * clients
 
@@ -286,7 +286,7 @@ def test_changes_of_leaves_are_attained(linear: bool) -> None:
 def test_most_moved_is_the_product() -> None:
     for first, leaves in itertools.product((1, 2, 3, 7, 50), (0, 1, 2, 5, 64)):
         kept = math.prod(1.0 - 2.0 / (k + 1) for k in range(first, first + leaves))
-        assert most_moved(first, leaves) == pytest.approx(2.0 * (1.0 - kept), abs=1e-14)
+        assert max_change(first, leaves) == pytest.approx(2.0 * (1.0 - kept), abs=1e-14)
 
 
 def test_printed_sets() -> None:
@@ -510,7 +510,7 @@ def test_account_against_the_law_of_small_runs(delta: float) -> None:
         for loss in draw.permutation([[0.0, 1.0], [1.0, 0.0]]):
             losses = base.copy()
             losses[at] += loss
-            law = audits.crossing_laws(made, losses, level)
+            law = audits.crossing_distributions(made, losses, level)
             logs = [audits.log_probability(made, losses, o, law) for o in outcomes]
             laws.append(np.exp(logs))
             assert laws[-1].sum() == pytest.approx(1.0, rel=1e-10)
@@ -522,7 +522,7 @@ def test_account_against_the_law_of_small_runs(delta: float) -> None:
 def test_runs_have_that_law() -> None:
     made = calibrate_switching(Budget(4.0, 0.0), switches=2)
     losses = np.array([[1.0, 0.2], [0.5, 0.3], [0.9, 1.4]])
-    law = audits.crossing_laws(made, losses, 1.5)
+    law = audits.crossing_distributions(made, losses, 1.5)
     outcomes, n = all_switches(3, 2), 8000
     expected = np.exp([audits.log_probability(made, losses, o, law) for o in outcomes])
     uniforms = np.random.default_rng(6).uniform(size=(n, 2, 5))

@@ -34,8 +34,8 @@ from fastfed.privacy import Budget, Condition, epsilon_of, mu_of, user_sensitivi
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.mechanisms.local_gaussian import (
     LocalGaussian,
+    budget_per_batch,
     calibrate_local_gaussian,
-    one_batch,
     shuffled,
     shuffled_epsilon,
     shuffled_mu,
@@ -279,7 +279,7 @@ def test_lemma_over_several_batches_is_a_valid_composition(count: int) -> None:
 def test_theorems(epsilon: float, delta: float, users: int, count: int) -> None:
     budget = Budget(epsilon, delta)
     each = (epsilon, delta) if count == 1 else per_batch_budget(epsilon, delta, count)
-    assert one_batch(budget, count) == pytest.approx(each, rel=1e-14)
+    assert budget_per_batch(budget, count) == pytest.approx(each, rel=1e-14)
     local = calibrate_local_gaussian(budget, users, calibration="theorem", returning=count)
     assert local.noise_std == pytest.approx(ldp_noise_std(*each), rel=1e-12)
     both = calibrate_local_gaussian(

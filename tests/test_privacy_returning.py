@@ -20,7 +20,7 @@ from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease
 from fastfed.privacy.releases.participation import (
     level_squares,
-    most_squared,
+    max_squared_sensitivity,
     proposition_e_7_squared,
 )
 from fastfed.privacy.releases.tree import depth, group_sensitivity_squared
@@ -98,7 +98,7 @@ def test_brute_force_over_all_sets_of_leaves(name: str, releases: int) -> None:
     for size, value in found.items():
         assert value > best, "another leaf always adds something"
         best = value
-        most = most_squared(name, releases, size)
+        most = max_squared_sensitivity(name, releases, size)
         if name == "honaker" and 1 < size < releases:
             # A bound, and a close one.
             assert best * (1 - 1e-12) <= most <= 1.04 * best
@@ -113,7 +113,7 @@ def test_dynamic_programming(name: str) -> None:
     cases += [(int(draw.integers(41, 3000)), int(draw.integers(1, 160))) for _ in range(60)]
     for releases, returning in cases:
         expected = programmed(name, releases, min(returning, releases))
-        found = most_squared(name, releases, returning)
+        found = max_squared_sensitivity(name, releases, returning)
         if name == "tree":
             assert found == expected
         else:
@@ -122,7 +122,7 @@ def test_dynamic_programming(name: str) -> None:
 
 def test_numbers_of_the_oracle() -> None:
     for releases, squared, bound in ((400, 412, 576), (1000, 476, 640)):
-        assert most_squared("tree", releases, 8) == squared
+        assert max_squared_sensitivity("tree", releases, 8) == squared
         assert group_sensitivity_squared(range(1, 9), releases) == squared
         assert proposition_e_7_squared(releases, 8) == bound
 
@@ -135,11 +135,15 @@ def test_numbers_of_the_oracle() -> None:
 def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
     modules = {"toeplitz": toeplitz, "honaker": honaker}
     one = modules[name].sensitivity_squared(releases) if name in modules else depth(releases)
-    assert most_squared(name, releases, 1) == one
+    assert max_squared_sensitivity(name, releases, 1) == one
     every = float(np.sum(moves(name, releases).sum(axis=1) ** 2)) if releases else 0.0
-    assert most_squared(name, releases, max(releases, 1)) == pytest.approx(every, rel=1e-12)
-    assert most_squared(name, releases, releases + 5) == most_squared(name, releases, 10**9)
-    values = [most_squared(name, releases, m) for m in range(1, releases + 1)]
+    assert max_squared_sensitivity(name, releases, max(releases, 1)) == pytest.approx(
+        every, rel=1e-12
+    )
+    assert max_squared_sensitivity(name, releases, releases + 5) == max_squared_sensitivity(
+        name, releases, 10**9
+    )
+    values = [max_squared_sensitivity(name, releases, m) for m in range(1, releases + 1)]
     assert all(a < b for a, b in itertools.pairwise(values))
     for m, value in enumerate(values, 1):
         bound = proposition_e_7_squared(releases, m)
@@ -150,27 +154,29 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
         made = GaussianRelease(
             releases, "iid", 3.0, "exact", Budget(1, 0.1), "x", release=name, returning=3
         )
-        assert made.sensitivity_squared == most_squared(name, releases, 3)
-        assert made.mu() == pytest.approx(math.sqrt(most_squared(name, releases, 3) * 4.5) / 3.0)
+        assert made.sensitivity_squared == max_squared_sensitivity(name, releases, 3)
+        assert made.mu() == pytest.approx(
+            math.sqrt(max_squared_sensitivity(name, releases, 3) * 4.5) / 3.0
+        )
 
 
 def test_large_releases() -> None:
     million = 10**6
     for returning in (2, 30, 5000):
         rows = np.convolve(toeplitz.coefficients(20_000), np.ones(returning))[:20_000]
-        assert most_squared("toeplitz", 20_000, returning) == pytest.approx(
+        assert max_squared_sensitivity("toeplitz", 20_000, returning) == pytest.approx(
             float(rows @ rows), rel=1e-12
         )
     # All leaves: the sum of (2 k f_k)^2, about (4 / pi) times the sum of k.
-    assert most_squared("toeplitz", million, million) == pytest.approx(
+    assert max_squared_sensitivity("toeplitz", million, million) == pytest.approx(
         2 / math.pi * million**2, rel=1e-5
     )
     # Two leaves share all nodes but the lowest.
-    assert most_squared("tree", million, 2) == 4 * depth(million) - 3
-    assert most_squared("honaker", million, 2) < 4 * honaker.sensitivity_squared(million)
-    assert most_squared("tree", 2**60, 2**60) == sum(4.0**j * 2 ** (59 - j) for j in range(60)) + (
-        4.0**60
-    )
+    assert max_squared_sensitivity("tree", million, 2) == 4 * depth(million) - 3
+    assert max_squared_sensitivity("honaker", million, 2) < 4 * honaker.sensitivity_squared(million)
+    assert max_squared_sensitivity("tree", 2**60, 2**60) == sum(
+        4.0**j * 2 ** (59 - j) for j in range(60)
+    ) + (4.0**60)
 
 
 @pytest.mark.parametrize("releases", [1, 2, 3, 5, 6, 7, 8, 10])
@@ -191,7 +197,7 @@ def test_levels_by_brute_force(releases: int) -> None:
             )
             assert level_squares(releases, returning, level) == expected
             squares += expected[0]
-        assert squares >= most_squared("tree", releases, returning)
+        assert squares >= max_squared_sensitivity("tree", releases, returning)
 
 
 # ---- noise --------------------------------------------------------------------------------------
@@ -223,7 +229,9 @@ def test_budget_is_met_and_not_wasted(name: str) -> None:
         less = msgspec.structs.replace(tree, noise_std=tree.noise_std * 0.99)
         assert less.exact() > budget.epsilon and not less.conditions()[-1].holds
         once = made(name, budget, releases, layout, 1)
-        growth = most_squared(name, releases, returning) / most_squared(name, releases, 1)
+        growth = max_squared_sensitivity(name, releases, returning) / max_squared_sensitivity(
+            name, releases, 1
+        )
         assert tree.noise_std == pytest.approx(once.noise_std * math.sqrt(growth))
         forgotten = msgspec.structs.replace(once, returning=returning)
         assert forgotten.exact() > budget.epsilon
@@ -350,9 +358,12 @@ BUDGET = Budget(1.0, 0.01)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: most_squared("trie", 4, 2), 'release must be one of "tree", "honaker"'),
-        (lambda: most_squared("tree", -1, 2), "releases must be an integer >= 0, got -1"),
-        (lambda: most_squared("tree", 4, 0), "returning must be an integer >= 1, got 0"),
+        (lambda: max_squared_sensitivity("trie", 4, 2), 'release must be one of "tree", "honaker"'),
+        (
+            lambda: max_squared_sensitivity("tree", -1, 2),
+            "releases must be an integer >= 0, got -1",
+        ),
+        (lambda: max_squared_sensitivity("tree", 4, 0), "returning must be an integer >= 1, got 0"),
         (lambda: proposition_e_7_squared(4, 0), "returning must be an integer >= 1, got 0"),
         (lambda: level_squares(4, 2, 3), "level must be an integer >= 0 and <= 2, got 3"),
         (lambda: calibrate_tree(BUDGET, 4, returning=0), "returning must be an integer >= 1"),

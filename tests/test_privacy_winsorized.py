@@ -21,7 +21,7 @@ from fastfed.privacy.mechanisms.winsorized import (
     hadamard,
     printed_composition,
     private_range,
-    range_law,
+    range_distribution,
     winsorized_mean_1d,
 )
 
@@ -45,7 +45,7 @@ def law(values: list[float], epsilon: float, radius: float, bound: float) -> np.
 
 def test_law_of_the_example() -> None:
     values, expected = [-1.0, -0.3, 0.2, 0.9, 0.9], [0.0723294881, 0.1966119332, 0.5344466454]
-    midpoints, logs = range_law(values, 2.0, 0.25, 1.0)
+    midpoints, logs = range_distribution(values, 2.0, 0.25, 1.0)
     assert midpoints.tolist() == [-0.75, -0.25, 0.25, 0.75]
     np.testing.assert_allclose(np.exp(logs), [*expected, expected[1]], rtol=1e-9)
 
@@ -70,7 +70,7 @@ def test_law_is_that_of_the_brute_force(radius: float, bound: float) -> None:
             values[:4] = [math.nan, math.inf, -math.inf, 1e9]
         epsilon = float(draw.uniform(0.1, 4.0))
         expected = law(values.tolist(), epsilon, radius, bound)
-        midpoints, logs = range_law(values, epsilon, radius, bound)
+        midpoints, logs = range_distribution(values, epsilon, radius, bound)
         np.testing.assert_allclose(np.exp(logs), expected, rtol=1e-12)
         counts = np.zeros(len(midpoints))
         for i in range(n):
@@ -108,7 +108,7 @@ def test_privacy_of_the_range_over_all_replacements(count: int, bins: int, large
     middles = [2.0 * k + 1.0 - bins for k in range(bins)]
     worst = widest = 0.0
     for others in itertools.combinations_with_replacement(middles, count - 1):
-        logs = [range_law([x, *others], 1.0, 1.0, bins)[1] for x in middles]
+        logs = [range_distribution([x, *others], 1.0, 1.0, bins)[1] for x in middles]
         for first, second in itertools.permutations(logs, 2):
             worst = max(worst, float(np.abs(first - second).max()))
             widest = max(widest, float(np.ptp(first - second)))
@@ -122,7 +122,7 @@ def test_a_huge_number_of_midpoints() -> None:
     low, high = private_range(values, 1.0, 1e-6 / 7.0, 1.0, 0.5)
     assert abs((low + high) / 2.0 - np.median(values)) < 1e-6
     radius, epsilon = 1.0 / 50_000, 0.05
-    midpoints, logs = range_law(values[:20], epsilon, radius, 1.0)
+    midpoints, logs = range_distribution(values[:20], epsilon, radius, 1.0)
     cdf = np.cumsum(np.exp(logs))
     for u in np.linspace(0.0007, 0.9993, 211):
         found = private_range(values[:20], epsilon, radius, 1.0, u)[0] + 2.0 * radius

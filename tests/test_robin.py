@@ -16,7 +16,7 @@ from test_drivers import same
 
 import fastfed
 from fastfed import InputError
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
 from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
@@ -449,7 +449,7 @@ def test_estimates_are_least_squares_of_the_lowest_norm():
             rows.append(np.concatenate([x.T @ y, (x.T @ x)[np.tril_indices(d)]]))
             # Fitted on what was seen, and nothing beside it.
             np.testing.assert_allclose(x @ estimate, x @ np.linalg.pinv(x) @ y, atol=1e-9)
-        found = native.least_squares(np.array(rows), d)
+        found = linalg.least_squares(np.array(rows), d)
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
         assert not found[0].any()
 

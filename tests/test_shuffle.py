@@ -12,7 +12,7 @@ from scipy import stats
 
 import fastfed
 from fastfed import InputError
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardDistribution, Sphere
@@ -225,7 +225,7 @@ def test_messages_and_aggregate_have_one_law():
     draw = np.random.default_rng(0)
     for _ in range(2 * 3):
         x = draw.normal(size=2)
-        native.accumulate(truth, x / np.linalg.norm(x), float(draw.uniform()))
+        linalg.accumulate(truth, x / np.linalg.norm(x), float(draw.uniform()))
     for sample in (one, other):
         assert np.abs(sample.mean(axis=0) - truth).max() < 5 * spread.max() / math.sqrt(n)
     for entry in range(one.shape[1]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments as native_environments
 from fastfed._validate import InputError
 from fastfed.advice.systems import Choice, Question, Regret, batch_sizes, mean_and_stderr
 from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution, Sphere
@@ -219,7 +219,7 @@ class SuccessiveHalving:
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
             replicate, kind = work
             opened = environments[kind].open(self.seed, first + replicate, size.silos)
-            assert isinstance(opened, native.Environment)
+            assert isinstance(opened, native_environments.Environment)
             chosen = [plans[i] for i in groups[kind]]
             outcomes = dispatch.run(opened, chosen, marks, threads=inner, last=size.rounds)
             curves = [o.group_regret / size.silos for o in outcomes]

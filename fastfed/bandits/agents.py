@@ -37,7 +37,7 @@ from fastfed.bandits.linucb_bounds import (
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
-from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint
+from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint_dp
 from fastfed.privacy.releases.gaussian_release import RELEASES
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
@@ -90,7 +90,7 @@ def build_jdp(keys: JointConfig, setting: ProblemSpec) -> System:
     if setting.horizon == 1 and keys.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
     releases = setting.horizon // batch_size
-    mechanism = calibrate_joint(
+    mechanism = calibrate_joint_dp(
         keys.budget,
         releases,
         setting.horizon,

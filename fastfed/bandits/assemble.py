@@ -20,8 +20,8 @@ from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
-    calibrate_release,
-    calibrate_tree,
+    release_for,
+    tree_for,
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
@@ -116,7 +116,7 @@ def _gaussian(mechanism: GaussianRelease, keys: Any, setting: ProblemSpec) -> No
 def _tree(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     returning = batches_of_user(keys.returning, releases)
-    tree = calibrate_tree(
+    tree = tree_for(
         budget, releases, keys.calibration, keys.layout, keys.ratio, returning=returning
     )
     return _gaussian(tree, keys, setting)
@@ -125,7 +125,7 @@ def _tree(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> N
 def _released(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
     releases = setting.horizon // batch_size
     returning = batches_of_user(keys.returning, releases)
-    made = calibrate_release(
+    made = release_for(
         keys.release,
         budget,
         releases,

@@ -12,7 +12,7 @@ from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
 from fastfed.bandits.radius import Theory
 from fastfed.bandits.setting import ProblemSpec
-from fastfed.privacy.account import Claim, Described, Nothing, epsilon_at, released, sealed
+from fastfed.privacy.account import Claim, NoRelease, PrivacyEvent, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
@@ -193,14 +193,14 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
     top, protocol, budget = found[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
-    epsilon = epsilon_at(top)
+    epsilon = event_epsilon(top)
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
     assumed, lazy = Assumptions.of(plan, setting), released_only(plan)
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
     met = (*trust, *claim.conditions, *top.conditions())
     # Where nothing leaves a silo nothing has to be assumed; its own users it does not hide.
-    silent = isinstance(top, Nothing) and protocol.senders == "silos"
+    silent = isinstance(top, NoRelease) and protocol.senders == "silos"
     # The account is of what this run does; of the world around it the conditions speak.
     covered = known and (silent or all(c.holds for c in assumed.about_run))
     proven = covered and all(c.holds for c in assumed.world)
@@ -254,7 +254,7 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
             )
         )
     for (asked, silos), own in zip(alike(claim.by_silo).items(), found[1:], strict=False):
-        epsilon = epsilon_at(own)
+        epsilon = event_epsilon(own)
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
@@ -291,12 +291,12 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
     )
 
 
-def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: Described) -> Certificate:
+def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
     """Of a system that claims nothing: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
-    if isinstance(top, Nothing) and plan.protocol.senders == "silos":
+    if isinstance(top, NoRelease) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
         stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
         world = _world(plan, setting)
@@ -305,7 +305,7 @@ def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: Described) -
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
-def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
+def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
     """As drivers add it: of one user's message, of a batch's bits, or of one node."""
     if isinstance(top, LocalGaussian):
         names = ("bias", "covariance", "covariance_diagonal")
@@ -313,11 +313,11 @@ def _noise_stds(plan: Plan, top: Described) -> dict[str, float]:
     return top.noise_stds
 
 
-def _beside(plan: Plan, top: Described) -> list[Side]:
+def _beside(plan: Plan, top: PrivacyEvent) -> list[Side]:
     """What the noise of a single agent's users is worth towards others than the claim is about."""
     if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
         return []
-    others, exact = list(top.sides()), epsilon_at(top)
+    others, exact = list(top.sides()), event_epsilon(top)
     if plan.protocol.shuffled and math.isfinite(exact):
         trusted = [c for c in top.conditions() if type(c) is Condition]
         others.append(
@@ -380,9 +380,9 @@ def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
         return no_privacy(claim.source, caveats=claim.caveats)
     found: Any = released(plan)
     top, budget = found[0], claim.budget
-    epsilon = epsilon_at(top)
+    epsilon = event_epsilon(top)
     known, kept = math.isfinite(epsilon), all(c.holds for c in setting.conditions)
-    sends = not isinstance(top, Nothing)
+    sends = not isinstance(top, NoRelease)
     return Certificate(
         unit="silo",
         relation="replace",

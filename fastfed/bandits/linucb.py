@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, array, integer, number
 from fastfed.protocols.score import Score
 
@@ -48,30 +48,30 @@ class Estimate:
     @property
     def log_det(self) -> float:
         """ln det V."""
-        return native.log_det(self.w)
+        return linalg.log_det(self.w)
 
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
         """V = lambda I + covariance, u = bias; returns the shift V needed to be definite."""
-        shift = native.refresh(statistic, regularizer, self.w, self.theta)
+        shift = linalg.refresh(statistic, regularizer, self.w, self.theta)
         if shift < 0.0:
-            raise native.status_error(-2)
+            raise environments.status_error(-2)
         return shift
 
     def select(
         self, actions: np.ndarray, radius: float, second: float = 0.0
     ) -> tuple[int, np.ndarray]:
         """(index, features) of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
-        return native.select(actions, self.w, self.theta, radius, second)
+        return linalg.select(actions, self.w, self.theta, radius, second)
 
     def select_scored(
         self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
     ) -> tuple[int, np.ndarray]:
         """The same by a score function, which gets both radii."""
-        return native.scored(score, key, round, actions, self.w, self.theta, radius, second)
+        return linalg.scored(score, key, round, actions, self.w, self.theta, radius, second)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """V <- V + x x', u <- u + x y."""
-        native.observe(self.w, self.theta, x, reward)
+        linalg.observe(self.w, self.theta, x, reward)
 
 
 class LinUCB:
@@ -115,7 +115,7 @@ class LinUCB:
     @property
     def confidence_radius(self) -> float:
         """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form."""
-        return native.radius_at(
+        return linalg.radius_at(
             self.radius_multiplier,
             self.reward_scale,
             2.0 * math.log(1.0 / self.failure_probability),
@@ -129,7 +129,7 @@ class LinUCB:
         """Upper confidence bound of each action, (K,)."""
         checked = check_actions(actions, self.dimension)
         e = self._estimate
-        return native.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
+        return linalg.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
 
     def select(self, actions: object) -> int:
         """Index of the action to play; ``actions`` is (K, d), ties go to the lowest index."""

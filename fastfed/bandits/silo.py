@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments, linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
@@ -145,14 +145,14 @@ class Silo(Once):
         inflation, second = self._inflation, self._second_bonus
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
-            regularizer = native.choose_regularizer(statistic, full, floor, plan.dimension)
+            regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
             inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
         if plan.radius.direct:
             bound = regularizer + shift + float(plan.radius.error_bound[k])
             second = plan.radius.multiplier * bound
         if not np.isfinite(estimate.theta).all():
-            raise native.status_error(-2)
+            raise environments.status_error(-2)
         if self.clock is not None:
             self.clock.restart(estimate.w, statistic, regularizer + shift)
         self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
@@ -171,7 +171,7 @@ class Silo(Once):
             raise InputError("observe needs a select before it")
         x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
-            outside = native.clip_norm(x, clip.feature)
+            outside = linalg.clip_norm(x, clip.feature)
             beyond = not clip.low <= y <= clip.high
             y = min(max(y, clip.low), clip.high)
         self._learn(x, y)
@@ -287,7 +287,7 @@ class Client(Silo):
         return 0.0 if self.greedy else super()._radius()
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        native.accumulate(self._statistic, x, y)
+        linalg.accumulate(self._statistic, x, y)
         if not self.greedy:
             self._estimate.observe(x, y)
 
@@ -300,7 +300,7 @@ class Client(Silo):
         if not self.due:
             raise InputError(f"silo {self.index} has no estimate due after round {self.round}")
         phase = self.phases.releasing[self._sent]
-        (values,) = native.least_squares(self._statistic[None], self.plan.dimension)
+        (values,) = linalg.least_squares(self._statistic[None], self.plan.dimension)
         self._statistic = np.zeros(self.plan.statistic_size)
         self._sent += 1
         return LocalEstimate(phase, values, self.index)

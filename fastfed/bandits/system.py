@@ -28,10 +28,10 @@ class System(_system.System):
 class Algorithm(_system.Algorithm):
     """A linear system of a paper: it chooses among actions with features."""
 
-    def make(self, keys: dict[str, Any], setting: ProblemSpec) -> System:
-        """The system for the keys of one curve; InputError names a bad key."""
-        score = getattr(self.check(keys), "score", UCB)
-        system: System = super().make(keys, setting)
+    def make_checked(self, config: Any, setting: ProblemSpec) -> System:
+        """Build the system for a config that `check` returned."""
+        score = getattr(config, "score", UCB)
+        system: System = super().make_checked(config, setting)
         return system if score == UCB else scored(system, score, setting)
 
 

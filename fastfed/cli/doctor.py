@@ -76,7 +76,7 @@ def _version(name: str) -> str | None:
 def _build(problems: list[str]) -> dict[str, Any]:
     """Build of the compiled core, and the features that it may use here."""
     try:
-        from fastfed._kernels import native
+        from fastfed._kernels import _native, linalg
         from fastfed.simulation.passes import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
@@ -89,9 +89,9 @@ def _build(problems: list[str]) -> dict[str, Any]:
         }
     return {
         "compiled": True,
-        "openmp": native.HAS_OPENMP,
-        "target_clones": native.HAS_TARGET_CLONES,
-        "short_sieve": native.has_short_sieve(),
+        "openmp": _native.HAS_OPENMP,
+        "target_clones": _native.HAS_TARGET_CLONES,
+        "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
     }
 
@@ -142,7 +142,7 @@ def _print(found: dict[str, Any]) -> None:
     click.echo(
         f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
         f"processor clones: {without[build['target_clones']]}; "
-        f"16-bit sieve: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
+        f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if found["memory"] is not None:
         click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")
@@ -190,7 +190,8 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     Microseconds per agent-round, of the instances whose name starts with one of those given, or of
     all. The limit is what the arithmetic alone would take on one core of 2.4 GHz with AVX-512, the
     share how much of the time that is. The reference is a plain loop in NumPy, timed in the same
-    run; "ratio without data" leaves out its making of the contexts.
+    run; "ratio without data" leaves out its making of the contexts. It stands in the repository's
+    benches/: elsewhere than in a checkout there is no ratio.
     """
     from fastfed.simulation.bench import run_bench
 
@@ -199,6 +200,8 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    if all(row["ratio"] is None for row in rows):
+        say("no ratios: the reference stands in the repository's benches/, and this is no checkout")
     for row in rows:
         share = row["share_of_limit"]
         row["share_of_limit"] = None if share is None else f"{share:.0%}".replace("%", " %")

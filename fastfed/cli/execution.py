@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError
 from fastfed.cli.lazy import RunFailed, Stopped
 from fastfed.cli.output import (
@@ -131,7 +131,7 @@ def failures(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(f"interrupted: {KEPT}") from None
-    except native.PlayError as error:
+    except environments.SimulationError as error:
         raise RunFailed(f"{error}; {KEPT}") from None
     except sqlite3.Error as error:
         raise RunFailed(f"{folder / FILE} cannot be written ({error}); {KEPT}") from None
@@ -147,7 +147,9 @@ def failures(folder: Path) -> Iterator[None]:
         why = str(error) if known else "out of memory: fewer threads or silos need less"
         raise RunFailed(f"{why}; {KEPT}" if (folder / FILE).exists() else why) from None
     except Exception as error:
-        notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(native.IN_FUNCTION)]
+        notes = [
+            n for n in getattr(error, "__notes__", ()) if n.startswith(environments.IN_FUNCTION)
+        ]
         if not notes or isinstance(error, InputError):
             raise
         raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {KEPT}") from None

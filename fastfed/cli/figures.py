@@ -11,7 +11,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fastfed._memory import shown
+from fastfed._memory import format_size
 from fastfed.cli.execution import (
     KEPT,
     NO_MATPLOTLIB,
@@ -63,7 +63,7 @@ def print_plan(plan: Sequence[PlannedFigure]) -> None:
             str(p.missing),
             spaced(p.agent_rounds),
             duration(p.seconds) if p.missing else "-",
-            shown(p.memory) if p.missing else "-",
+            format_size(p.memory) if p.missing else "-",
         )
         for p in plan
     ]
@@ -76,7 +76,7 @@ def print_plan(plan: Sequence[PlannedFigure]) -> None:
             str(sum(p.missing for p in plan)),
             spaced(sum(p.agent_rounds for p in plan)),
             duration(total) if total else "-",
-            shown(max(p.memory for p in plan)) if total else "-",
+            format_size(max(p.memory for p in plan)) if total else "-",
         )
     )
     print_table(HEADINGS, rows, range(1, len(HEADINGS)))

@@ -174,9 +174,9 @@ def run_options(command: F) -> F:
         threads: int | None, engine: str, scheduler: str | None, memory: str | None, **others: Any
     ) -> Any:
         if memory is not None:
-            from fastfed._memory import size_of
+            from fastfed._memory import parse_size
 
-            size_of("--memory", memory)
+            parse_size("--memory", memory)
         from fastfed.simulation.passes import Resources
 
         return command(resources=Resources(threads, engine, scheduler, memory), **others)

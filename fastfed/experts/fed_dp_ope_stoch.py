@@ -48,7 +48,7 @@ from fastfed.experts.plan import (
     ProblemSpec,
     System,
 )
-from fastfed.privacy.account import Claim, LossesOfOne, epsilon_at, released, sealed
+from fastfed.privacy.account import Claim, GroupedLosses, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
     CHANCES,
     SIMULATION,
@@ -200,7 +200,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
     found = released(plan)
     assert found is not None
     top, budget = found[0], claim.budget
-    epsilon, known = epsilon_at(top), math.isfinite(epsilon_at(top))
+    epsilon, known = event_epsilon(top), math.isfinite(event_epsilon(top))
     exact = Guarantee(epsilon, budget.delta) if known else None
     # Of messages that depend on nobody's data two accounts are one.
     local = plan.protocol.noise_by == "silos"
@@ -225,7 +225,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
                 relation="replace",
                 model=plan.protocol.model if claims_messages else MESSAGES,
                 claimed=None,
-                exact=Guarantee(epsilon_at(found[-1]), budget.delta) if known else None,
+                exact=Guarantee(event_epsilon(found[-1]), budget.delta) if known else None,
                 status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
@@ -236,7 +236,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
             ),
         )
     if setting.multiplicity > 1 and known:
-        one = top.one if isinstance(top, LossesOfOne) else top
+        one = top.one if isinstance(top, GroupedLosses) else top
         model = MESSAGES if claims_messages else plan.protocol.model
         also += (
             SideCertificate(
@@ -244,7 +244,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
                 relation="replace",
                 model=f"{model}; {ONE_LOSS}",
                 claimed=claimed,
-                exact=Guarantee(epsilon_at(one), budget.delta),
+                exact=Guarantee(event_epsilon(one), budget.delta),
                 status="proven",
                 noise_std=stds,
                 conditions=(*about_losses, *one.conditions()),

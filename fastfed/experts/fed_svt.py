@@ -24,7 +24,7 @@ from fastfed.experts.plan import (
     start_expert,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, Described, epsilon_at, of_record, released, sealed
+from fastfed.privacy.account import Claim, PrivacyEvent, event_epsilon, per_record, released, sealed
 from fastfed.privacy.certificate import (
     CHANCES,
     SIMULATION,
@@ -57,8 +57,8 @@ class SparseVectorPlan(SumsPlan):
 
 
 @released.register
-def _(plan: SparseVectorPlan) -> tuple[Described, ...]:
-    return (of_record(plan.noise, plan.privacy or Claim(source="none")),)
+def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
+    return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
 class SparseVector:
@@ -376,7 +376,7 @@ def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
     claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
     found = released(plan)
     assert found is not None
-    budget, uses, exact = claim.asked, claim.max_participations, epsilon_at(found[0])
+    budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(found[0])
     claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
@@ -392,7 +392,7 @@ def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
                 relation="replace",
                 model=f"{plan.protocol.model}; {ONE_LOSS}",
                 claimed=claimed,
-                exact=Guarantee(epsilon_at(noise), budget.delta),
+                exact=Guarantee(event_epsilon(noise), budget.delta),
                 status="proven",
                 noise_std=noise.noise_stds,
                 conditions=(*about_losses, *noise.conditions()),

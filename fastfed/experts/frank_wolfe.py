@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, choice
@@ -19,11 +19,11 @@ from fastfed.experts.plan import Collector, Decider, ExpertChoice, ExpertPlan, G
 from fastfed.privacy import exact
 from fastfed.privacy.account import (
     Claim,
-    Described,
-    Nothing,
+    NoRelease,
+    PrivacyEvent,
     RawData,
     VertexScores,
-    of_record,
+    per_record,
     released,
 )
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise, vertex_sets
@@ -330,10 +330,10 @@ class FrankWolfePlan(ExpertPlan):
 
 
 @released.register
-def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
+def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
     """What is played, and with local noise what a client sends; first what the claim is about."""
     if not plan.phases:
-        return (Nothing(),)
+        return (NoRelease(),)
     claim = plan.privacy or Claim(source="none")
     local = plan.protocol.noise_by == "silos"
     if plan.protocol.noise_by == "none" or not all(s > 0.0 for p in plan.phases for s in p.scales):
@@ -354,9 +354,9 @@ def _(plan: FrankWolfePlan) -> tuple[Described, ...]:
         )
         for batch, scales in sorted(shapes)
     )
-    found: list[Described] = [of_record(VertexScores(noises=noises), claim)]
+    found: list[PrivacyEvent] = [per_record(VertexScores(noises=noises), claim)]
     if local:
-        found.append(of_record(VertexScores(noises=noises, protect="messages"), claim))
+        found.append(per_record(VertexScores(noises=noises, protect="messages"), claim))
     if claim.protect == "messages":
         found.reverse()
     return tuple(found)
@@ -397,7 +397,7 @@ class GradientCollector:
             taken = self._clipped(loss, x)
             if parent is not None:
                 taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            native.add(total, taken if unit is None else exact.quantise(taken, unit))
+            aggregation.add(total, taken if unit is None else exact.quantise(taken, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise, is_exact
 from fastfed._system import account
@@ -22,7 +22,7 @@ from fastfed.experts.plan import (
     check_expert_plan,
 )
 from fastfed.privacy import exact
-from fastfed.privacy.account import Claim, Described, RawData, released
+from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released
 from fastfed.privacy.certificate import Certificate, no_privacy
 
 # ---- Plans whose clients send, every N rounds, what every expert has lost since ------------------
@@ -54,7 +54,7 @@ class SumsPlan(ExpertPlan):
 
 
 @released.register
-def _(plan: SumsPlan) -> tuple[Described, ...] | None:
+def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
     # What another package's server makes of the sums is not known here.
     return (RawData(),) if plan.protocol.noise_by == "none" else None
 
@@ -79,7 +79,7 @@ class SumCollector:
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         assert isinstance(loss, np.ndarray)
-        native.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
+        aggregation.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         sent, self._sum = self._sum, np.zeros_like(self._sum)

@@ -22,17 +22,17 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.accounting.gdp import epsilon_of, of_group
+from fastfed._validate import InputError, choice
+from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
-from fastfed.privacy.releases.gaussian_release import RELEASES, leaf_squared
-from fastfed.privacy.releases.participation import returning_conditions
-from fastfed.privacy.releases.tree import depth
-from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
+from fastfed.privacy.releases.gaussian_release import RELEASES
+from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
+from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.sensitivity import Budget, joint_sensitivity, named_relation
 
 #: Accounts that differ by less, relative to their size, are the same but for rounding.
 SAME = 1e-9
@@ -80,7 +80,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.budget
 
 
-class Described(Protocol):
+class PrivacyEvent(Protocol):
     """What a certificate asks of a description."""
 
     @property
@@ -96,7 +96,7 @@ class Described(Protocol):
 # ---- descriptions --------------------------------------------------------------------------------
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class NoRelease(msgspec.Struct, frozen=True):
     """No message depends on anybody's data."""
 
     @property
@@ -158,43 +158,50 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
-        choice("release", self.release, (*RELEASES, "flat"))
-        integer("releases", self.releases, at_least=1)
-        integer("max_participations", self.max_participations, at_least=1)
+        # Plans are plain data that anyone may change, so their numbers are looked at once more.
+        if self.release not in (*RELEASES, "flat"):
+            choice("release", self.release, (*RELEASES, "flat"))
+        if not (self.releases >= 1 and self.max_participations >= 1):
+            raise InputError(
+                "releases and max_participations must be >= 1, got "
+                f"{self.releases} and {self.max_participations}"
+            )
         for name in ("feature_bound", "reward_bound"):
-            number(name, getattr(self, name), above=0)
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be finite and > 0, got {getattr(self, name)}")
         for std in (*self.stds, *self.schedule):
-            number("stds", std, at_least=0)
+            if not 0.0 <= std < math.inf:
+                raise InputError(f"stds must be finite and >= 0, got {std}")
 
     @property
     def squares(self) -> float:
         """Squared sensitivity of the whole release to one user, per unit of one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
-        return leaf_squared(self.release, self.releases, self.max_participations)
+        return squared_sensitivity(self.release, self.releases, self.max_participations)
 
     def mu(self, relation: str | None = None) -> float:
         """Ratio of all that is released of one user; math.inf where a stream has no noise."""
-        relation = choice("relation", relation or self.budget.relation, RELATIONS)
+        relation = named_relation(relation, self.budget)
         area = self.feature_bound**2
         bias = self.stds[0] / (self.feature_bound * self.reward_bound)
-        layout, covariance = recovered(*self.stds[1:])
+        layout, covariance = recovered_layout(*self.stds[1:])
         if min(bias, covariance) == 0.0:
             return math.inf
-        joint = user_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+        joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
         own = math.sqrt(self.squares) * joint
         if not self.schedule_rounds:
             return own
-        layout, std = recovered(*self.schedule)
+        layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
-        moved = user_sensitivity(relation, layout, bias_std=math.inf) * area
-        return math.hypot(own, math.sqrt(depth(self.schedule_rounds)) * moved / std)
+        moved = joint_sensitivity(relation, layout, bias_std=math.inf) * area
+        return math.hypot(own, math.sqrt(tree_levels(self.schedule_rounds)) * moved / std)
 
     def exact(self) -> float:
         """True epsilon of everything released, at the budget's delta."""
         mu = self.mu()
-        return math.inf if mu == math.inf else epsilon_of(mu, self.budget.delta)
+        return math.inf if mu == math.inf else gaussian_epsilon(mu, self.budget.delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -206,7 +213,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     def conditions(self) -> list[Condition]:
         """Whether this noise gives the budget, computed, and what returning users take on trust."""
-        budget, found = self.budget, epsilon_at(self)
+        budget, found = self.budget, event_epsilon(self)
         text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
         if math.isfinite(found):
             text = (
@@ -216,10 +223,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         if self.remark:
             text += f" (computed; {self.remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
-        return [*returning_conditions(self.max_participations), claim]
+        return [*participation_conditions(self.max_participations), claim]
 
 
-def recovered(off_diagonal: float, diagonal: float) -> tuple[str, float]:
+def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
     """(layout, parameter) of symmetric noise with these standard deviations.
 
     "goe1" of s is "goe2" of s / sqrt 2. For no layout: a weaker noise of "goe2". Proof: with D the
@@ -285,7 +292,7 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.noises, key=self._cost).conditions() if self.noises else []
 
 
-class LossesOfOne(msgspec.Struct, frozen=True, kw_only=True):
+class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
     """A mechanism of experts, towards a record that is behind several losses.
 
     one: the account of one loss. members: how many losses, of any clients in any rounds, are
@@ -301,11 +308,11 @@ class LossesOfOne(msgspec.Struct, frozen=True, kw_only=True):
         return self.one.noise_stds
 
     def exact(self) -> float:
-        """By group privacy, one loss after the other (`composition.of_group`)."""
-        return of_group(self.one.exact, self.members, self.budget.delta)
+        """By group privacy, one loss after the other (`composition.group_epsilon`)."""
+        return group_epsilon(self.one.exact, self.members, self.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        found, budget = epsilon_at(self), self.budget
+        found, budget = event_epsilon(self), self.budget
         claim = ClaimCondition(
             f"the proven epsilon of {self.members} losses replaced together, {rounded_up(found)} "
             f"at delta {budget.delta:g}, is at most {budget.epsilon:g} (computed)",
@@ -314,24 +321,24 @@ class LossesOfOne(msgspec.Struct, frozen=True, kw_only=True):
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
-def of_record(one: SparseSwitching | VertexScores, claim: Claim) -> Described:
+def per_record(one: SparseSwitching | VertexScores, claim: Claim) -> PrivacyEvent:
     """What all losses of one record pay that one of them pays ``one`` for."""
     if claim.max_participations == 1:
         return one
-    return LossesOfOne(one=one, members=claim.max_participations, budget=claim.asked)
+    return GroupedLosses(one=one, members=claim.max_participations, budget=claim.asked)
 
 
 # ---- accounts ------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
-def epsilon_at(description: Described) -> float:
+def event_epsilon(description: PrivacyEvent) -> float:
     """``description.exact()``, once for every content: parties are many, their plan is one."""
     return description.exact()
 
 
 @singledispatch
-def released(plan: Any) -> tuple[Described, ...] | None:
+def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
     """What a plan releases, from its numbers and its claim; None for an unknown kind of plan.
 
     The first description is what the certificate's claim is about; others are the same noise under
@@ -350,12 +357,12 @@ def terms(plan: Any) -> tuple[str, ...]:
 def accounted(plan: Any) -> tuple[float, ...] | None:
     """The exact epsilon of each of `released`, math.inf where none is proven."""
     found = released(plan)
-    if isinstance(found, Kept):
+    if isinstance(found, HashedTuple):
         return _all_at(found)
-    return None if found is None else tuple(epsilon_at(one) for one in found)
+    return None if found is None else tuple(event_epsilon(one) for one in found)
 
 
-class Kept(tuple[Described, ...]):
+class HashedTuple(tuple[PrivacyEvent, ...]):
     """Many descriptions whose hash is computed once: those of silos with budgets of their own."""
 
     @cached_property
@@ -367,8 +374,8 @@ class Kept(tuple[Described, ...]):
 
 
 @lru_cache(maxsize=64)
-def _all_at(found: Kept) -> tuple[float, ...]:
-    return tuple(epsilon_at(one) for one in found)
+def _all_at(found: HashedTuple) -> tuple[float, ...]:
+    return tuple(event_epsilon(one) for one in found)
 
 
 def sealed(plan: P) -> P:

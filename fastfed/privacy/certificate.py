@@ -6,6 +6,7 @@ number stands only beside conditions that all hold.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -47,7 +48,7 @@ DRAWS = (
 )
 
 #: 2^-100, what the operating system's generator of 256 bits can be trusted with.
-LEAST_DELTA = 2.0**-100
+MIN_DELTA = 2.0**-100
 
 STATUSES = ("proven", "conditional", "unproven", "none")
 WIDTH = 88
@@ -119,14 +120,17 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        choice("unit", self.unit, UNITS)
-        choice("relation", self.relation, RELATIONS)
-        choice("status", self.status, STATUSES)
+        # Most certificates are made by `account` from checked values: no call for what is right.
+        for name, options in (("unit", UNITS), ("relation", RELATIONS), ("status", STATUSES)):
+            if getattr(self, name) not in options:
+                choice(name, getattr(self, name), options)
         for name in ("model", "source"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{name} must be a non-empty text, got {show(value)}")
-        stds = {k: number(f"noise_std[{k}]", v, at_least=0) for k, v in self.noise_std.items()}
+        stds = dict(self.noise_std)
+        if not all(type(std) is float and 0.0 <= std < math.inf for std in stds.values()):
+            stds = {k: number(f"noise_std[{k}]", v, at_least=0) for k, v in stds.items()}
         msgspec.structs.force_setattr(self, "noise_std", stds)
         # Lists are welcome as arguments, but a frozen value keeps tuples.
         msgspec.structs.force_setattr(self, "conditions", tuple(self.conditions))
@@ -198,9 +202,9 @@ def deployed(certificate: Certificate) -> Certificate:
     if len(kept) == len(certificate.caveats):
         return certificate
     exact = certificate.exact
-    if exact is not None and 0.0 < exact.delta < LEAST_DELTA:
+    if exact is not None and 0.0 < exact.delta < MIN_DELTA:
         raise InputError(
-            f"delta must be at least {LEAST_DELTA:.3g} in a deployment, whose random bits are the "
+            f"delta must be at least {MIN_DELTA:.3g} in a deployment, whose random bits are the "
             f"operating system's, got {exact.delta:g}"
         )
     if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):

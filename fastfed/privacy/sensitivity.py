@@ -15,7 +15,7 @@ RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo")
 
 #: Beyond this and below its inverse, squares of noise would leave the range of a float64.
-MOST_EPSILON = 1e50
+MAX_EPSILON = 1e50
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -37,13 +37,33 @@ class Budget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         epsilon = number("epsilon", self.epsilon, above=0)
-        number("epsilon", epsilon, at_least=1.0 / MOST_EPSILON, at_most=MOST_EPSILON)
+        if not 1.0 / MAX_EPSILON <= epsilon <= MAX_EPSILON:
+            number("epsilon", epsilon, at_least=1.0 / MAX_EPSILON, at_most=MAX_EPSILON)
         delta = number("delta", self.delta, at_least=0, below=1)
         choice("relation", self.relation, RELATIONS)
         choice("unit", self.unit, UNITS)
         # Budget(1, 0) and Budget(1.0, 0.0) must be the same value, also when written out.
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
         msgspec.structs.force_setattr(self, "delta", delta)
+
+
+def named_relation(relation: str | None, budget: Budget) -> str:
+    """Return the relation, checked, or the budget's where none is named."""
+    return choice("relation", relation, RELATIONS) if relation else budget.relation
+
+
+def named_delta(delta: float | None, budget: Budget) -> float:
+    """Return delta, checked, or the budget's where none is named."""
+    return budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
+
+
+def check_gaussian_budget(budget: Budget) -> None:
+    """Refuse a budget that accounts of unbounded noise on one user's records cannot be about.
+
+    Raises InputError for delta = 0 and for the unit "silo".
+    """
+    number("delta", budget.delta, above=0, below=1)
+    choice("unit", budget.unit, ("user", "item"))
 
 
 # How far one record (x, y) can move the released sums of x y and x x^T, in units of the noise.
@@ -62,7 +82,12 @@ def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
     diagonal are independent.
     """
     choice("layout", layout, LAYOUTS)
-    s = number("noise_std", noise_std, at_least=0)
+    return stds_of_layout(layout, number("noise_std", noise_std, at_least=0))
+
+
+def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
+    """Compute `layout_stds` for arguments that were checked before."""
+    s = noise_std
     return {
         "iid": (s, s),
         "goe1": (s / math.sqrt(2.0), s),
@@ -93,17 +118,27 @@ def user_sensitivity(
     dimension: d; the value is the same for all d >= 2, and smaller or equal at d = 1, so the
     default is valid for every d.
     """
+    choice("relation", relation, RELATIONS)
+    choice("layout", layout, LAYOUTS)
+    dimension = integer("dimension", dimension, at_least=1)
+    bias_std, cov_std = _std("bias_std", bias_std), _std("cov_std", cov_std)
+    return joint_sensitivity(relation, layout, dimension, bias_std, cov_std)
+
+
+def joint_sensitivity(
+    relation: str,
+    layout: str,
+    dimension: int = 2,
+    bias_std: float = 1.0,
+    cov_std: float = 1.0,
+) -> float:
+    """Compute `user_sensitivity` for arguments that were checked before."""
     # mu^2 is the squared change of all distinct entries, each weighted by its noise precision:
     #   w_b ||x y - x' y'||^2 + Q(D),  D = x x^T - x' x'^T.
     #   goe1: Q = sum_{i<j} 2 D_ij^2/s^2 + sum_i D_ii^2/s^2   = ||D||_F^2 / s^2
     #   goe2: Q = sum_{i<j} D_ij^2/s^2 + sum_i D_ii^2/(2 s^2) = ||D||_F^2 / (2 s^2)
     #   iid:  Q = sum_{i<=j} D_ij^2/s^2 <= ||D||_F^2 / s^2, with equality iff D is diagonal.
     # So all three are w_b ||.||^2 + w_c ||D||_F^2; for iid that is a bound, attained below.
-    choice("relation", relation, RELATIONS)
-    choice("layout", layout, LAYOUTS)
-    dimension = integer("dimension", dimension, at_least=1)
-    bias_std = _std("bias_std", bias_std)
-    cov_std = _std("cov_std", cov_std)
     unit = min(bias_std, cov_std)
     if unit == math.inf:
         return 0.0

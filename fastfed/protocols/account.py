@@ -1,4 +1,4 @@
-"""What plans of linear systems release, in the terms of `fastfed.privacy.account`.
+"""Releases of linear systems' plans, in the terms of `fastfed.privacy.account`.
 
 Everything is read from what drivers and parties execute: the protocol's randomizer and analyzer,
 batch size and horizon, noise, bits, clipping, trigger. The claim adds what no number says.
@@ -14,14 +14,14 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.privacy.account import (
     Claim,
-    Described,
     GaussianSums,
-    Kept,
-    Nothing,
+    HashedTuple,
+    NoRelease,
+    PrivacyEvent,
     RawData,
     WinsorizedMeans,
-    epsilon_at,
-    recovered,
+    event_epsilon,
+    recovered_layout,
     released,
     terms,
 )
@@ -55,10 +55,10 @@ def bounds(plan: Plan) -> tuple[float, float]:
 
 
 @released.register
-def _of_plan(plan: Plan) -> tuple[Described, ...]:
+def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     if plan.policy == "random" or not plan.releases:
-        return (Nothing(),)
+        return (NoRelease(),)
     protocol = plan.protocol
     if protocol.bits:
         return (_bits(plan, claim),)
@@ -88,7 +88,7 @@ def _by_silo(
     stds: tuple[float, float, float],
     scales: tuple[float, ...],
     asked: tuple[float, ...],
-) -> tuple[Described, ...]:
+) -> tuple[PrivacyEvent, ...]:
     """The worst of all silos, then one for each epsilon that some asked for.
 
     All of it once for a plan: there may be as many as there are silos, each of which verifies it.
@@ -99,7 +99,7 @@ def _by_silo(
         own = NoiseStd(*stds).times(scale).parts
         budget = msgspec.structs.replace(worst.budget, epsilon=epsilon)
         found.append(msgspec.structs.replace(worst, budget=budget, stds=own))
-    return Kept(found)
+    return HashedTuple(found)
 
 
 def alike(asked: tuple[float, ...]) -> dict[float, tuple[int, ...]]:
@@ -110,7 +110,7 @@ def alike(asked: tuple[float, ...]) -> dict[float, tuple[int, ...]]:
     return {epsilon: tuple(silos) for epsilon, silos in found.items()}
 
 
-def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
+def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Gaussian noise of silos, or of a trusted server or agent, on sums of batches."""
     protocol, (feature, reward) = plan.protocol, bounds(plan)
     if plan.release == "nested":
@@ -140,14 +140,14 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
 def _unit(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
     """(layout, noise_std, covariance_ratio) of the same noise about records of unit bounds."""
     feature, reward = bounds(plan)
-    layout, covariance = recovered(std.off_diagonal, std.diagonal)
+    layout, covariance = recovered_layout(std.off_diagonal, std.diagonal)
     bias = std.bias / (feature * reward)
     if min(bias, covariance) == 0.0:
         return layout, 0.0, 1.0
     return layout, bias, covariance / feature**2 / bias
 
 
-def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Described:
+def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     layout, bias, ratio = _unit(plan, std)
     if not bias:
         return RawData(budget)
@@ -171,7 +171,7 @@ def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Descri
     )
 
 
-def _points(plan: Plan, claim: Claim) -> Described:
+def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
     """Every user's own Gaussian noise."""
     layout, bias, ratio = _unit(plan, plan.user_std)
     if not bias:
@@ -189,7 +189,7 @@ def _points(plan: Plan, claim: Claim) -> Described:
     )
 
 
-def _bits(plan: Plan, claim: Claim) -> Described:
+def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
     """Every user's own noise bits. A larger record moves as many more levels."""
     encoding, (feature, reward) = plan.encoding, bounds(plan)
     if encoding is None:
@@ -230,7 +230,7 @@ def _bits(plan: Plan, claim: Claim) -> Described:
 
 
 def released_only(plan: Plan) -> bool:
-    """Whether actions depend on synchronised statistics alone.
+    """True if actions depend on synchronised statistics alone.
 
     With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
     """
@@ -255,18 +255,18 @@ def _terms(plan: Plan) -> tuple[str, ...]:
 
 def worst_part(plan: PeerPlan) -> Part:
     """The part whose release costs most: a user takes part in one of them."""
-    return max(plan.parts, key=lambda part: epsilon_at(_of_plan(part.plan)[0]))
+    return max(plan.parts, key=lambda part: event_epsilon(_of_plan(part.plan)[0]))
 
 
 @released.register
-def _of_peers(plan: PeerPlan) -> tuple[Described, ...]:
+def _of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
     return _of_plan(worst_part(plan).plan)
 
 
 @released.register
-def _of_phases(plan: PhasePlan) -> tuple[Described, ...]:
+def _of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
     if not plan.releasing:
-        return (Nothing(),)
+        return (NoRelease(),)
     if plan.protocol.noise_by != "server":
         return (RawData(plan.privacy.budget if plan.privacy else None),)
     return (WinsorizedMeans(means=plan.means),)

@@ -87,7 +87,7 @@ class PeerPlan:
 
     @property
     def privacy(self) -> Claim | None:
-        """What is declared of the part that costs most; each is sealed with its own account."""
+        """Claim of the part that costs most; each is sealed with its own account."""
         claims = [part.plan.privacy for part in self.parts]
         known = [claim for claim in claims if claim is not None]
         if len(known) < len(claims):
@@ -116,6 +116,6 @@ class PeerPlan:
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """How often an estimator has been used by the end of a round."""
+        """Number of uses of an estimator by the end of a round."""
         first = estimator or self.gamma
         return (round - first) // self.gamma + 1 if round >= first else 0

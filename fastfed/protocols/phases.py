@@ -46,7 +46,7 @@ PLAIN_MEAN = Protocol(
 
 @dataclass(frozen=True)
 class LocalEstimate:
-    """What one silo sends at the end of a phase: its least-squares estimate, (d,)."""
+    """Message of one silo at the end of a phase: its least-squares estimate, (d,)."""
 
     phase: int
     values: np.ndarray
@@ -65,7 +65,7 @@ class LocalEstimate:
 
 @dataclass(frozen=True)
 class Model:
-    """What the server sends to all silos at the end of a phase, to play the next one with, (d,)."""
+    """Message of the server at the end of a phase: the model of the next one, (d,)."""
 
     phase: int
     values: np.ndarray

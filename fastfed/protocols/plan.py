@@ -1,4 +1,4 @@
-"""A plan: everything a driver needs to play one curve, as plain data."""
+"""Plans: everything a driver needs to run one curve, as plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases import toeplitz
@@ -62,7 +62,7 @@ class Radius:
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
         """beta at one entry of the arrays, with ``rows`` rows in V."""
-        return native.radius_at(
+        return linalg.radius_at(
             self.multiplier,
             self.scale,
             self.base,
@@ -74,7 +74,7 @@ class Radius:
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
         """beta at one entry where V has this determinant."""
-        return native.determinant_radius(
+        return linalg.determinant_radius(
             self.multiplier,
             self.scale,
             self.base,
@@ -207,7 +207,7 @@ class Plan:
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
-        """Where the arrays of regularizer and radius say what holds after so many releases."""
+        """Index into the arrays of regularizer and radius after so many releases."""
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
@@ -222,12 +222,12 @@ class Plan:
 
     @property
     def by_users(self) -> bool:
-        """Whether users send their own messages, one by one."""
+        """True if users send their own messages, one by one."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Who sends a message, in a word."""
+        """Sender of a message, in a word."""
         return "user" if self.by_users else "silo"
 
     @property
@@ -237,11 +237,11 @@ class Plan:
 
     def level(self, release: int) -> int:
         """Level of the tree node that a release completes; without a tree all are leaves."""
-        return 0 if self.protocol.flat else native.node_level(release)
+        return 0 if self.protocol.flat else aggregation.node_level(release)
 
     @cached_property
     def units(self) -> np.ndarray:
-        """What a 1 in a summed message stands for, by level and entry: 1 / g for bits, (levels, s).
+        """Value of a 1 in a summed message, by level and entry: 1 / g for bits, (levels, s).
 
         Empty where messages are statistics.
         """

@@ -1,4 +1,4 @@
-"""Simulation of systems in environments: the compiled driver, the step driver, and `simulate`."""
+"""Running algorithms in environments: the step driver, the compiled driver, and `simulate`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed.environments import EnvironmentSpec
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
@@ -40,7 +40,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     made: Shapes = {
         "history": ((owners if plan.release == "toeplitz" else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
-        "contend": ((m, native.CONTENDERS_SIZE), np.uint8),
+        "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
         "theta": ((slots, d), float),
         "batch": ((m, s), float),
@@ -63,21 +63,21 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
 
 
 def clock_shapes(plan: Plan) -> Shapes:
-    """The same of a trigger, named as ff_clock in src/ff_clock.h."""
+    """The same of a trigger, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return {}
     m, d = plan.silos, plan.dimension
     return {
-        "rest": ((m, native.REST_SIZE), float),
-        "wide": ((m if plan.trigger.updates(d) else 0, d, d), float),
+        "skip_bound": ((m, driver.SKIP_BOUND_SIZE), float),
+        "aggregate_factor": ((m if plan.trigger.updates(d) else 0, d, d), float),
         "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
         "fired": ((m,), np.int64),
-        "saved": ((m, native.saved_size(d)), float),
+        "snapshot": ((m, driver.snapshot_size(d)), float),
     }
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+    """A curve's plan and fresh state, named as ff_curve in src/ff_run.h."""
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
     return {
@@ -112,9 +112,9 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
-        "clock": clock(plan),
-        "asked": None,
-        "met": None,
+        "trigger": clock(plan),
+        "requested": None,
+        "synchronised_rounds": None,
         "actions": None,
         "rewards": None,
         **zeros(shapes(plan, checkpoints, record)),
@@ -127,7 +127,7 @@ def zeros(made: Shapes) -> dict[str, np.ndarray]:
 
 
 def clock(plan: Plan) -> dict[str, Any] | None:
-    """A trigger and its fresh state, named as ff_clock in src/ff_clock.h."""
+    """A trigger and its fresh state, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return None
     return {
@@ -142,7 +142,7 @@ def clock(plan: Plan) -> dict[str, Any] | None:
 
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
-    """What the state has come to. Silos are summed one after the other, in index order."""
+    """Outcome of a curve's state. Silos are summed one after the other, in index order."""
     group = np.zeros(state["curve"].shape[1])
     for row in state["curve"]:
         group += row
@@ -162,7 +162,7 @@ CALL_SECONDS = 0.25
 
 
 def run(
-    environment: native.Environment,
+    environment: environments.Environment,
     plans: Sequence[Plan],
     checkpoints: np.ndarray,
     *,
@@ -172,7 +172,7 @@ def run(
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Play rounds 1..last (all by default) of all plans over one environment.
+    """Run rounds 1..last (all by default) of all plans over one environment.
 
     One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
@@ -182,25 +182,25 @@ def run(
         check_plan(plan)
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
-    run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
-    run.begin()
+    run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
+    run.initialise()
     run_rounds(run, 1, horizon if last is None else last, rounds_per_call, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
 
 
 def run_rounds(
-    run: native.Pass,
+    run: driver.Run,
     first: int,
     last: int,
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Play rounds first..last of a pass, call by call."""
+    """Run rounds first..last of a batch of runs, call by call."""
     step = rounds_per_call or 16
     while first <= last:
         until = min(first + step - 1, last)
         start = time.perf_counter()
-        run.play(first, until)
+        run.simulate(first, until)
         seconds = time.perf_counter() - start
         if progress is not None:
             progress(until - first + 1)
@@ -216,14 +216,18 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     """Of the compiled driver."""
     sizes = {name: array_bytes(*one) for name, one in shapes(plan, checkpoints, record).items()}
     # Only pools whose rows come again remember contenders: the environment counts them.
-    sizes.pop("contend")
+    sizes.pop("candidates")
     curve = sizes.pop("curve")
     recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
     noises = sizes.pop("history")
     for name, one in clock_shapes(plan).items():
-        kind = {"rest": DETERMINANT, "wide": DETERMINANT, "nodes": PRIVATE_DETERMINANT}.get(name)
+        kind = {
+            "skip_bound": DETERMINANT,
+            "aggregate_factor": DETERMINANT,
+            "nodes": PRIVATE_DETERMINANT,
+        }.get(name)
         if plan.trigger is None or kind in (None, plan.trigger.kind):
-            sizes[f"clock {name}"] = array_bytes(*one)
+            sizes[f"trigger {name}"] = array_bytes(*one)
     # Noise scales, a tuple and an array of it, and statuses.
     states = sum(sizes.values()) + 8 * 4 * plan.silos
     marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
@@ -243,7 +247,7 @@ SHORT = 32
 def scratch_term(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int) -> Term:
     """Of all threads: the actions of a round, and what scores are computed in.
 
-    As ff_play_scratch of src/ff_play.c, of which only what is written to counts.
+    As ff_run_scratch of src/ff_run.h, of which only what is written to counts.
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError
 from fastfed.environments import Adversary
 from fastfed.experts.plan import ExpertPlan
@@ -21,7 +21,7 @@ from fastfed.simulation import experts, peers, phases, server
 from fastfed.simulation.driver import Driver, Outcome, Progress
 
 AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan
-OpenEnvironment = native.Environment | Adversary
+OpenEnvironment = environments.Environment | Adversary
 
 #: By the name that a kind of plan has as ``driver``.
 DRIVERS: dict[str, Driver] = {

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._memory import available, shown
+from fastfed._memory import available, format_size
 from fastfed._validate import InputError
 from fastfed.protocols.plan import Plan
 
@@ -55,7 +55,7 @@ def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) 
 
 
 def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
-    """What had been synchronised and sent by each checkpoint, as an Outcome keeps it."""
+    """Synchronisations and bits sent by each checkpoint, as an Outcome keeps them."""
     return {
         "synchronisations": synchronised,
         "bits_up": np.array([plan.bits_up_of(int(k)) for k in synchronised], np.float64),
@@ -118,15 +118,15 @@ def spaced(number: int) -> str:
 
 
 def sentence(terms: Iterable[Term]) -> str:
-    """What a run needs, and for what."""
+    """Sentence that says how much memory a run needs, and for what."""
     found = merged(terms)
     needed = total(found)
     parts = [
-        f"{term.name} {shown(term.bytes)}{f': {term.of}' if term.of else ''}"
+        f"{term.name} {format_size(term.bytes)}{f': {term.of}' if term.of else ''}"
         for term in found
         if term.bytes >= 0.1 * needed
     ][:3]
-    return f"this run needs about {shown(needed)} ({'; '.join(parts)})"
+    return f"this run needs about {format_size(needed)} ({'; '.join(parts)})"
 
 
 def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
@@ -142,16 +142,17 @@ def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None
     )
     most = available()
     if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
 
 
 def that_fit(terms: list[Term], wanted: int) -> int:
-    """How many passes of these terms, up to so many, memory holds at once; InputError if none."""
+    """Number of batches of runs with these terms, up to ``wanted``, that fit; InputError if
+    none."""
     most, needed = available(), total(terms)
     if most is None or wanted * needed <= most:
         return wanted
     if needed > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
+        raise InputError(f"{sentence(terms)}, and {format_size(most)} are available")
     return max(1, most // needed)
 
 
@@ -160,7 +161,7 @@ def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
 
 
 def outcome_term(checkpoints: int, size: int) -> Term:
-    """What a played curve leaves behind, and the lists that it is made of."""
+    """Memory of an outcome, and of the lists that it is made of."""
     made = (4 * 8 + 2 * NUMBER) * checkpoints + 8 * size
     return Term("counts at checkpoints", made, spaced(checkpoints), "checkpoints")
 
@@ -173,7 +174,7 @@ def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 class Driver(ABC):
-    """How plans of one kind are run."""
+    """Runs plans of one kind."""
 
     def together(self, plan: Any) -> bool:
         """Curves of such plans may be run at once, over contexts made once; by default alone."""

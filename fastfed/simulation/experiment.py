@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
 from fastfed._validate import InputError, integer, nearest, show
@@ -33,13 +33,13 @@ from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.driver import check_before, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
-#: Raised whenever the same spec would play other rounds than before: old results then differ.
+#: Raised whenever the same spec would run other rounds than before: old results then differ.
 SEMANTICS = 3
 
 #: Bytes of noise that the Toeplitz releases of one replicate may keep.
 MOST_HISTORY = 4 * 2**30
 
-#: Curves of one experiment: each is planned before the first is played, at some 10 ms.
+#: Curves of one experiment: each is planned before the first is run, at some 10 ms.
 MOST_CURVES = 1000
 
 #: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
@@ -60,20 +60,21 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Where a curve is played: curves of one world see the same contexts and reward noise."""
+    """Environment and sizes of a curve: curves of one problem see equal contexts and reward
+    noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
     silos: int
 
-    def open(self, seed: int, replicate: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int) -> environments.Environment | Adversary:
         """The compiled environment of one replicate."""
         return self.environment.open(seed, replicate, self.silos)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: a label and a system ready to play."""
+    """One line of a figure: a label and a system ready to run."""
 
     label: str
     algorithm: str
@@ -105,7 +106,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `run` plays. Equal identities play equal rounds."""
+    """Experiment that `run` runs. Equal identities run equal rounds."""
 
     name: str
     world: Problem  # of every curve that does not say otherwise
@@ -130,7 +131,7 @@ class Experiment:
 
     @property
     def bound_names(self) -> dict[str, tuple[str, ...]]:
-        """What each curve's system can draw beside it, by label."""
+        """Names of the bounds that each curve's system can draw, by label."""
         last = self.checkpoints[-1:]
         systems = {curve.label: curve.system for curve in self.curves}
         return {
@@ -193,7 +194,7 @@ def since(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
-    """Whether a list-valued key stands for one curve per value: edges of a graph do not."""
+    """True if a list-valued key stands for one curve per value: edges of a graph do not."""
     edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (edges and values)
 
@@ -243,16 +244,16 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         world = changed(base, sizes, horizon)
         check_kind(entry, world.environment.kind, world.facts)
         with ALGORITHMS.guard(entry.id):
-            system = entry.make(keys, setting_of(world.facts, world.silos, horizon))
-        checked = entry.check(keys)
+            checked = entry.check(keys)
+            system = entry.make_checked(checked, setting_of(world.facts, world.silos, horizon))
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
     return Curve(label, entry.id, complete(checked), system, world, sizes)
 
 
 def size_keys(world: Problem) -> set[str]:
-    """What a curve may change of its world: the number of silos, and the environment's numbers, but
-    for those whose name is a key of some system: they would mean two things."""
+    """Keys of a problem that a curve may change: the number of silos, and the environment's
+    numbers, but for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
     # What a spec may say does not depend on the packages that happen to be installed.
     keys = {key for e in ALGORITHMS.builtin.values() for key in e.keys.__struct_fields__}

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as compiled
-from fastfed._kernels import native
+from fastfed._kernels import losses as loss_kernels
+from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
 from fastfed.experts.frank_wolfe import Phase, Walk
@@ -48,7 +48,7 @@ class Ledger:
 
     @property
     def needs_sums(self) -> bool:
-        """Whether it must hear what every expert has lost."""
+        """Regret needs the losses of every expert."""
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
@@ -80,7 +80,7 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """What x has lost, exact where it is all on one expert."""
+        """Loss of x, exact where it is all on one expert."""
         if x is not self._seen:
             best = int(x.argmax())
             self._seen, self._expert = x, best if x[best] == 1.0 else None
@@ -123,12 +123,12 @@ def run_steps(
     return outcome(plan, ledger, exchanged, clients[0].x, server.events)
 
 
-def loss_of(losses: compiled.Losses, silo: int, round: int) -> np.ndarray | Gradient:
-    """What one client observes: losses (d,), or a gradient function."""
+def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | Gradient:
+    """Observation of one client: losses (d,), or a gradient function."""
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
     row = losses.row(silo, round)
-    return (lambda x: compiled.square_gradient(row, x)) if losses.quadratic else row
+    return (lambda x: loss_kernels.square_gradient(row, x)) if losses.quadratic else row
 
 
 def run(
@@ -182,16 +182,16 @@ def stretches_of(
     return edges.astype(np.int64)
 
 
-def rounds_of_call(losses: compiled.Losses) -> int:
+def rounds_of_call(losses: loss_kernels.Losses) -> int:
     """Rounds of all silos that one call into the losses takes on: progress and Ctrl-C come between
     calls."""
-    if isinstance(losses, compiled.Called):
+    if isinstance(losses, loss_kernels.Called):
         return max(1, MOST_CALLS // losses.silos)
     return max(1, MOST_LOSSES // (losses.silos * losses.experts))
 
 
 def with_sums(
-    losses: compiled.Losses, edges: np.ndarray, needed: bool, threads: int
+    losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
     most_rounds, most_stretches = rounds_of_call(losses), max(1, MOST_SUMS // losses.experts)
@@ -207,7 +207,7 @@ def with_sums(
 
 
 class Sums:
-    """What all clients of a plan of sums send together."""
+    """Sums that all clients of a plan send together."""
 
     def __init__(self, experts: int) -> None:
         self._sum = np.zeros(experts)
@@ -221,10 +221,11 @@ class Sums:
 
 
 class Scores:
-    """What all clients of a plan of gradients send together, from losses made when needed."""
+    """Scores that all clients of a plan send together, from gradients of losses made when
+    needed."""
 
     def __init__(
-        self, plan: Any, losses: compiled.Losses, noise: SeededNoise, threads: int
+        self, plan: Any, losses: loss_kernels.Losses, noise: SeededNoise, threads: int
     ) -> None:
         self.plan, self.losses, self.noise, self.threads = plan, losses, noise, threads
         self._rounds = np.zeros((plan.silos, 0), np.int64)
@@ -252,7 +253,7 @@ class Scores:
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """What all clients send in one exchange, added up in order, (d,)."""
+        """Values that all clients send in one exchange, added up in order, (d,)."""
         plan = self.plan
         phase = plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
@@ -260,7 +261,7 @@ class Scores:
         rows = self._walk.leaf(x)
         if plan.protocol.noise_by == "silos":
             key = self.noise.seed, SCORE_NOISE, self.noise.replicate, plan.silos
-            rows = rows + plan.scale(release) * native.laplace_rows(*key, release, plan.experts)
+            rows = rows + plan.scale(release) * rng.laplace_rows(*key, release, plan.experts)
         total = np.zeros(plan.experts)
         for row in rows:
             total += row
@@ -268,7 +269,7 @@ class Scores:
 
 
 def totals(
-    losses: compiled.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
+    losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
     """All clients of a plan at once."""
     return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
@@ -281,7 +282,7 @@ def outcome(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """What a played curve leaves behind."""
+    """Outcome of a finished curve."""
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,

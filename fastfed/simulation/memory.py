@@ -1,6 +1,6 @@
 """Memory of an experiment: what it takes, and how it is divided so that it fits.
 
-How many passes are played at once, and how many curves in each, changes no result. So where all
+How many batches of runs go at once, and how many curves in each, changes no result. So where all
 together would not fit they are fewer, and only what does not fit even one by one is refused.
 """
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastfed._memory import available, shown, size_of
+from fastfed._memory import available, format_size, parse_size
 from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
 from fastfed.simulation import dispatch
@@ -42,7 +42,7 @@ def of_pass(
     steps: bool = False,
     record: bool = False,
 ) -> list[Term]:
-    """What playing these plans together over one environment takes.
+    """Memory of running these plans together over one environment.
 
     ``steps``: by the step driver, in Python objects; ``record``: with actions and rewards kept.
     An environment of one's own says what it takes beside that by a method ``memory(silos, horizon,
@@ -75,7 +75,7 @@ def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
 
 
 def of_passes(passes: int) -> Term:
-    """The list of what is left to play, and of what is done."""
+    """The list of what is left to run, and of what is done."""
     return Term("the list of passes", 3 * OBJECT * passes, spaced(passes), "replicates")
 
 
@@ -84,10 +84,10 @@ def of_passes(passes: int) -> Term:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an experiment is played, and what that takes."""
+    """Division of an experiment into batches of runs, and the memory that it takes."""
 
-    at_once: int  # passes
-    together: int  # curves of a pass
+    at_once: int  # batches of runs
+    together: int  # curves of a batch of runs
     terms: tuple[Term, ...]
     reduced: str = ""  # what was made smaller so that it fits, in a sentence
 
@@ -107,9 +107,9 @@ def estimate(
     done: int = 0,
     kept: bool = False,
 ) -> Layout:
-    """What playing an experiment takes in memory.
+    """Estimate the memory of an experiment.
 
-    ``at_once`` passes of at most ``together`` curves each (None: as many as there are threads);
+    ``at_once`` batches of runs of at most ``together`` curves each (None: one for each thread);
     ``done``: curve replicates that are there already. ``kept``: all outcomes are kept in memory,
     as `simulate` does. Of a dask cluster that is there already only this process counts.
     """
@@ -157,7 +157,7 @@ def estimate(
 
 
 def _of_world(world: Problem, horizon: int, processes: int) -> list[Term]:
-    """What the replicates of a process share; workers have data of their own."""
+    """Memory that the replicates of a process share; workers have data of their own."""
     environment, silos = world.environment, world.silos
     of = environment.kind
     terms = []
@@ -202,7 +202,7 @@ def fit(
     InputError, with what would be needed and for what, where nothing fits.
     """
     allowed = resources.memory_limit
-    limit = available() if allowed is None else size_of("memory_limit", allowed)
+    limit = available() if allowed is None else parse_size("memory_limit", allowed)
 
     def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
         return estimate(
@@ -222,7 +222,7 @@ def fit(
 
 
 def _smaller(wanted: Layout) -> list[tuple[int, int]]:
-    """Layouts from larger to smaller: fewer passes first, which costs next to nothing."""
+    """Layouts from larger to smaller: fewer batches of runs first, which costs next to nothing."""
     found = []
     at_once, together = wanted.at_once, wanted.together
     while at_once > 1:
@@ -235,25 +235,26 @@ def _smaller(wanted: Layout) -> list[tuple[int, int]]:
 
 
 def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
-    """What was made smaller."""
+    """Sentence that says what was made smaller."""
     parts = []
     if found.at_once < wanted.at_once:
         parts.append(f"{found.at_once} of {wanted.at_once} passes at once")
     if found.together < wanted.together:
         parts.append(f"at most {found.together} curves in a pass")
     return (
-        f"memory: {' and '.join(parts)}, about {shown(found.bytes)} in place of "
-        f"{shown(wanted.bytes)}, where {shown(limit)} are available; results are the same"
+        f"memory: {' and '.join(parts)}, about {format_size(found.bytes)} in place of "
+        f"{format_size(wanted.bytes)}, where {format_size(limit)} are available; "
+        "results are the same"
     )
 
 
 class OutOfMemory(MemoryError):
-    """Memory ended while an experiment was played: one sentence."""
+    """Memory ended while an experiment was run: one sentence."""
 
 
 @contextmanager
 def memory_ends(layout: Layout) -> Iterator[None]:
-    """What is raised where memory ends although the layout seemed to fit."""
+    """Raise OutOfMemory, in a sentence, if memory ends although the layout seemed to fit."""
     try:
         yield
     except MemoryError as error:
@@ -266,12 +267,16 @@ def memory_ends(layout: Layout) -> Iterator[None]:
 
 
 def refusal(layout: Layout, limit: int, measured: bool) -> str:
-    """Why an experiment is not played, and what would help."""
+    """Sentence that says why an experiment does not fit, and what would help."""
     needed = layout.bytes
     asked = sentence(layout.terms)
-    have = f"{shown(limit)} are available" if measured else f"memory_limit is {shown(limit)}"
+    have = (
+        f"{format_size(limit)} are available"
+        if measured
+        else f"memory_limit is {format_size(limit)}"
+    )
     help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
-    more = shown(1.2 * needed).replace(" ", "")
+    more = format_size(1.2 * needed).replace(" ", "")
     despite = DESPITE.format(more) if needed < 2**50 else ""
     advice = ", and ".join(part for part in (help_, despite) if part)
     return f"{asked}, and {have}{f': {advice}' if advice else ''}"

@@ -2,7 +2,7 @@
 
 The step driver sends every message along the graph, hop by hop. The compiled driver rests on what
 Algorithm 3 makes sure of: all that concerns an estimator arrives before it is used again, so that
-each estimator of each clique is a federation of its own, whose reports come one use late. It plays
+each estimator of each clique is a federation of its own, whose reports come one use late. It runs
 those, and counts the messages that the step driver sends; the tests hold one against the other.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Message, Peer
 from fastfed.privacy.account import verify
@@ -35,7 +35,7 @@ from fastfed.simulation.server import step_terms
 
 
 def run_steps(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -68,7 +68,7 @@ def run_steps(
         seen.note(round, network.bytes_sent)
         if progress is not None:
             progress(1)
-    # What is under way still arrives; nobody plays with it, and it is not counted.
+    # What is under way still arrives; nobody uses it, and it is not counted.
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
@@ -96,7 +96,7 @@ def _total(peers: list[Peer], part: Part) -> np.ndarray:
 
 
 class _Seen:
-    """What the step driver notes at the checkpoints."""
+    """Counts of the step driver at the checkpoints."""
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
@@ -127,7 +127,7 @@ def run_parts(
     *,
     record: bool = False,
 ) -> Outcome:
-    """Play every part with ``run_part(part, checkpoints of its own)``, and add them up."""
+    """Run every part with ``run_part(part, checkpoints of its own)``, and add them up."""
     group = np.zeros(len(checkpoints))
     counts = np.zeros(len(checkpoints), np.int64)
     sent = np.zeros(len(checkpoints))
@@ -170,8 +170,10 @@ def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.nda
     rounds = plan.rounds(part.estimator)
     edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = report * _crossed(edges.sum(axis=0), rounds[state["met"] > 0], checkpoints)
-    for row, asked in enumerate(state["asked"].T > 0):
+    total = report * _crossed(
+        edges.sum(axis=0), rounds[state["synchronised_rounds"] > 0], checkpoints
+    )
+    for row, asked in enumerate(state["requested"].T > 0):
         if asked.any():
             size = Request(part.clique[row], 0, 0).nbytes
             total += size * _crossed(edges[row], rounds[asked], checkpoints)
@@ -193,7 +195,7 @@ def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np
 
 
 def run(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
@@ -211,9 +213,9 @@ def run(
     def run_part(part: Part, own: np.ndarray) -> dict[str, Any]:
         silos = len(part.clique)
         made = compiled.state(part.plan, len(own), record)
-        made["met"] = np.zeros(part.plan.horizon, np.uint8)
-        made["asked"] = np.zeros((part.plan.horizon, silos), np.uint8)
-        run = native.Pass(
+        made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
+        made["requested"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        run = driver.Run(
             environment,
             silos,
             part.plan.horizon,
@@ -232,7 +234,7 @@ def run(
                 # In whole rounds of all silos.
                 progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
 
-        run.begin()
+        run.initialise()
         compiled.run_rounds(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
         return made
 
@@ -274,7 +276,7 @@ class PeerDriver(Driver):
 
     def run(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plans: Sequence[PeerPlan],
         checkpoints: np.ndarray,
         *,
@@ -293,7 +295,7 @@ class PeerDriver(Driver):
 
     def run_steps(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plan: PeerPlan,
         checkpoints: np.ndarray,
         *,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments, linalg
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client, rounds_between
 from fastfed.privacy.mechanisms.winsorized import padded_dimension
@@ -27,11 +27,11 @@ from fastfed.simulation.driver import (
 from fastfed.simulation.server import DRIVER as LOCAL
 
 #: Runs rounds first..last.
-Through = Callable[[native.Pass, int, int], None]
+Through = Callable[[driver.Run, int, int], None]
 
 
 def run_steps(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
@@ -82,17 +82,17 @@ def run_steps(
 
 
 def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
-    """What had been released and sent by each checkpoint, as an Outcome keeps it."""
+    """Releases and bits sent by each checkpoint, as an Outcome keeps them."""
     bits = np.array([plan.bits(int(k)) for k in released], np.float64)
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
 
 def run_phases(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     made: dict[str, Any],
-    open_pass: Callable[[dict[str, Any]], native.Pass],
+    open_pass: Callable[[dict[str, Any]], driver.Run],
     through: Through,
     until: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +101,7 @@ def run_phases(
     ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
     """
     run = open_pass(made)
-    run.begin()
+    run.initialise()
     through(run, 1, min(plan.initial_rounds, until))
     server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
@@ -111,7 +111,7 @@ def run_phases(
     for phase, first, last in rounds_between(plan):
         if first - 1 > until:
             break
-        found = native.least_squares(made["batch"], plan.dimension)
+        found = linalg.least_squares(made["batch"], plan.dimension)
         model = server.combine(
             [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
         ).values
@@ -125,7 +125,7 @@ def run_phases(
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """What a curve's state changes to once all play one model: no bonus, no V of their own."""
+    """Changes of a curve's state once all silos use one model: no bonus, no V of their own."""
     d, radius = plan.dimension, plan.local.radius
     return {
         "lazy": True,
@@ -139,7 +139,7 @@ def greedy_state(plan: PhasePlan) -> dict[str, Any]:
 
 
 def run(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
@@ -153,10 +153,10 @@ def run(
     check_phase_plan(plan)
     made = compiled.state(plan.local, len(checkpoints), record)
 
-    def open_pass(made: dict[str, Any]) -> native.Pass:
-        return native.Pass(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+    def open_pass(made: dict[str, Any]) -> driver.Run:
+        return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
 
-    def advance(run: native.Pass, first: int, last: int) -> None:
+    def advance(run: driver.Run, first: int, last: int) -> None:
         compiled.run_rounds(run, first, last, rounds_per_call, progress)
 
     until = plan.horizon if last is None else last
@@ -170,7 +170,7 @@ class PhaseDriver(Driver):
 
     def run(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plans: Sequence[PhasePlan],
         checkpoints: np.ndarray,
         *,
@@ -189,7 +189,7 @@ class PhaseDriver(Driver):
 
     def run_steps(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plan: PhasePlan,
         checkpoints: np.ndarray,
         *,

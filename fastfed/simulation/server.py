@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Report
@@ -51,20 +51,20 @@ class Users:
         self.clipped_rewards += user.clipped_reward
 
     def messages(self) -> list[Report | Bits]:
-        """What was sent since the last call; nothing where silos send."""
+        """Messages sent since the last call; none where silos send."""
         sent, self._sent = self._sent, []
         return sent
 
 
 def run_steps(
-    environment: native.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
+    environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
 ) -> list[Outcome]:
     """Run all rounds of all plans, one silo and round at a time; records everything."""
     return [run_one(environment, plan, checkpoints) for plan in plans]
 
 
 def run_one(
-    environment: native.Environment,
+    environment: environments.Environment,
     plan: Plan,
     checkpoints: np.ndarray,
     *,
@@ -134,7 +134,7 @@ SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
 def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
-    """Of the step driver, whose silos are objects, and which records what it plays."""
+    """Of the step driver, whose silos are objects, and which records what it runs."""
     m, s = plan.silos, plan.statistic_size
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
@@ -172,7 +172,7 @@ class ServerDriver(Driver):
 
     def run(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plans: Sequence[Plan],
         checkpoints: np.ndarray,
         *,
@@ -190,7 +190,7 @@ class ServerDriver(Driver):
 
     def run_steps(
         self,
-        environment: native.Environment,
+        environment: environments.Environment,
         plan: Plan,
         checkpoints: np.ndarray,
         *,

@@ -15,8 +15,8 @@ import numba
 import numpy as np
 
 import fastfed
+from fastfed.counter_rng import key_of, normal
 from fastfed.environments import EnvironmentSpec, RewardDistribution, described
-from fastfed.keyed import key_of, normal
 
 
 @numba.cfunc(fastfed.environments.environment_signature())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 
 import fastfed
-from fastfed.keyed import normal
+from fastfed.counter_rng import normal
 
 
 @numba.cfunc(fastfed.protocols.score.score_signature())

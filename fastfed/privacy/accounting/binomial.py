@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastfed._validate import InputError, boolean, integer, number
-from fastfed.privacy.accounting.gdp import delta_of, epsilon_of
+from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 
 # ---- Binomial noise on an integer sum: its exact privacy loss, and its probit scale --------------
 # The noise is X ~ Bin(trials, 1/4), what is released is X plus an integer that depends on the data.
@@ -427,7 +427,7 @@ class VectorSumAccount:
         for tails in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.mu(tails)
             if math.isfinite(mu):
-                best = min(best, tails + (1.0 - tails) * delta_of(epsilon, mu))
+                best = min(best, tails + (1.0 - tails) * gaussian_delta(epsilon, mu))
         return best
 
     def epsilon(self, delta: float) -> float:
@@ -440,7 +440,7 @@ class VectorSumAccount:
             mu = self.mu(delta * share)
             if math.isfinite(mu):
                 rest = delta * (1.0 - share) / (1.0 - delta * share)
-                best = min(best, epsilon_of(mu, rest))
+                best = min(best, gaussian_epsilon(mu, rest))
         return best
 
 

@@ -76,8 +76,11 @@ def delta_of(epsilon: float, mu: float) -> float:
     epsilon >= 0, mu >= 0 (mu = 0: nothing depends on the data, delta = 0). Relative accuracy is
     about 1e-12 down to the smallest normal double. Source: Balle & Wang 2018, Theorem 8.
     """
-    epsilon = number("epsilon", epsilon, at_least=0)
-    mu = number("mu", mu, at_least=0)
+    return gaussian_delta(number("epsilon", epsilon, at_least=0), number("mu", mu, at_least=0))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Compute `delta_of` for arguments that were checked before."""
     return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
@@ -87,10 +90,14 @@ def epsilon_of(mu: float, delta: float) -> float:
     Exactly 0 when the total variation distance 2 Phi(mu/2) - 1 is already at most delta, and
     infinite when delta = 0 < mu. Rounded towards the larger epsilon.
     """
+    mu = number("mu", mu, at_least=0)
+    return gaussian_epsilon(mu, number("delta", delta, at_least=0, below=1))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Compute `epsilon_of` for arguments that were checked before."""
     from scipy.optimize import brentq
 
-    mu = number("mu", mu, at_least=0)
-    delta = number("delta", delta, at_least=0, below=1)
     if mu == 0:
         return 0.0
     if delta == 0:
@@ -115,11 +122,15 @@ def mu_of(epsilon: float, delta: float) -> float:
     epsilon >= 0, delta in [0, 1); delta = 0 allows only mu = 0. The noise that just meets the
     budget is noise_std = sensitivity / mu_of(epsilon, delta). Rounded towards the smaller mu.
     """
+    epsilon = number("epsilon", epsilon, at_least=0)
+    return gaussian_mu(epsilon, number("delta", delta, at_least=0, below=1))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Compute `mu_of` for arguments that were checked before, such as a Budget's."""
     from scipy.optimize import brentq
     from scipy.special import erfinv
 
-    epsilon = number("epsilon", epsilon, at_least=0)
-    delta = number("delta", delta, at_least=0, below=1)
     if delta == 0:
         return 0.0
     target = math.log(delta) - _MU_MARGIN
@@ -223,7 +234,7 @@ def compose_rho(rhos: Iterable[float]) -> float:
     return math.fsum(number("rho", rho, at_least=0) for rho in rhos)
 
 
-def epsilon_of_rho_classic(rho: float, delta: float) -> float:
+def classic_epsilon_of_rho(rho: float, delta: float) -> float:
     """rho + 2 sqrt(rho ln(1/delta)), delta > 0. Source: Bun & Steinke 2016, Proposition 1.3."""
     rho = number("rho", rho, at_least=0)
     delta = number("delta", delta, above=0, below=1)
@@ -287,7 +298,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     target = math.log(delta) - _MARGIN
     if _log_delta_of_rho(0.0, rho) <= target:
         return 0.0
-    high = epsilon_of_rho_classic(rho, delta)
+    high = classic_epsilon_of_rho(rho, delta)
     root = float(
         brentq(lambda e: _log_delta_of_rho(e, rho) - target, 0.0, high, xtol=1e-300, rtol=1e-14)
     )
@@ -298,7 +309,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 _SHARES = 40
 
 
-def of_group(exact: Callable[[float], float], members: int, delta: float) -> float:
+def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -> float:
     """Least epsilon found for a group of so many records that are replaced together.
 
     ``exact(delta)``: the epsilon proven for one record at delta >= 0, which falls as delta grows.

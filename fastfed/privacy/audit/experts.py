@@ -108,7 +108,7 @@ def log_probability(
     return float(total)
 
 
-def crossing_laws(
+def crossing_distributions(
     mechanism: SparseSwitching, losses: np.ndarray, level: float
 ) -> Callable[[int, int], np.ndarray]:
     """What `log_probability` asks for, computed once each."""
@@ -134,7 +134,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         mechanism = msgspec.structs.replace(claimed, threshold_scale=1e-9)
     draw = np.random.default_rng(check_seed(seed))
     worlds = [_losses(world) for world in (0, 1)]
-    laws = [crossing_laws(mechanism, losses, _LEVEL) for losses in worlds]
+    laws = [crossing_distributions(mechanism, losses, _LEVEL) for losses in worlds]
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:

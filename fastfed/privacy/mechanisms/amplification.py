@@ -11,15 +11,21 @@ from typing import NamedTuple
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.gaussian_release import GaussianTree, exact_std, layout_of, only_once
-from fastfed.privacy.releases.participation import returning_conditions
+from fastfed.privacy.releases.gaussian_release import (
+    GaussianTree,
+    check_single_participation,
+    exact_std,
+    layout_of,
+)
+from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.tree import depth
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
-    RELATIONS,
     Budget,
+    joint_sensitivity,
+    named_delta,
+    named_relation,
     sum_sensitivity,
-    user_sensitivity,
 )
 
 _SOURCE = {
@@ -186,8 +192,8 @@ def amplified_tree_std(
     if kappa == 0:
         return 0.0
     points = batch_size << (kappa - 1)
-    one = user_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
-    apart = points * user_sensitivity("replace", layout, cov_std=covariance_ratio)
+    one = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
+    apart = points * joint_sensitivity("replace", layout, cov_std=covariance_ratio)
     found = [_composed_std(budget, kappa, apart, silos, one)]
     # Under goe2 both streams together are no farther apart than 2 n: the first is the better. With
     # less noise than the bias stream's the covariance stream alone might be farther.
@@ -293,8 +299,8 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
 
         With returning > 1 the former.
         """
-        relation = choice("relation", relation or self.relation, RELATIONS)
-        delta = self.budget.delta if delta is None else delta
+        relation = named_relation(relation, self.budget)
+        delta = named_delta(delta, self.budget)
         best = self.ldp(delta, relation)
         if best == 0.0 or delta == 0.0 or self.returning > 1:
             return best
@@ -341,7 +347,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         claim = ClaimCondition(f"{text} ({self._remark(found)})", found <= budget.epsilon)
         # Silo-level LDP needs nobody else; the lemma hides a silo's message among the others'.
         others = [HIDING] if found < self.ldp() else []
-        return [*others, *returning_conditions(self.returning), claim]
+        return [*others, *participation_conditions(self.returning), claim]
 
     def _remark(self, found: float) -> str:
         if self.calibration == "published-code":
@@ -396,7 +402,7 @@ def calibrate_shuffled_tree(
     choice("unit", budget.unit, ("user", "item"))
     returning = integer("returning", returning, at_least=1)
     if calibration != "exact":
-        only_once(calibration, returning)
+        check_single_participation(calibration, returning)
     if kappa == 0:
         s = 0.0
     elif calibration == "theorem":

@@ -24,12 +24,17 @@ from fastfed.privacy.accounting.binomial import (
     shifted_binomial_delta,
     tail_of,
 )
-from fastfed.privacy.accounting.gdp import mu_of
+from fastfed.privacy.accounting.gdp import gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, only_once
-from fastfed.privacy.releases.participation import level_squares, returning_conditions
-from fastfed.privacy.releases.tree import depth
-from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
+from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_single_participation
+from fastfed.privacy.releases.participation import level_squares, participation_conditions
+from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.sensitivity import (
+    Budget,
+    check_gaussian_budget,
+    joint_sensitivity,
+    named_relation,
+)
 
 __all__ = [
     "BinomialTree",
@@ -112,7 +117,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     @property
     def depth(self) -> int:
         """kappa, the number of levels and the largest number of nodes that one record enters."""
-        return depth(self.releases)
+        return tree_levels(self.releases)
 
     @property
     def coordinates(self) -> int:
@@ -158,8 +163,8 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return math.sqrt(self.depth * -log_delta) * inner / epsilon
 
     def _sensitivity(self, relation: str | None) -> float:
-        relation = choice("relation", relation or self.relation, RELATIONS)
-        return user_sensitivity(relation, "iid", self.dimension)
+        relation = named_relation(relation, self.budget)
+        return joint_sensitivity(relation, "iid", self.dimension)
 
     def mu(self, relation: str | None = None) -> float:
         """Ratio of the Gaussian noise of the same variance; for orientation, exact() is the proof.
@@ -234,7 +239,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
             who = f"at least the fraction {self.honest_fraction:g} of the users of every node add "
             who += "their noise bits, and do not tell the server which (taken on trust)"
         claim = ClaimCondition(what, found <= budget.epsilon)
-        return [Condition(who, True), *returning_conditions(self.returning), claim]
+        return [Condition(who, True), *participation_conditions(self.returning), claim]
 
 
 def _honest(fraction: float, users: int) -> int:
@@ -310,10 +315,9 @@ def calibrate_vector_sum(
         )
     returning = integer("returning", returning, at_least=1)
     if calibration != "exact":
-        only_once(calibration, returning)
-    delta = number("delta", budget.delta, above=0, below=1)
-    choice("unit", budget.unit, ("user", "item"))
-    kappa = depth(releases)
+        check_single_participation(calibration, returning)
+    check_gaussian_budget(budget)
+    kappa = tree_levels(releases)
     users = [batch_points << j for j in range(kappa)]
     levels = [_usual_g(n, d) for n in users]
     if calibration == "exact":
@@ -326,7 +330,9 @@ def calibrate_vector_sum(
             epsilon, small = _per_node(budget, kappa) if kappa else (1.0, 1.0)
             factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(small)) ** 2 / epsilon**2
         else:
-            factor = vector_scale * (math.log(d * d) - math.log(delta)) ** 2 / budget.epsilon**2
+            factor = (
+                vector_scale * (math.log(d * d) - math.log(budget.delta)) ** 2 / budget.epsilon**2
+            )
         bits = [max(math.ceil(factor * g * g / n), 1) for g, n in zip(levels, users, strict=True)]
     return BinomialTree(
         releases,
@@ -353,14 +359,14 @@ def _exact(
 ) -> tuple[list[int], list[int]]:
     """g_j and the smallest b_j, for the share of delta left to the windows that needs least."""
     coordinates = dimension + dimension * (dimension + 1) // 2
-    joint = user_sensitivity(budget.relation, "iid", dimension)
+    joint = joint_sensitivity(budget.relation, "iid", dimension)
     honest = [_honest(honest_fraction, n) for n in users]
     if honest[0] == 0:
         raise InputError(
             f"honest_fraction must leave at least 1 of {users[0]} users, got {honest_fraction:g}"
         )
     parts = math.sqrt(sum(squares for squares, _, _ in changed))
-    share = mu_of(budget.epsilon, budget.delta) / parts
+    share = gaussian_mu(budget.epsilon, budget.delta) / parts
     least = math.ceil(_EXACT_LEVELS * share / joint)
     others = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in changed]
     levels = [
@@ -373,7 +379,7 @@ def _exact(
         rest = budget.delta * (1.0 - part) / (1.0 - budget.delta * part)
         count = sum(nodes for _, nodes, _ in changed)
         tail = tail_of(budget.delta * part, count * coordinates)
-        return mu_of(budget.epsilon, rest) / parts, tail
+        return gaussian_mu(budget.epsilon, rest) / parts, tail
 
     def node(j: int, trials: int) -> Node:
         return _level(changed[j], trials, joint * levels[j], coordinates)

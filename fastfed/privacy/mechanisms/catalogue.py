@@ -78,7 +78,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("gaussian", budget, releases, s, moved / s if releases else 0.0, source)
 
 
-def _two_streams(name: str, made: GaussianRelease) -> Calibrated:
+def _gaussian_release(name: str, made: GaussianRelease) -> Calibrated:
     source = made.source
     if made.calibration != "exact":
         source += f"; exact epsilon {rounded_up(made.exact())}"
@@ -87,14 +87,14 @@ def _two_streams(name: str, made: GaussianRelease) -> Calibrated:
 
 def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
-        return _two_streams(name, calibrate_tree(budget, releases, calibration))
+        return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
 
     return calibrated
 
 
 def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
-        return _two_streams(name, calibrate_release(name, budget, releases))
+        return _gaussian_release(name, calibrate_release(name, budget, releases))
 
     return calibrated
 

@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.certificate import ClaimCondition, Condition
 from fastfed.privacy.releases.gaussian_release import (
@@ -21,11 +21,11 @@ from fastfed.privacy.releases.gaussian_release import (
     GaussianTree,
     calibrate_release,
     calibrate_tree,
+    check_exact_ratio,
     layout_of,
-    only_exact,
 )
 from fastfed.privacy.releases.participation import proposition_e_7_squared
-from fastfed.privacy.sensitivity import Budget, layout_stds
+from fastfed.privacy.sensitivity import Budget, stds_of_layout
 
 _SOURCE = {
     "theorem": "chowdhury-zhou-2022, Proposition F.3, which prints no constant: the noise of "
@@ -35,7 +35,7 @@ _SOURCE = {
 }
 
 
-class JointTree(GaussianTree, frozen=True):
+class JointDpTree(GaussianTree, frozen=True):
     """The p-sum tree of a single agent; fields and guarantee as in `GaussianTree`."""
 
     @property
@@ -65,13 +65,13 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variance_factors(self) -> np.ndarray:
         """Draws in prefix k = 0..K, (K + 1,)."""
-        draws = [1 + int(native.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
+        draws = [1 + int(linalg.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
         return np.array(draws, dtype=np.float64)
 
     @property
     def stds(self) -> tuple[float, float, float]:
         """Standard deviations of bias, off-diagonal and diagonal entries of one draw."""
-        return self.noise_std, *layout_stds(self.layout, self.covariance_ratio * self.noise_std)
+        return self.noise_std, *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std)
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -92,7 +92,7 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
         return [ClaimCondition(text, False)]
 
 
-def calibrate_joint(
+def calibrate_joint_dp(
     budget: Budget,
     releases: int,
     horizon: int,
@@ -139,7 +139,7 @@ def calibrate_joint(
             f'release must be "tree" when calibration is "{calibration}", got "{release}"'
         )
     layout = layout_of(calibration, layout)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     log = math.log(2.5) - math.log(delta)
     if calibration == "published-code":
         if returning > 1:
@@ -150,6 +150,6 @@ def calibrate_joint(
         return NestedNoise(budget=budget, releases=releases, noise_std=std * math.sqrt(0.5))
     touched = proposition_e_7_squared(releases, returning)
     std = 4.0 * math.sqrt(2.0 * log * touched) / epsilon
-    return JointTree(
+    return JointDpTree(
         releases, layout, std, calibration, budget, _SOURCE["theorem"], returning=returning
     )

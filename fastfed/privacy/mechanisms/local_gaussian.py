@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from fastfed._validate import InputError, boolean, choice, integer, number
-from fastfed.privacy.accounting.gdp import advanced, delta_of, epsilon_of, mu_of
+from fastfed.privacy.accounting.gdp import advanced, gaussian_delta, gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import (
     ClaimCondition,
     Condition,
@@ -21,9 +21,22 @@ from fastfed.privacy.certificate import (
     Side,
     rounded_up,
 )
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, exact_std, layout_of, only_exact
-from fastfed.privacy.releases.participation import one_batch, returning_conditions
-from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget, layout_stds, user_sensitivity
+from fastfed.privacy.releases.gaussian_release import (
+    CALIBRATIONS,
+    check_exact_ratio,
+    exact_std,
+    layout_of,
+)
+from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
+from fastfed.privacy.sensitivity import (
+    LAYOUTS,
+    Budget,
+    check_gaussian_budget,
+    joint_sensitivity,
+    named_delta,
+    named_relation,
+    stds_of_layout,
+)
 
 _PAPER = "chowdhury-zhou-2022"
 _LOCAL = "exact Gaussian accounting (Balle & Wang 2018, Theorem 8)"
@@ -148,7 +161,7 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
         # What delta0 costs, too much where positive. This falls in epsilon0 wherever the cost is
         # below 1: there delta0 < 1/(2n), and below the limit it falls faster than e^epsilon grows.
         def excess(epsilon0: float) -> float:
-            log_delta0 = math.log(max(delta_of(epsilon0, mu), 5e-324))
+            log_delta0 = math.log(max(gaussian_delta(epsilon0, mu), 5e-324))
             return log_delta0 + _log_factor(epsilon0, log_users, log_inner) - log_rest
 
         # delta_of(e, mu) <= exp(-(e/mu - mu/2)^2 / 2): the root is not above this.
@@ -191,7 +204,7 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
         log_delta0 = log_rest - _log_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0
-        return 0, -mu_of(epsilon0, math.exp(log_delta0))
+        return 0, -gaussian_mu(epsilon0, math.exp(log_delta0))
 
     rank, found = _least(value)
     return -found if rank == 0 else 0.0
@@ -299,7 +312,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         """Standard deviations of bias, off-diagonal and diagonal entries of one user's noise."""
         return (
             self.noise_std,
-            *layout_stds(self.layout, self.covariance_ratio * self.noise_std),
+            *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
         )
 
     @property
@@ -310,7 +323,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
     def _message_mu(self, relation: str) -> float:
         """Ratio of one message."""
-        return user_sensitivity(
+        return joint_sensitivity(
             relation,
             self.layout,
             bias_std=self.noise_std,
@@ -319,12 +332,12 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
     def mu(self, relation: str | None = None) -> float:
         """Ratio of everything one user sends: sqrt(M0) joint sensitivity / std."""
-        relation = choice("relation", relation or self.relation, RELATIONS)
+        relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
     def ldp(self, delta: float | None = None, relation: str | None = None) -> float:
         """True epsilon of all M0 messages of a user, without counting on a shuffler."""
-        return epsilon_of(self.mu(relation), self.budget.delta if delta is None else delta)
+        return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     def amplified(self, delta: float | None = None, relation: str | None = None) -> float:
         """Least epsilon that Lemma B.4 proves at delta for shuffled batches; math.inf if none.
@@ -333,8 +346,8 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         needs the others' messages close to one's own whatever they hold. For M0 > 1 the better of
         basic and advanced composition over the batches.
         """
-        choice("relation", relation or self.relation, RELATIONS)
-        delta = self.budget.delta if delta is None else delta
+        named_relation(relation, self.budget)
+        delta = named_delta(delta, self.budget)
         mu = self._message_mu("replace")
         return _returning_epsilon(mu, delta, self.batch_size, self.returning)
 
@@ -361,7 +374,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         claim = ClaimCondition(text, found <= budget.epsilon)
         # Local privacy needs nobody else; the lemma hides a message among the others.
         others = [HIDING] if found < self.ldp() else []
-        return [*others, *returning_conditions(self.returning), claim]
+        return [*others, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
         """What holds beside the claim, at the budget's delta.
@@ -369,7 +382,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         Shuffled batches: the guarantee that is left without the shuffler. Otherwise the one that a
         shuffler would add, where the lemma proves any.
         """
-        local, trust = self.ldp(), tuple(returning_conditions(self.returning))
+        local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
             model = "local: nobody but the user is trusted"
             return [Side(model, f"{_PAPER}, Remark 3.4; {_LOCAL}", local, trust)]
@@ -393,11 +406,11 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
             said.append("no theorem states these constants")
             if self.shuffled:
                 delta = self.budget.delta
-                local = epsilon_of(self._message_mu("replace"), delta / self.batch_size)
+                local = gaussian_epsilon(self._message_mu("replace"), delta / self.batch_size)
                 lemma = self._lemma_condition(local, delta)
                 said.append(f"Lemma B.4's condition at the local epsilon, {lemma}")
         elif self.calibration == "theorem":
-            epsilon, delta = one_batch(self.budget, self.returning)
+            epsilon, delta = budget_per_batch(self.budget, self.returning)
             at = ""
             if self.returning > 1:
                 at = f"at one batch's budget ({epsilon:.3g}, {delta:.3g}): "
@@ -462,8 +475,9 @@ def calibrate_local_gaussian(
     proves the budget (M0 > 1: of each batch, composed).
     "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
     shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1, which
-    claims O(epsilon, delta) only). M0 > 1: the same at the budget of `one_batch`. That is what
-    Theorem E.3 says it prints; as printed it is too small, by sqrt(ln(4 M0/delta) / ln(2/delta)).
+    claims O(epsilon, delta) only). M0 > 1: the same at the budget of `budget_per_batch`. That is
+    what Theorem E.3 says it prints; as printed it is too small, by
+    sqrt(ln(4 M0/delta) / ln(2/delta)).
     "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, shuffled
     s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std s/sqrt(2) and covariance_ratio
     1/sqrt(2): the published experiments' features have norm sqrt(2), so in features of norm 1 the
@@ -479,10 +493,9 @@ def calibrate_local_gaussian(
     count = integer("returning", returning, at_least=1)
     boolean("shuffled", shuffled)
     layout = layout_of(calibration, layout)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     ratio = number("covariance_ratio", covariance_ratio, above=0)
-    number("delta", budget.delta, above=0, below=1)
-    choice("unit", budget.unit, ("user", "item"))
+    check_gaussian_budget(budget)
     if calibration == "published-code":
         if count != 1:
             raise InputError(
@@ -494,7 +507,7 @@ def calibrate_local_gaussian(
     if calibration == "exact":
         std = _exact_std(budget, users, count, shuffled, layout, ratio)
     elif calibration == "theorem":
-        std = _theorem_std(*one_batch(budget, count), users if shuffled else None)
+        std = _theorem_std(*budget_per_batch(budget, count), users if shuffled else None)
     else:
         most = users if shuffled else 1
         std = math.sqrt(math.log(2.5 * most / budget.delta) / (2.0 * most)) / budget.epsilon
@@ -519,7 +532,7 @@ def _exact_std(
     if not shuffled:
         return local
     mu = _returning_mu(budget.epsilon, budget.delta, users, count)
-    one = user_sensitivity("replace", layout, cov_std=ratio)
+    one = joint_sensitivity("replace", layout, cov_std=ratio)
     return min(local, one / mu) if mu > 0.0 else local
 
 

@@ -221,7 +221,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         result: np.ndarray = np.exp(self.log_probabilities(scores))
         return result
 
-    def two_candidates(self, gap: float) -> float:
+    def two_candidate_loss(self, gap: float) -> float:
         """ln(P'(i)/P(i)) of the worse of two candidates whose scores are `gap` apart under P and
         move as far towards each other as neighbouring datasets allow under P'.
 

@@ -19,12 +19,17 @@ from fastfed.privacy.accounting.binomial import (
     VectorSumAccount,
     hockey_stick_lower_bound,
 )
-from fastfed.privacy.accounting.gdp import mu_of
+from fastfed.privacy.accounting.gdp import gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import _honest, _smallest, _usual_g
-from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, only_exact
-from fastfed.privacy.releases.participation import one_batch, returning_conditions
-from fastfed.privacy.sensitivity import RELATIONS, Budget, user_sensitivity
+from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_ratio
+from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
+from fastfed.privacy.sensitivity import (
+    Budget,
+    check_gaussian_budget,
+    joint_sensitivity,
+    named_relation,
+)
 
 __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 
@@ -128,7 +133,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     def norm(self, relation: str | None = None) -> float:
         """S, the largest L2 change of the encoded vector of one record, in levels."""
-        relation = choice("relation", relation or self.relation, RELATIONS)
+        relation = named_relation(relation, self.budget)
         return _norm(relation, self.dimension, self.g)
 
     def mu(self, relation: str | None = None) -> float:
@@ -177,7 +182,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def remark(self) -> str:
         """What the rule that chose the noise says of itself, beyond its own account."""
         if self.calibration == "theorem":
-            epsilon, delta = one_batch(self.budget, self.returning)
+            epsilon, delta = budget_per_batch(self.budget, self.returning)
             met = "met" if epsilon <= 15.0 and delta < 0.5 else "not met"
             each = " for each batch" if self.returning > 1 else ""
             return (
@@ -227,14 +232,17 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
                 f"at least the fraction {self.honest_fraction:g} of the users of every batch add "
                 "their noise bits, and do not tell the server which (taken on trust)"
             )
-        return [*(Condition(text, True) for text in trusted), *returning_conditions(self.returning)]
+        return [
+            *(Condition(text, True) for text in trusted),
+            *participation_conditions(self.returning),
+        ]
 
     def sides(self) -> list[Side]:
         """What the same noise proves under other trust, at the budget's delta.
 
         Entries without a finite epsilon are left out.
         """
-        returning = tuple(returning_conditions(self.returning))
+        returning = tuple(participation_conditions(self.returning))
         if self.local:
             epsilon = self._account(self.trials).epsilon(self.budget.delta)
             model = "shuffle: with a trusted shuffler of each batch in between"
@@ -292,10 +300,9 @@ def calibrate_vector_batches(
     covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     choice("published_log", published_log, PUBLISHED_LOGS)
     _fitting(calibration, vector_scale, published_log, local, returning)
-    only_exact(calibration, covariance_ratio)
+    check_exact_ratio(calibration, covariance_ratio)
     _own_bits_only(local, honest_fraction)
-    delta = number("delta", budget.delta, above=0, below=1)
-    choice("unit", budget.unit, ("user", "item"))
+    check_gaussian_budget(budget)
     if (honest := _honest(honest_fraction, batch_size)) == 0:
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
@@ -307,12 +314,12 @@ def calibrate_vector_batches(
         adding = 1 if local else honest
         levels, bits = _exact(budget, adding, usual, d, returning, covariance_ratio)
     elif calibration == "theorem":
-        epsilon, small = one_batch(budget, returning)
+        epsilon, small = budget_per_batch(budget, returning)
         factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(small)) ** 2 / epsilon**2
         bits = max(math.ceil(factor * usual * usual / users), 1)
     else:
         inner = d if published_log == "ln(d/delta)" else d * d
-        factor = vector_scale * (math.log(inner) - math.log(delta)) ** 2 / budget.epsilon**2
+        factor = vector_scale * (math.log(inner) - math.log(budget.delta)) ** 2 / budget.epsilon**2
         bits = max(math.ceil(factor * usual * usual / users), 1)
         levels = usual, round(math.sqrt(2.0) * usual)
     return VectorBatches(
@@ -377,7 +384,7 @@ def _coordinates(dimension: int) -> int:
 
 
 def _norm(relation: str, dimension: int, g: tuple[int, int]) -> float:
-    return user_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
+    return joint_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
 
 
 def _account(trials: int, norm: float, returning: int, coordinates: int) -> VectorSumAccount:
@@ -392,14 +399,14 @@ def _exact(
     """g and the smallest b when `adding` users' bits are counted, for the best share of delta."""
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = _coordinates(dimension)
-    joint = user_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
-    whole = mu_of(epsilon, delta) / math.sqrt(returning)
+    joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
+    whole = gaussian_mu(epsilon, delta) / math.sqrt(returning)
     first = math.ceil(max(usual * max(1.0, ratio), _EXACT_LEVELS * whole / joint))
     g = first, math.ceil(first / ratio)
     norm = _norm(budget.relation, dimension, g)
     # For each share of delta that the windows may lose: it, and the ratio left to the rest.
     parts = [
-        (delta * share, mu_of(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))
+        (delta * share, gaussian_mu(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))
         for share in TAIL_SHARES
     ]
 

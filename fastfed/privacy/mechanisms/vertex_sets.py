@@ -91,13 +91,13 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
     for j in range(1, count + 1):
         found.append(VertexSet(j, 0, 2**j, width / b))
         for h in range(1, j + 1):
-            distance = most_moved(2**j - 1, 2 ** (j - h))
+            distance = max_change(2**j - 1, 2 ** (j - h))
             size = 2.0 * min(width, beta * distance)
             found.append(VertexSet(j, h, 2 ** (j - h), size * 2**h / b))
     return tuple(found)
 
 
-def most_moved(first: int, leaves: int) -> float:
+def max_change(first: int, leaves: int) -> float:
     """2 (1 - prod (1 - eta_k)), eta_k = 2/(k + 1), over leaves k = first, first + 1, ...: how far x
     may move in L1 over so many leaves."""
     a, n = integer("first", first, at_least=1), integer("leaves", leaves, at_least=0)

@@ -8,19 +8,27 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.accounting.gdp import epsilon_of, mu_of
+from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.participation import most_squared, returning_conditions
-from fastfed.privacy.releases.tree import depth
-from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget, layout_stds, user_sensitivity
+from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
+from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.sensitivity import (
+    LAYOUTS,
+    Budget,
+    check_gaussian_budget,
+    joint_sensitivity,
+    named_delta,
+    named_relation,
+    stds_of_layout,
+)
 
 # ---- Gaussian noise on both streams of a linear bandit: what one record's change amounts to ------
 
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
-#: How the noise of prefix sums is made; the same order stands in src/ff_play.h.
+#: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
 RELEASES = ("tree", "honaker", "toeplitz")
 
 
@@ -74,7 +82,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     @property
     def sensitivity_squared(self) -> float:
         """Squared sensitivity of everything released to one user, per unit of one record's."""
-        return leaf_squared(self.release, self.releases, self.returning)
+        return squared_sensitivity(self.release, self.releases, self.returning)
 
     @property
     def variance_factors(self) -> np.ndarray:
@@ -92,7 +100,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         """Standard deviations of bias, off-diagonal and diagonal entries of one noise vector."""
         return (
             self.noise_std,
-            *layout_stds(self.layout, self.covariance_ratio * self.noise_std),
+            *stds_of_layout(self.layout, self.covariance_ratio * self.noise_std),
         )
 
     @property
@@ -103,10 +111,10 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     def mu(self, relation: str | None = None) -> float:
         """Ratio of everything released for one user: sqrt(sensitivity_squared) joint / std."""
-        relation = choice("relation", relation or self.relation, RELATIONS)
+        relation = named_relation(relation, self.budget)
         if self.releases == 0:
             return 0.0
-        joint = user_sensitivity(
+        joint = joint_sensitivity(
             relation,
             self.layout,
             bias_std=self.noise_std,
@@ -116,7 +124,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
         """True epsilon of everything released, at delta (default: the budget's)."""
-        return epsilon_of(self.mu(relation), self.budget.delta if delta is None else delta)
+        return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     @property
     def remark(self) -> str:
@@ -151,16 +159,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         if self.remark:
             text += f" (computed; {self.remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
-        return [*returning_conditions(self.returning), claim]
-
-
-def leaf_squared(release: str, releases: int, returning: int = 1) -> float:
-    """Squared sensitivity of a whole release to one leaf.
-
-    kappa nodes for "tree", `honaker.sensitivity_squared`, or S_K for "toeplitz". With returning > 1
-    the largest to that many leaves, for "honaker" a bound on it, see `participation`.
-    """
-    return most_squared(release, releases, returning)
+        return [*participation_conditions(self.returning), claim]
 
 
 def exact_std(
@@ -175,21 +174,23 @@ def exact_std(
 
     release, releases, layout, returning: as in `GaussianRelease`. D: the joint sensitivity of one
     record in both streams, the covariance stream's noise being covariance_ratio times the bias
-    stream's. Raises InputError for delta = 0 and for the unit "silo" (this accounts for one user's
-    records).
+    stream's. Arguments must have been checked before.
     """
-    ratio = number("covariance_ratio", covariance_ratio, above=0)
-    delta = number("delta", budget.delta, above=0, below=1)
-    choice("unit", budget.unit, ("user", "item"))
-    joint = user_sensitivity(budget.relation, layout, cov_std=ratio)
-    leaf = leaf_squared(release, releases, returning)
-    return math.sqrt(leaf) * joint / mu_of(budget.epsilon, delta)
+    joint = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
+    leaf = squared_sensitivity(release, releases, returning)
+    return math.sqrt(leaf) * joint / gaussian_mu(budget.epsilon, budget.delta)
 
 
 def layout_of(calibration: str, layout: str | None) -> str:
     """The layout of the noise matrix: free for "exact", each other calibration's own."""
-    usual = _USUAL_LAYOUT[choice("calibration", calibration, CALIBRATIONS)]
-    layout = choice("layout", layout or usual, LAYOUTS)
+    choice("calibration", calibration, CALIBRATIONS)
+    return fitting_layout(calibration, choice("layout", layout, LAYOUTS) if layout else None)
+
+
+def fitting_layout(calibration: str, layout: str | None) -> str:
+    """Compute `layout_of` for arguments that were checked before, each for itself."""
+    usual = _USUAL_LAYOUT[calibration]
+    layout = layout or usual
     if calibration != "exact" and layout != usual:
         raise InputError(
             f'layout must be "{usual}" when calibration is "{calibration}", got "{layout}"'
@@ -197,7 +198,7 @@ def layout_of(calibration: str, layout: str | None) -> str:
     return layout
 
 
-def only_once(calibration: str, returning: int) -> None:
+def check_single_participation(calibration: str, returning: int) -> None:
     """InputError for returning users where the calibration knows none."""
     if returning != 1:
         raise InputError(
@@ -205,7 +206,7 @@ def only_once(calibration: str, returning: int) -> None:
         )
 
 
-def only_exact(calibration: str, covariance_ratio: float) -> None:
+def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
     """InputError for a ratio that no paper's constants are made for."""
     if calibration != "exact" and covariance_ratio != 1.0:
         raise InputError(
@@ -238,7 +239,7 @@ class GaussianTree(GaussianRelease, frozen=True):
     @property
     def depth(self) -> int:
         """kappa, the largest number of nodes that one record enters."""
-        return depth(self.releases)
+        return tree_levels(self.releases)
 
 
 def calibrate_tree(
@@ -254,7 +255,7 @@ def calibrate_tree(
     calibration "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives
     the budget (D the joint sensitivity of one record under the budget's relation and the layout);
     with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
-    `fastfed.privacy.releases.participation.most_squared`.
+    `fastfed.privacy.releases.participation.max_squared_sensitivity`.
     "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem 5.1),
     times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
     "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
@@ -267,14 +268,30 @@ def calibrate_tree(
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)
-    only_exact(calibration, covariance_ratio)
+    covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     returning = integer("returning", returning, at_least=1)
+    check_gaussian_budget(budget)
+    return tree_for(budget, releases, calibration, layout, covariance_ratio, returning)
+
+
+def tree_for(
+    budget: Budget,
+    releases: int,
+    calibration: str = "exact",
+    layout: str | None = None,
+    covariance_ratio: float = 1.0,
+    returning: int = 1,
+) -> GaussianTree:
+    """Compute `calibrate_tree` for arguments that were checked before, each for itself.
+
+    Raises InputError where a layout, ratio or returning belongs to another calibration.
+    """
+    layout = fitting_layout(calibration, layout)
+    check_exact_ratio(calibration, covariance_ratio)
     if calibration == "published-code":
-        only_once(calibration, returning)
-    epsilon = budget.epsilon
-    delta = number("delta", budget.delta, above=0, below=1)
-    choice("unit", budget.unit, ("user", "item"))
-    kappa = depth(releases)
+        check_single_participation(calibration, returning)
+    epsilon, delta = budget.epsilon, budget.delta
+    kappa = tree_levels(releases)
     if kappa == 0:
         s = 0.0
     elif calibration == "exact":
@@ -333,7 +350,7 @@ def calibrate_release(
     and D the joint sensitivity of one record in both streams under the budget's relation, the
     layout (default "goe2") and covariance_ratio.
     returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
-    that many leaves, or for "honaker" a bound on it (`participation.most_squared`).
+    that many leaves, or for "honaker" a bound on it (`participation.max_squared_sensitivity`).
     calibration: "exact" only; no paper states other constants for these releases.
 
     Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this
@@ -342,12 +359,32 @@ def calibrate_release(
     choice("release", release, SHARED)
     releases = integer("releases", releases, at_least=0)
     choice("calibration", calibration, CALIBRATIONS)
+    if layout:
+        choice("layout", layout, LAYOUTS)
+    covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
+    check_gaussian_budget(budget)
+    returning = integer("returning", returning, at_least=1)
+    return release_for(release, budget, releases, calibration, layout, covariance_ratio, returning)
+
+
+def release_for(
+    release: str,
+    budget: Budget,
+    releases: int,
+    calibration: str = "exact",
+    layout: str | None = None,
+    covariance_ratio: float = 1.0,
+    returning: int = 1,
+) -> GaussianRelease:
+    """Compute `calibrate_release` for arguments that were checked before, each for itself.
+
+    Raises InputError for another calibration than "exact".
+    """
     if calibration != "exact":
         raise InputError(
             f'calibration must be "exact" when release is "{release}", got "{calibration}"'
         )
-    layout = choice("layout", layout or "goe2", LAYOUTS)
-    # Also checks the budget, where nothing is released.
+    layout = layout or "goe2"
     s = exact_std(budget, release, releases, layout, covariance_ratio, returning)
     source = _RELEASE_SOURCE[release]
     return GaussianRelease(
@@ -389,8 +426,8 @@ class Privatizer(GaussianTree, frozen=True):
         own = GaussianTree.mu(self, relation)
         if not self.schedule_rounds:
             return own
-        moved = _covariance_sensitivity(relation or self.relation)
-        nodes = depth(self.schedule_rounds)
+        moved = _covariance_sensitivity(named_relation(relation, self.budget))
+        nodes = tree_levels(self.schedule_rounds)
         return math.hypot(own, math.sqrt(nodes) * moved / self.schedule_std)
 
     @property
@@ -449,20 +486,21 @@ def calibrate_privatizer(
         "calibration", calibration, PRIVATIZER_CALIBRATIONS if not schedule_rounds else ("exact",)
     )
     releases = integer("releases", releases, at_least=0)
-    delta = number("delta", budget.delta, above=0, below=1)
+    check_gaussian_budget(budget)
     schedule_std = 0.0
     if not releases:
         std = 0.0
     elif calibration == "theorem":
-        choice("unit", budget.unit, ("user", "item"))
-        std = node_noise_std(budget.epsilon, delta, releases)
+        std = node_noise_std(budget.epsilon, budget.delta, releases)
     else:
         std = exact_std(budget, "tree", releases, _LAYOUT)
         if schedule_rounds:
             std *= math.sqrt(2.0)
             moved = _covariance_sensitivity(budget.relation)
-            nodes = depth(schedule_rounds)
-            schedule_std = math.sqrt(2.0 * nodes) * moved / mu_of(budget.epsilon, delta)
+            nodes = tree_levels(schedule_rounds)
+            schedule_std = (
+                math.sqrt(2.0 * nodes) * moved / gaussian_mu(budget.epsilon, budget.delta)
+            )
     return Privatizer(
         releases,
         _LAYOUT,
@@ -477,4 +515,4 @@ def calibrate_privatizer(
 
 def _covariance_sensitivity(relation: str) -> float:
     """Of one record in sum x x^T alone, in units of goe2 noise: 1, or 1/sqrt 2 for zero-out."""
-    return user_sensitivity(relation, _LAYOUT, bias_std=math.inf)
+    return joint_sensitivity(relation, _LAYOUT, bias_std=math.inf)

@@ -90,7 +90,7 @@ def _worst(size: int) -> tuple[float, int]:
     return max(found)
 
 
-def most_by_depth(size: int) -> float:
+def max_by_depth(size: int) -> float:
     """W(size), the most that a leaf moves a complete block of level size - 1, squared."""
     return _worst(integer("size", size, at_least=0))[0]
 
@@ -100,7 +100,7 @@ def sensitivity_squared(releases: int) -> float:
 
     Exact; proof: top of this module. O(kappa^2).
     """
-    return most_by_depth(depth(releases))
+    return max_by_depth(depth(releases))
 
 
 def worst_leaf(releases: int) -> int:

@@ -60,11 +60,11 @@ import numpy as np
 from fastfed._validate import choice, integer, number
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.releases.tree import depth, tree_levels
 from fastfed.privacy.sensitivity import Budget
 
 
-def most_squared(release: str, releases: int, returning: int) -> float:
+def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
     """Largest squared sensitivity of a whole release to one user, per unit of one record's.
 
     release: "tree", "honaker" or "toeplitz"; releases: K >= 0. returning: the most batches that
@@ -72,9 +72,13 @@ def most_squared(release: str, releases: int, returning: int) -> float:
     1 < returning < K, where it is an upper bound (proofs: top of this module). 1 gives
     kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K for "toeplitz".
     """
-    formula = _MOST[choice("release", release, tuple(_MOST))]
-    releases, returning = _checked(releases, returning)
-    return formula(releases, returning)
+    choice("release", release, tuple(_MOST))
+    return squared_sensitivity(release, *_checked(releases, returning))
+
+
+def squared_sensitivity(release: str, releases: int, returning: int) -> float:
+    """Compute `max_squared_sensitivity` for arguments that were checked before."""
+    return _MOST[release](releases, min(returning, releases))
 
 
 def proposition_e_7_squared(releases: int, returning: int) -> int:
@@ -102,7 +106,7 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
     return full * size**2 + rest**2, min(returning, released), min(returning, size)
 
 
-def returning_conditions(returning: int) -> list[Condition]:
+def participation_conditions(returning: int) -> list[Condition]:
     """What a guarantee for a user of several batches takes on trust; nothing for one batch."""
     if returning == 1:
         return []
@@ -113,7 +117,7 @@ def returning_conditions(returning: int) -> list[Condition]:
     return [Condition(text, True)]
 
 
-def one_batch(budget: Budget, returning: int) -> tuple[float, float]:
+def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
     """(epsilon, delta) of each of `returning` batches that hold the same user; all for one.
 
     epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0): chowdhury-zhou-2022, Theorem E.2 and the
@@ -136,7 +140,7 @@ def _checked(releases: int, returning: int) -> tuple[int, int]:
 
 def _tree(releases: int, returning: int) -> float:
     total = 0
-    for level in range(depth(releases)):
+    for level in range(tree_levels(releases)):
         size = 1 << level
         pairs, rest = divmod(returning, 2 * size)
         total += pairs * size**2
@@ -146,10 +150,10 @@ def _tree(releases: int, returning: int) -> float:
 
 
 def _honaker(releases: int, returning: int) -> float:
-    levels = depth(releases)
+    levels = tree_levels(releases)
     seen, least = 0, math.inf
     for level in range(levels + 1):
-        above = returning**2 * honaker.most_by_depth(levels - level)
+        above = returning**2 * honaker.max_by_depth(levels - level)
         least = min(least, seen + above)
         size = 1 << level
         full, rest = divmod(returning, size)

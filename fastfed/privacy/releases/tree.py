@@ -42,7 +42,12 @@ def depth(releases: int) -> int:
 
     The paper's 1 + log(T/B) has to be read with base 2.
     """
-    return integer("releases", releases, at_least=0).bit_length()
+    return tree_levels(integer("releases", releases, at_least=0))
+
+
+def tree_levels(releases: int) -> int:
+    """Compute `depth` for a number that was checked before."""
+    return releases.bit_length()
 
 
 def touches(leaf: int, releases: int) -> tuple[int, ...]:

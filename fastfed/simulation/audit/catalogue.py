@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import InputError, choice, integer
 from fastfed.bandits.silo import Message, Peer, Silo
@@ -59,7 +59,7 @@ def plan_of(keys: dict[str, Any]) -> Plan:
 
 
 def trigger_value(plan: Plan, x: np.ndarray) -> float:
-    """What the silo's own rule compares with D after a first round with these features.
+    """Value that the silo's rule compares with D after a first round with these features.
 
     Without noise: a private rule's value is a draw about this one.
     """
@@ -73,7 +73,7 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
 
 
 def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
-    """Whether the silos synchronise after the first round."""
+    """True if the silos synchronise after the first round."""
     silos = [Silo(plan, i, noise) for i in range(SILOS)]
     for i, silo in enumerate(silos):
         silo.select(x[None] if i == 0 else np.zeros((1, SCHEDULE_DIMENSION)))
@@ -107,7 +107,7 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
 
 Audit = Callable[[int, int], AuditResult]
 
-RELEASES = 7  # kappa = 3, and few enough rounds to play them many times
+RELEASES = 7  # kappa = 3, and few enough rounds to run them many times
 CLAIM = (1.0, 0.01)
 DIMENSION = 2
 
@@ -153,7 +153,7 @@ OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
 def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the server sees of each release, one message or the sum of several: (K, s).
+    """Messages that the server sees of each release, one message or the sum of several: (K, s).
 
     Of users' own messages, whose sum is all that counts, what the server makes of them.
     """
@@ -183,7 +183,7 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
 
 
 def heard(plan: PeerPlan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the neighbours of silo 0 hear of each of its reports, (K, s)."""
+    """Reports of silo 0 that its neighbours hear, (K, s)."""
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
     shown = []
@@ -221,7 +221,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     change = np.zeros(plan.statistic_size)
     for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
         point = np.zeros_like(change)
-        native.accumulate(point, x, 1.0)
+        linalg.accumulate(point, x, 1.0)
         change += sign * point
     if plan.encoding is not None:
         # A node of level j is seen in steps of 1 / g_j, or without a tree in units of the sum, with

@@ -1,6 +1,6 @@
 """Audits of systems of experts: clients and server as deployed, on two neighbouring datasets.
 
-What is looked at is what all clients play. The statistic is the likelihood ratio of the two tables
+What is looked at is what all clients run. The statistic is the likelihood ratio of the two tables
 under the noise that the plan claims, so an audit is not told of the fault that it is to catch.
 """
 
@@ -19,7 +19,7 @@ from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import Decider, ExpertPlan
 from fastfed.privacy.audit.bounds import AuditResult, audit
-from fastfed.privacy.audit.experts import crossing_laws
+from fastfed.privacy.audit.experts import crossing_distributions
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
 from fastfed.simulation.systems import make_system
 
@@ -123,7 +123,7 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
     # The last round's losses are never sent.
     sums = losses.sum(axis=1)[:-1]
     mechanism, last = plan.noise, len(sums)
-    crossings = crossing_laws(mechanism, sums, plan.threshold)
+    crossings = crossing_distributions(mechanism, sums, plan.threshold)
     totals = np.maximum(np.cumsum(sums, axis=0), plan.floor)
     choices = [np.exp(mechanism.choices.log_probabilities(costs)) for costs in totals]
 
