@@ -110,7 +110,7 @@ class ExpertClient(Once):
     First hand it the server's ``start()``. Before each round: while ``due`` is true, send
     ``report()`` to the server and hand its answer to ``receive``. Then play ``x``, weights of the
     d experts (all on one of them: ``expert``), and ``observe`` the loss. A bare
-    ``ExpertClient(plan)`` draws its noise from the operating system; pass ``fastfed.SeededNoise``
+    ``ExpertClient(plan)`` draws its noise from the operating system; pass ``SeededNoise``
     only to simulate.
     """
 
@@ -206,7 +206,7 @@ class ExpertClient(Once):
 class ExpertServer(Once):
     """Adds up what all clients send and chooses what they play (gao-2024, Algorithms 2 and 5).
 
-    A bare ``ExpertServer(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only
+    A bare ``ExpertServer(plan)`` draws from the operating system; pass ``SeededNoise`` only
     to simulate.
 
     Guarantee: that of the system's certificate, for one loss of one client in one round.
