@@ -84,14 +84,9 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
     return found
 
 
-def _parts(mechanism: GaussianRelease) -> tuple[float, float, float]:
-    """Standard deviations of bias, off-diagonal and diagonal entries."""
-    return mechanism.stds
-
-
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
     """One over the noise variance of each packed entry of a statistic, (s,)."""
-    bias, off, on = _parts(mechanism)
+    bias, off, on = mechanism.stds
     rows, columns = np.tril_indices(_D)
     stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, on, off)])
     result: np.ndarray = stds**-2.0
@@ -102,7 +97,7 @@ def _noisy(
     mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
     """Rows of raw (n, s), each plus the noise of its (silo, node) key; a run is a replicate."""
-    noise, parts = SeededNoise(seed, run), _parts(mechanism)
+    noise, parts = SeededNoise(seed, run), mechanism.stds
     out = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
         out[i] = native.add_noise(raw[i], noise.node(silo, node, _D), _D, *parts)
@@ -166,8 +161,9 @@ def prefix_statistics(
 ) -> np.ndarray:
     """Log likelihood ratio of the protocol that sends prefix sums, from some prefixes.
 
-    They are those of one or two nodes; looking at some only is post-processing, so a bound from them
-    is one for all. redrawn: the fault of drawing a node's noise again for every prefix it is used in.
+    They are those of one or two nodes; looking at some only is post-processing, so a bound from
+    them is one for all. redrawn: the fault of drawing a node's noise again for every prefix it is
+    used in.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
