@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._face import Displayed
+from fastfed._display import Displayed
 from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed

@@ -556,7 +556,7 @@ def shuffle_bits(
     """Permute the bits of every label in place, each label by itself.
 
     Every row gets a uniform permutation, a function of (seed, replicate, release, row). For
-    simulations, since who knows the seed can undo it; a deployment uses fastfed.Shuffler.
+    simulations, since who knows the seed can undo it; a deployment uses `fastfed.parties.Shuffler`.
 
     Parameters
     ----------

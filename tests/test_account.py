@@ -379,24 +379,24 @@ PLANTED = [(fault, name) for fault, (_, names) in FAULTS.items() for name in nam
 def parties(plan: Any) -> dict[str, Callable[[], Any]]:
     """Everybody who is handed the plan, by name."""
     if isinstance(plan, PeerPlan):
-        return {"Peer": lambda: fastfed.Peer(plan, 0)}
+        return {"Peer": lambda: fastfed.parties.Peer(plan, 0)}
     if isinstance(plan, PhasePlan):
         return {
-            "Client": lambda: fastfed.Client(plan, 0),
-            "Averager": lambda: fastfed.Averager(plan),
+            "Client": lambda: fastfed.parties.Client(plan, 0),
+            "Averager": lambda: fastfed.parties.Averager(plan),
         }
     if isinstance(plan, ExpertPlan):
         return {
-            "ExpertClient": lambda: fastfed.ExpertClient(plan, 0),
-            "ExpertServer": lambda: fastfed.ExpertServer(plan),
+            "ExpertClient": lambda: fastfed.parties.ExpertClient(plan, 0),
+            "ExpertServer": lambda: fastfed.parties.ExpertServer(plan),
         }
     found: dict[str, Callable[[], Any]] = {
-        "Silo": lambda: fastfed.Silo(plan, 0),
-        "Server": lambda: fastfed.Server(plan),
-        "Shuffler": lambda: fastfed.Shuffler(plan),
+        "Silo": lambda: fastfed.parties.Silo(plan, 0),
+        "Server": lambda: fastfed.parties.Server(plan),
+        "Shuffler": lambda: fastfed.parties.Shuffler(plan),
     }
     if plan.by_users:
-        found["User"] = lambda: fastfed.User(plan, 1)
+        found["User"] = lambda: fastfed.parties.User(plan, 1)
     return found
 
 
@@ -546,7 +546,7 @@ def test_what_else_a_certificate_rests_on_cannot_be_changed(
     assert accounted(plan) == system.plan.privacy.exact
     if name == "every round" and change is _eager:
         # With B = 1 nothing raw is ever left over.
-        fastfed.Silo(plan)
+        fastfed.parties.Silo(plan)
         return
     for make in parties(plan).values():
         with pytest.raises(InputError, match="its certificate says"):
@@ -601,7 +601,7 @@ def test_noise_within_a_claim_is_no_longer_the_plan_that_was_certified() -> None
     """More noise is more private, and yet another plan: its certificate has other numbers."""
     plan = CASES["central"].make().plan
     with pytest.raises(InputError, match=r"gives epsilon 0\.4"):
-        fastfed.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
+        fastfed.parties.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
 
 
 @pytest.mark.parametrize("algorithm", ["local-linucb", "random"])
@@ -611,7 +611,7 @@ def test_what_sends_nothing_cannot_be_made_to_send(algorithm: str) -> None:
     assert accounted(system.plan) == (0.0,)
     sends = replace(system.plan, batch_size=5, policy="ucb")
     with pytest.raises(InputError, match="gives epsilon infinity, its certificate says 0"):
-        fastfed.Silo(sends)
+        fastfed.parties.Silo(sends)
     with pytest.raises(InputError, match="gives epsilon infinity"):
         replace(system, plan=sends)
 
@@ -626,7 +626,7 @@ def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
     found = account(plan, replace(setting, horizon=4))
     assert (found.status, found.exact.epsilon, found.claimed.epsilon) == ("proven", 0.0, 1.0)
     assert found.noise_std == {}
-    fastfed.Silo(plan)
+    fastfed.parties.Silo(plan)
 
 
 def test_users_of_several_batches_are_in_claim_and_account() -> None:
@@ -677,7 +677,7 @@ def test_what_fastfed_cannot_account_for_is_its_packages_word() -> None:
     found = system.certificate
     assert found.status == "conditional" and found.exact == known.certificate.exact
     assert [c for c in found.conditions if not c.holds] == [UNVERIFIED]
-    fastfed.ExpertClient(plan)
+    fastfed.parties.ExpertClient(plan)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
         account(plan, CASES["fed-svt"].setting)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
@@ -689,7 +689,7 @@ def test_a_plan_without_a_claim_proves_nothing() -> None:
     unsaid = replace(system, plan=replace(system.plan, privacy=None))
     assert unsaid.certificate.status == "conditional"
     assert UNVERIFIED in unsaid.certificate.conditions
-    fastfed.Silo(unsaid.plan)
+    fastfed.parties.Silo(unsaid.plan)
 
 
 def test_an_account_can_be_registered() -> None:
@@ -710,7 +710,7 @@ def test_an_account_can_be_registered() -> None:
     assert System("registered", plan, known.certificate).certificate.status == "proven"
     false = msgspec.structs.replace(plan.privacy, exact=(0.5,))
     with pytest.raises(InputError, match=r"its certificate says 0\.5"):
-        fastfed.ExpertServer(replace(plan, privacy=false))
+        fastfed.parties.ExpertServer(replace(plan, privacy=false))
 
 
 # ---- random plans --------------------------------------------------------------------------------
@@ -955,6 +955,6 @@ def test_parties_verify_one_plan_once() -> None:
     plan = CASES["shuffle-amplified by the lemma"].make().plan
     event_epsilon.cache_clear()
     for index in range(20):
-        fastfed.Silo(plan, index)
+        fastfed.parties.Silo(plan, index)
     assert event_epsilon.cache_info().misses == 1 and event_epsilon.cache_info().hits >= 19
     assert _system.account is account

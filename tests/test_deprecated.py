@@ -63,7 +63,7 @@ def test_an_environment_written_for_0_1_runs():
     with pytest.warns(DeprecationWarning):
         from fastfed.environments import Facts, RewardLaw
 
-    sphere = fastfed.Sphere(dimension=3, actions=5)
+    sphere = fastfed.environments.Sphere(dimension=3, actions=5)
     facts = sphere.facts(2, 10)
     made = Facts(dimension=3, actions=5, reward=RewardLaw("bernoulli"), features_bounded=False)
     assert made == facts

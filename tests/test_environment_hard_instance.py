@@ -229,7 +229,7 @@ def test_facts_description_and_spec():
         ({"reward": {"kind": "none"}}, RewardDistribution("none")),
     ):
         made = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
-        assert made == fastfed.HardInstance(radius=0.25, reward=law)
+        assert made == fastfed.environments.HardInstance(radius=0.25, reward=law)
     # Elsewhere a Gaussian law without a std is what it was.
     assert (
         environment_from_spec({"kind": "sphere", "reward": {"kind": "gaussian"}}).reward.std == 0.5

@@ -262,7 +262,7 @@ def test_a_play_that_ends_early_ends_alike(last):
 def alone(e: Experiment, silo: int) -> int | None:
     """The first of 16 rounds in which a silo that hears of no other would fire."""
     plan, opened = plan_of(e), e.environment.open(e.seed, 0, e.silos)
-    one = fastfed.Silo(plan, silo, SeededNoise(e.seed, 0))
+    one = fastfed.parties.Silo(plan, silo, SeededNoise(e.seed, 0))
     for t in range(1, 17):
         features, means = opened.round(silo, t)
         a = one.select(features)
@@ -330,7 +330,7 @@ def test_growth_that_is_the_threshold_itself(rule, fires):
     sizes = {**SMALL, "silos": 1, "horizon": 5}
     e = experiment(**sizes, **rule, communication=1e6)
     features, _ = e.environment.open(e.seed, 0, 1).round(0, 1)
-    silo = fastfed.Silo(plan_of(e), 0, SeededNoise(e.seed, 0))
+    silo = fastfed.parties.Silo(plan_of(e), 0, SeededNoise(e.seed, 0))
     silo.select(features)
     silo.observe(0.0)
     assert silo.trigger.value > 0.0

@@ -480,7 +480,7 @@ def test_the_first_guess_knows_nothing_of_the_best_expert():
     d = 4
     table = np.zeros((d, d))
     for seed, replicate in itertools.product(range(8), range(500)):
-        start = start_expert(d, fastfed.SeededNoise(seed, replicate))
+        start = start_expert(d, fastfed.parties.SeededNoise(seed, replicate))
         table[best_expert(seed, replicate, d), start] += 1
     p = 1 / d**2
     assert np.abs(table - 4000 * p).max() < 5 * np.sqrt(4000 * p * (1 - p))
@@ -787,7 +787,7 @@ def test_compiled_functions():
     numba = pytest.importorskip("numba")
     state = np.array([0.25, 0.5])
 
-    @numba.cfunc(fastfed.losses_signature())
+    @numba.cfunc(fastfed.environments.losses_signature())
     def coded(state, seed, replicate, silo, round, loss):
         loss[0] = state[0]
         loss[1] = state[1] * (round % 2)
@@ -797,21 +797,25 @@ def test_compiled_functions():
     def plain(seed: int, replicate: int, silo: int, round: int) -> list[float]:
         return [0.25, 0.5 * (round % 2), silo / 4]
 
-    compiled = fastfed.ObliviousLosses(function=coded, experts=3, state=state)
-    called = fastfed.ObliviousLosses(function=plain, experts=3)
+    compiled = fastfed.environments.ObliviousLosses(function=coded, experts=3, state=state)
+    called = fastfed.environments.ObliviousLosses(function=plain, experts=3)
     np.testing.assert_array_equal(served(compiled, 4, 9), served(called, 4, 9))
     assert compiled.describe() != called.describe()
-    other = fastfed.ObliviousLosses(function=coded, experts=3, state=state + 0.125)
+    other = fastfed.environments.ObliviousLosses(function=coded, experts=3, state=state + 0.125)
     assert other.describe() != compiled.describe()
 
-    @numba.cfunc(fastfed.gradient_signature())
+    @numba.cfunc(fastfed.environments.gradient_signature())
     def slope(state, seed, replicate, silo, round, x, gradient):
         for n in range(3):
             gradient[n] = x[n] * state[0]
         return 0.5 * state[0] * (x[0] ** 2 + x[1] ** 2 + x[2] ** 2)
 
     keys = {"experts": 3, "optimum": [1 / 3] * 3}
-    made = fastfed.GradientLosses(function=slope, state=state, **keys).open(0, 0, 2).losses
+    made = (
+        fastfed.environments.GradientLosses(function=slope, state=state, **keys)
+        .open(0, 0, 2)
+        .losses
+    )
     value, gradient = made.value(0, 1, np.array([0.5, 0.5, 0.0]))
     assert value == pytest.approx(0.0625) and gradient.tolist() == [0.125, 0.125, 0.0]
 
@@ -821,13 +825,13 @@ def test_a_compiled_function_that_fails(bad):
     numba = pytest.importorskip("numba")
     fails, value = bad is None, 0.0 if bad is None else bad
 
-    @numba.cfunc(fastfed.losses_signature())
+    @numba.cfunc(fastfed.environments.losses_signature())
     def coded(state, seed, replicate, silo, round, loss):
         for n in range(3):
             loss[n] = value
         return -1 if fails else 0
 
-    environment = fastfed.ObliviousLosses(function=coded, experts=3)
+    environment = fastfed.environments.ObliviousLosses(function=coded, experts=3)
     sentence = "reported a failure" if bad is None else r"returned a number outside \[0, 1\]"
     for driver in ("compiled", "step"):
         with pytest.raises(RuntimeError, match=sentence):
@@ -850,15 +854,15 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
         assert (found["changed"].group_regret != found["base"].group_regret).any()
 
 
-def losses_of(clients: str, **keys: Any) -> fastfed.ObliviousLosses:
+def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses:
     """One row of losses a round, given once, to each client or by a function."""
     table = (np.random.default_rng(4).random((64, 4)) < 0.5).astype(float)
     if clients == "function":
-        return fastfed.ObliviousLosses(
+        return fastfed.environments.ObliviousLosses(
             function=lambda seed, replicate, silo, t: table[t - 1], experts=4, **keys
         )
     given = table if clients == "shared" else np.repeat(table[None], 20, axis=0)
-    return fastfed.ObliviousLosses(losses=given, **keys)
+    return fastfed.environments.ObliviousLosses(losses=given, **keys)
 
 
 @pytest.mark.parametrize(

@@ -206,11 +206,14 @@ def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
 
 
 def test_what_a_users_environment_says_is_counted():
-    class Large(fastfed.Sphere):
+    class Large(fastfed.environments.Sphere):
         def memory(self, silos, horizon, curves):
             return 10**9 * curves
 
-    plain, large = fastfed.Sphere(dimension=3, actions=5), Large(dimension=3, actions=5)
+    plain, large = (
+        fastfed.environments.Sphere(dimension=3, actions=5),
+        Large(dimension=3, actions=5),
+    )
     plans = [made().curves[0].system.plan] * 2
     facts = plain.facts(4, 20)
     found = [memory.total(memory.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]

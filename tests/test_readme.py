@@ -232,7 +232,7 @@ def test_every_algorithm_is_in_the_readme():
 def test_the_quickstart_specs_load(name):
     if name == "digits":
         pytest.importorskip("sklearn")
-    e = fastfed.load_experiment(ROOT / "examples" / f"{name}.toml")
+    e = fastfed.simulation.load_experiment(ROOT / "examples" / f"{name}.toml")
     assert len(e.curves) == 4
 
 

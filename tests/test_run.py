@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed.report.figure import read_source
-from fastfed.report.page import write_report
-from fastfed.report.text import spec_text
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import write_report
+from fastfed.reporting.text import spec_text
 from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import passes as passes_module
@@ -456,7 +456,7 @@ def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
 def real_records(tmp_path, **keys):
     rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(60))
     (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
-    environment = fastfed.Classification(
+    environment = fastfed.environments.Classification(
         data=str(tmp_path / "people.csv"), label="ill", dimension=3, **keys
     )
     curve = {

@@ -21,7 +21,7 @@ from fastfed.simulation import compiled, dispatch
 from fastfed.simulation.experiment import make_experiment
 
 THOMPSON = plugins.module("score", "thompson").thompson
-SIGNATURE = fastfed.score_signature()
+SIGNATURE = fastfed.protocols.score.score_signature()
 
 
 @numba.cfunc(SIGNATURE)
@@ -433,7 +433,7 @@ def test_a_deployed_silo_draws_its_key_from_the_system():
     system = fastfed.make_system(
         "fedlinucb", silos=1, horizon=400, dimension=2, batch_size=400, score="thompson"
     )
-    silo = fastfed.Silo(system.plan)
+    silo = fastfed.parties.Silo(system.plan)
     chosen = []
     for _ in range(400):
         chosen.append(silo.select(np.array([[1.0, 0.0], [-1.0, 0.0]])))

@@ -11,12 +11,13 @@ import pytest
 from scipy import stats
 
 import fastfed
-from fastfed import InputError, Shuffler
+from fastfed import InputError
 from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardDistribution, Sphere
 from fastfed.experiments import figure, figure_spec
+from fastfed.parties import Shuffler
 from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, server
@@ -433,9 +434,9 @@ def test_keys_of_bits_where_they_say_nothing(keys, message):
 
 def test_vector_sum_at_its_edges():
     keys = {"dimension": 2, "users": 4, "epsilon": 2.0, "delta": 0.01}
-    tiny = fastfed.VectorSum(bound=1e-100, seed=1, **keys)
+    tiny = fastfed.parties.VectorSum(bound=1e-100, seed=1, **keys)
     assert np.isfinite(tiny.sum(np.ones((4, 2)))).all()
-    seeded = fastfed.VectorSum(seed=1, **keys)
+    seeded = fastfed.parties.VectorSum(seed=1, **keys)
     with pytest.raises(InputError, match="user must be given where the noise is seeded"):
         seeded.randomize([1.0, 0.0])
     first = seeded.randomize([1.0, 0.0], user=0)
@@ -446,10 +447,13 @@ def test_vector_sum_at_its_edges():
     for bad, message in (
         (lambda: seeded.randomize([1.0, 0.0], user=4), "user must be an integer >= 0 and <= 3"),
         (lambda: seeded.analyze(np.full((2, 4 * seeded.message_bits), 7.5)), "bits must be 0 or 1"),
-        (lambda: fastfed.VectorSum(dimension=2, users=10**9, noise_bits=2**40), "more than 2\\^62"),
+        (
+            lambda: fastfed.parties.VectorSum(dimension=2, users=10**9, noise_bits=2**40),
+            "more than 2\\^62",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             bad()
-    many = fastfed.VectorSum(dimension=2, users=1000, noise_bits=10**6)
+    many = fastfed.parties.VectorSum(dimension=2, users=1000, noise_bits=10**6)
     with pytest.raises(InputError, match='"aggregate" draws their counts'):
         many.sum(np.zeros((1000, 2)), messages="individual")

@@ -376,7 +376,9 @@ def test_nothing_unclipped_is_proven_on_anybodys_word():
         failed = " ".join(c.text for c in system.certificate.conditions if not c.holds)
         assert "feature norms" in failed
         assert "rewards bounded" in failed
-    wild = fastfed.Python(function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2)
+    wild = fastfed.environments.Python(
+        function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2
+    )
     r = fastfed.simulate(
         wild, "private-fedlinucb", silos=2, horizon=20, batch_size=5, epsilon=1.0, delta=1e-3,
         clip=False,
@@ -399,13 +401,13 @@ def test_noise_of_a_wrong_shape_never_reaches_a_report():
         def node(self, silo, node, dimension):
             return np.zeros(2)
 
-    silo = fastfed.Silo(system.plan, 0, Short())
+    silo = fastfed.parties.Silo(system.plan, 0, Short())
     silo.select(np.eye(3))
     silo.observe(1.0)
     with pytest.raises(fastfed.InputError, match=r"noise must have shape \(9\)"):
         silo.report()
     with pytest.raises(fastfed.InputError, match=r"plan must be a Plan, such as system\.plan"):
-        fastfed.Silo(system)
+        fastfed.parties.Silo(system)
 
 
 def test_noise_that_would_not_fit_is_refused_with_the_way_out():

@@ -61,7 +61,7 @@ def values(e: Experiment) -> np.ndarray:
     opened, plan = e.environment.open(e.seed, 0, SILOS), e.curves[0].system.plan
     found = np.zeros((SILOS, ROUNDS))
     for i in range(SILOS):
-        silo = fastfed.Silo(plan, i, SeededNoise(e.seed, 0))
+        silo = fastfed.parties.Silo(plan, i, SeededNoise(e.seed, 0))
         for t in range(1, ROUNDS + 1):
             features, _ = opened.round(i, t)
             silo.select(features)

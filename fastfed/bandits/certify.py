@@ -188,7 +188,7 @@ class Assumptions:
         return cls(
             schedule=_schedule(plan),
             released_only=Condition(
-                "actions depend on released statistics only (lazy play, or B = 1)",
+                "actions depend on released statistics only (lazy updates, or B = 1)",
                 released_only(plan),
             ),
             features=Condition(
@@ -204,7 +204,7 @@ class Assumptions:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """All assumptions, those on the environment last."""
+        """Assumptions on the run, then those on the environment."""
         return (*self.about_run, *self.environment)
 
     @property

@@ -209,7 +209,7 @@ def rounds_per_batch(config: FedUCBConfig, problem: ProblemSpec) -> int:
 
 
 def resolve_schedule(config: K) -> K:
-    """The same Config, with "every round" as the fixed schedule that it is."""
+    """Config with "every round" as the fixed schedule that it is."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
     return config

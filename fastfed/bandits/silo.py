@@ -31,7 +31,7 @@ class Silo(Once):
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
     send ``report()`` to the server and hand its answer to ``receive``. If the plan has a trigger,
     the silo that is ``due`` first tells the others: each of them calls ``ask()`` and is due, too.
-    Where users send for themselves (``fastfed.User``) the silo is an agent that only acts:
+    Where users send for themselves (``User``) the silo is an agent that only acts:
     ``served()`` replaces ``observe``, and there is no report.
 
     Parameters
@@ -42,7 +42,7 @@ class Silo(Once):
         The silo's number, 0..M - 1.
     noise : NoiseSource, optional
         By default the operating system's generator, and no node's noise is drawn twice. Pass
-        ``fastfed.SeededNoise`` only to simulate.
+        ``SeededNoise`` only to simulate.
 
     Attributes
     ----------
@@ -329,7 +329,7 @@ class Client(Silo):
     """One client of ROBIN (huang-2023, Algorithm 1): LinUCB alone at first, then greedy.
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``estimate()`` to the server (``fastfed.Averager``) and hand its model to ``adopt``. A
+    send ``estimate()`` to the server (``Averager``) and hand its model to ``adopt``. A
     client draws no noise: the server is trusted, other clients are not.
 
     Parameters
@@ -519,7 +519,7 @@ class Peer(Once):
     index : int, default 0
         The silo's number, 0..M - 1.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``fastfed.SeededNoise`` only to simulate.
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
 
     Notes
     -----
@@ -602,11 +602,11 @@ class Peer(Once):
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
         if mine.silo.trigger is not None and mine.silo.asked is not None:
             return
-        use, played = plan.uses(number, round), mine.silo.round
-        # A silo that lags by one use may hear of one it has not played.
-        if use not in (played, played + 1):
+        use, done = plan.uses(number, round), mine.silo.round
+        # A silo that lags by one use may hear of one that it has not reached.
+        if use not in (done, done + 1):
             raise InputError(
                 f"silo {message.silo} asked in round {round}, which comes too "
-                f"{'late' if use < played else 'early'} at silo {self.index}"
+                f"{'late' if use < done else 'early'} at silo {self.index}"
             )
         mine.silo.ask(use + 1)

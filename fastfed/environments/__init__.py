@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, nearest, show
@@ -132,15 +132,18 @@ def environment_from_spec(spec: Any) -> Environment:
 _RENAMED = {"Facts": EnvironmentSpec, "LossFacts": LossSpec, "RewardLaw": RewardDistribution}
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a deprecated name stands for, with a warning that says the new one."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(
-        f"{__name__}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
-    )
-    return new
+# Type checkers must not see it: to them every name would be there, with type Any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return what a deprecated name stands for, with a warning that says the new one."""
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        new = _RENAMED[name]
+        warnings.warn(
+            f"{__name__}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
+        )
+        return new
 
 
 __all__ = [

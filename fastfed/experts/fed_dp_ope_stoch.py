@@ -321,7 +321,9 @@ def _learning_caveats(
             )
         )
     if not problem.iid:
-        found.append("these losses are not promised to be of one law, as the regret bound needs")
+        found.append(
+            "these losses are not promised to be of one distribution, as the regret bound needs"
+        )
     return tuple(found)
 
 
@@ -383,7 +385,7 @@ def bound_curves(
 ALGORITHM = Algorithm(
     id="fed-dp-ope-stoch",
     paper="gao-2024",
-    summary="private Frank-Wolfe steps of all clients together, against losses of one law",
+    summary="private Frank-Wolfe steps of all clients together, against stochastic losses",
     config=OpeConfig,
     build=build,
 )

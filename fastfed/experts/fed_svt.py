@@ -179,7 +179,7 @@ class ExactSparseVector(SparseVector):
         super().__init__(plan, noise)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """As `SparseVector.decide`, for sums that are multiples of the unit."""
+        """Keep the expert or switch, from sums (d,) that are multiples of the unit."""
         exact.check_fixed(total, self._unit, "the sum of the reports")
         return super().decide(total)
 

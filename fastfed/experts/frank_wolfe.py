@@ -101,7 +101,7 @@ class Phase:
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """All leaves in order."""
+        """Leaves in the order of the walk."""
         found: list[Leaf] = []
         at = 0
         for tree in range(1, self.trees + 1):
@@ -381,7 +381,7 @@ class FrankWolfePlan(ExpertPlan):
 
 @released.register
 def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
-    """What is played, and with local noise what a client sends; first what the claim is about."""
+    """Decisions, and with local noise messages; first the one that the claim is about."""
     if not plan.phases:
         return (NoRelease(),)
     claim = plan.privacy or Claim(source="none")

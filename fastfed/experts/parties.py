@@ -130,7 +130,7 @@ class ExpertClient(Once):
     index : int, default 0
         The client's number, 0..m - 1.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``fastfed.SeededNoise`` only to simulate.
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
 
     Attributes
     ----------
@@ -268,7 +268,7 @@ class ExpertServer(Once):
     plan : ExpertPlan
         The curve's plan, such as ``system.plan``.
     noise : NoiseSource, optional
-        By default the operating system's generator; pass ``fastfed.SeededNoise`` only to simulate.
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
 
     Notes
     -----

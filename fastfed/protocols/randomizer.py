@@ -109,7 +109,7 @@ class User(Once):
     ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
     plan allows and makes the one message that may leave the device: the noisy statistics, or their
     bits. ``release`` and ``place`` say which batch it belongs to, and where in it. A bare
-    ``User(plan, number)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    ``User(plan, number)`` draws from the operating system; pass ``SeededNoise`` only to
     simulate.
 
     Guarantee: that of the system's certificate, for this user's context and rewards.

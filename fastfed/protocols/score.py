@@ -15,7 +15,7 @@ from fastfed.privacy.certificate import Condition
 
 #: The score of LinUCB, which the kernels have.
 UCB = "ucb"
-WANTED = "a numba.cfunc of fastfed.score_signature()"
+WANTED = "a numba.cfunc of fastfed.protocols.score.score_signature()"
 
 #: What of compiled code cannot carry anything from one call to the next: arithmetic, memory of the
 #: call's own, and how a compiled function raises.

@@ -164,7 +164,7 @@ class Server(Once):
 class Averager(Once):
     """Combines the estimates of all silos at the end of each phase (huang-2023, Algorithm 1 R_0).
 
-    A bare ``Averager(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    A bare ``Averager(plan)`` draws from the operating system; pass ``SeededNoise`` only to
     simulate. Estimates that are not finite count as 0 and raise nothing: an exception that depends
     on data would tell something about them.
 

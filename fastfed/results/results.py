@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed._face import Displayed, notebook
+from fastfed._display import Displayed, renderer
 from fastfed._validate import InputError, choice
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class StoredCertificate(dict[str, Any], Displayed):
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print text where IPython runs in a terminal."""
-        printer.text(notebook().as_text(self))
+        printer.text(renderer().as_text(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +205,7 @@ class CurveResult(Displayed):
 
         On axes that have lines already it takes the next colour.
         """
-        drawn: Axes = notebook().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
+        drawn: Axes = renderer().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
@@ -387,7 +387,7 @@ class Results(Displayed):
             Without matplotlib, for an unknown label or metric, for results without curves, and
             for bounds beside a metric that is not regret.
         """
-        drawn: Axes = notebook().plot(
+        drawn: Axes = renderer().plot(
             self, ax, metric=metric, bounds=bounds, log=log, curves=curves
         )
         return drawn

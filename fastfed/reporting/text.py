@@ -1,4 +1,4 @@
-"""Sentences about results, guarantees and specs."""
+"""Guarantees, audits, calibrations and specs as text, and tables for terminals."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import rounded_down, rounded_up
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 
-# A certificate, an audit and a calibration in sentences, for whoever reads them in a notebook.
-
+# ---- Sentences about certificates, audits and calibrations, as notebooks show them ---------------
 
 RELATIONS = {"replace": "replaced by any other", "zero-out": "whose contribution becomes zero"}
-#: So begins a caveat that names what a side guarantee takes for granted, in older stores.
+#: First word of a caveat that names an assumption of a side guarantee, in older stores.
 ASSUMES = "assumes"
 NOTHING = "Nothing is claimed, and no privacy holds."
 
 
 def certificate_sentences(certificate: dict[str, Any]) -> list[str]:
-    """What a stored certificate says, the most important first.
+    """Sentences of a stored certificate, the most important first.
 
-    A number stands only where the certificate proves it.
+    A number is given only where the certificate proves it.
     """
     sentences = _guarantee(certificate)
     conditions = certificate["conditions"]
@@ -81,7 +80,7 @@ def _pair_text(guarantee: dict[str, float] | None) -> str:
 
 
 def audit_sentences(result: AuditResult) -> list[str]:
-    """What an audit found, and what that says."""
+    """Sentences about the finding of an audit and what it means."""
     found = (
         f"{result.trials} runs on each of two neighbouring datasets: epsilon is at least "
         f"{rounded_down(result.epsilon_lower_bound)} at delta {result.delta:g}, with "
@@ -93,28 +92,27 @@ def audit_sentences(result: AuditResult) -> list[str]:
 
 
 def calibration_sentences(found: Calibrated) -> list[str]:
-    """The noise, what it is for, and where that is from."""
+    """Sentences about the noise, its guarantee and the source."""
     many = "1 release" if found.releases == 1 else f"{found.releases} releases"
     return [
         f"Noise of standard deviation {found.noise_std:.6g} for epsilon {found.epsilon:g}, "
         f"delta {found.delta:g}, relation {found.relation}, {many}.",
-        f"It amounts to a Gaussian mechanism of ratio mu = {found.mu:.6g}.",
+        f"It is {found.mu:.6g}-GDP (mu of Gaussian differential privacy).",
         f"Source: {found.source}.",
     ]
 
 
-# ---- A certificate in a few words, for a cell of a table or an entry of a legend -----------------
+# ---- A certificate in a cell of a table or an entry of a legend ----------------------------------
 
-
-#: Exact and claimed epsilon closer than this are one number, up to how it was computed.
+#: Exact and claimed epsilon that differ by less than this fraction are taken as equal.
 SAME = 1e-6
-#: In short, of a curve that claims nothing since nothing leaves.
+#: The short text of a curve that claims nothing since it sends nothing.
 SENDS_NOTHING = "sends nothing: epsilon 0"
 
 
 @dataclass(frozen=True)
-class PrivacyWords:
-    """``claimed`` and ``exact`` as pairs; ``exact`` of a weaker guarantee says of which."""
+class PrivacyText:
+    """Texts of ``claimed`` and ``exact`` as pairs; a weaker guarantee is named in ``exact``."""
 
     claimed: str
     exact: str
@@ -122,7 +120,7 @@ class PrivacyWords:
 
     @property
     def short(self) -> str:
-        """The claim, and what holds where that is something else."""
+        """The claim, and the exact guarantee where it differs."""
         if self.claimed == "-":
             if self.status != "proven":
                 return "not private"
@@ -135,14 +133,14 @@ class PrivacyWords:
         return f"claimed {self.claimed}, {self.status}{what}"
 
 
-def privacy_words(certificate: dict[str, Any]) -> PrivacyWords:
-    """The words of a certificate as it is stored.
+def privacy_text(certificate: dict[str, Any]) -> PrivacyText:
+    """Text of a stored certificate for a table.
 
-    Where the user-level claim is unproven, ``exact`` is what the first side guarantee gives:
-    another unit, or a conditional one, which this run does not meet.
+    Where the user-level claim is unproven, ``exact`` is the first side guarantee: for another unit,
+    or conditional on something that this run does not meet.
     """
     claimed, exact = certificate["claimed"], certificate["exact"]
-    words = _pair(exact, claimed, rounded_up)
+    text = _pair(exact, claimed, rounded_up)
     if exact is None and certificate["also"]:
         side = certificate["also"][0]
         same = side["unit"] == certificate["unit"]
@@ -150,8 +148,8 @@ def privacy_words(certificate: dict[str, Any]) -> PrivacyWords:
         # Stores from before there was this status say "proven" of the same unit.
         if same or side.get("status") == "conditional":
             what.append("conditional")
-        words = f"{', '.join(what)} {_pair(side['exact'], claimed, rounded_up)}"
-    return PrivacyWords(_pair(claimed, None, "{:g}".format), words, certificate["status"])
+        text = f"{', '.join(what)} {_pair(side['exact'], claimed, rounded_up)}"
+    return PrivacyText(_pair(claimed, None, "{:g}".format), text, certificate["status"])
 
 
 def _pair(
@@ -167,8 +165,7 @@ def _pair(
     return f"({shown(epsilon)}, {guarantee['delta']:g})"
 
 
-# ---- Every key of an experiment as text, in the order a person would write a spec ----------------
-
+# ---- A spec as text, its keys in the order in which people write them ----------------------------
 
 FIRST = {
     "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints"),
@@ -177,15 +174,15 @@ FIRST = {
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
 }
 
-#: Of an identity: tables of their own, and what a spec does not say.
+#: Keys of an identity that are tables of their own, or in no spec.
 NOT_TOP = ("environment", "curves", "semantics", "accounts")
 
-#: Of [figure]: tables of their own, and sizes other than those that were played.
+#: Keys of [figure] that are tables of their own, or sizes that were not simulated.
 NOT_OF_SPEC = ("statement", "line", "size", "long", "quick", "all", "full")
 
 
 def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any]) -> str:
-    """The tables of a spec, in TOML but for what the environment says of its data.
+    """Text of a spec: TOML, except for what the environment says of its data.
 
     ``identity`` has every key with its value; one whose value is left to the algorithm is a
     comment.
@@ -214,7 +211,7 @@ def _table(kind: str, keys: dict[str, Any], heading: str = "") -> str:
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Format a value as TOML."""
     if isinstance(value, dict):
         inner = ", ".join(f"{_key(k)} = {as_toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {inner} }}"
@@ -226,37 +223,37 @@ def as_toml(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    """A key of a table inside a line: the name of a column may need quotes."""
+    """Format a key of an inline table; the name of a column may need quotes."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
-# ---- Whether a curve is private, and as it claims, from its certificate as it is stored ----------
+# ---- Privacy of a curve against its claim, from the stored certificate ---------------------------
 
 
 def is_private(certificate: dict[str, Any]) -> bool:
-    """Whether it claims privacy, or has it unasked, as where nothing is sent."""
+    """Return True if it claims privacy, or has it unclaimed, as where nothing is sent."""
     return certificate["claimed"] is not None or certificate["status"] == "proven"
 
 
-def gap(certificate: dict[str, Any]) -> str:
-    """What is missing, as the rest of a sentence that begins with the curve; empty if nothing is.
+def shortfall(certificate: dict[str, Any]) -> str:
+    """Privacy that is claimed and lacking, as a clause that follows the curve's label; else empty.
 
-    Nothing is missing where nothing is claimed (also where nothing is sent), or where the exact
+    Nothing is lacking where nothing is claimed (also where nothing is sent), or where the exact
     guarantee is proven and within the claim.
     """
     claimed, exact = certificate.get("claimed"), certificate.get("exact")
     if claimed is None:
         return ""
-    words = privacy_words(certificate)
+    text = privacy_text(certificate)
     if certificate["status"] == "proven" and exact is not None:
         within = exact["epsilon"] <= claimed["epsilon"] * (1.0 + SAME)
         if within and exact["delta"] <= claimed["delta"] * (1.0 + SAME):
             return ""
-        return f"claims {words.claimed} and has {words.exact}"
+        return f"claims {text.claimed} and has {text.exact}"
     state = "and no epsilon holds" if certificate["status"] == "none" else "which is unproven"
     broken = [c["text"] for c in certificate["conditions"] if not c["holds"]]
     reasons = [f"condition that fails: {broken[0]}"] if broken else certificate["caveats"][:1]
-    return "; ".join([f"claims {words.claimed}, {state}", *reasons])
+    return "; ".join([f"claims {text.claimed}, {state}", *reasons])
 
 
 # ---- Tables for terminals, by rich ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pictures of an experiment: regret, communication, into a notebook's axes, and for terminals."""
+"""Pictures of an experiment: regret, communication, plots in a user's axes, and plain text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
-from fastfed.report import canvas
-from fastfed.report.figure import SYNCHRONISATIONS, draw_lines, off_picture
-from fastfed.report.source import Source, in_memory, regret, spaced, y_axis
-from fastfed.report.table import sent
-from fastfed.report.text import is_private, privacy_words
+from fastfed.reporting import plotting
+from fastfed.reporting.figure import SYNCHRONISATIONS, draw_bounds, off_picture
+from fastfed.reporting.source import Source, in_memory, regret, spaced, y_axis
+from fastfed.reporting.table import sent
+from fastfed.reporting.text import is_private, privacy_text
 from fastfed.results.results import CurveResult, Results, standard_error
 
 if TYPE_CHECKING:
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The figure of an experiment: regret against rounds, one line per curve, bounds beside them.
-
+# ---- Regret against rounds: one line per curve, bounds beside them -------------------------------
 
 LEGEND = "curve: privacy as (ε, δ)"
 
 
-def draw(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
-    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and at least one curve.
+def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
+    """Draw regret against rounds; the picture by kind, as ``render`` returns it.
 
-    Lines are means over replicates, bands two standard errors to either side.
+    Needs matplotlib, and at least one curve. Lines are means over replicates, bands two standard
+    errors to either side.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        entries = draw_regret(axes, source, canvas.line_styles(source.results.curves))
+        entries = draw_regret(axes, source, plotting.line_styles(source.results.curves))
         axes.set_xlim(0, source.results.horizon)
         return entries
 
-    small = [*canvas.small_print(source), *off_picture(source)]
-    return canvas.render(source, plot, small, LEGEND, kinds)
+    small = [*plotting.small_print(source), *off_picture(source)]
+    return plotting.render(source, plot, small, LEGEND, kinds)
 
 
 def draw_regret(
@@ -48,52 +48,52 @@ def draw_regret(
     """Draw regret and its bounds against rounds into axes; one legend entry each."""
     entries = []
     for curve, style in zip(source.results.curves, styles, strict=True):
-        line = canvas.draw_line(axes, curve.rounds, *regret(source, curve), style)
+        line = plotting.draw_line(axes, curve.rounds, *regret(source, curve), style)
         entries.append((line, legend_entry(curve)))
-    dress_rounds(axes)
-    entries += draw_lines(axes, source)
-    dress_regret(axes, source)
+    format_round_axis(axes)
+    entries += draw_bounds(axes, source)
+    format_regret_axis(axes, source)
     return entries
 
 
 def legend_entry(curve: CurveResult) -> str:
-    """A curve and its privacy."""
-    return f"{curve.label}:  {privacy_words(curve.certificate).short}"
+    """Text of a curve in the legend: label and privacy."""
+    return f"{curve.label}:  {privacy_text(curve.certificate).short}"
 
 
-def dress_rounds(axes: Axes) -> None:
-    """The x axis of pictures against rounds."""
+def format_round_axis(axes: Axes) -> None:
+    """Label the x axis of a picture against rounds."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
 
 
-def dress_regret(axes: Axes, source: Source) -> None:
-    """The y axis of pictures of regret."""
-    axes.set_ylabel(canvas.Y_LABELS[y_axis(source)])
-    dress_amount(axes)
+def format_regret_axis(axes: Axes, source: Source) -> None:
+    """Label the y axis of a picture of regret."""
+    axes.set_ylabel(plotting.Y_LABELS[y_axis(source)])
+    format_amount_axis(axes)
 
 
-def dress_amount(axes: Axes) -> None:
-    """A y axis of amounts: from 0 on, where it is linear."""
+def format_amount_axis(axes: Axes) -> None:
+    """Format a y axis of amounts; a linear one begins at 0."""
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}")
 
 
-# ---- What regret costs in communication: regret against the bytes sent so far --------------------
+# ---- Regret against the bytes sent so far --------------------------------------------------------
 
 
 def sends(source: Source) -> bool:
-    """Whether any curve sends anything, so that there is something to draw."""
+    """Return True if any curve sends anything."""
     return any(curve.bytes_sent > 0 for curve in source.results.curves)
 
 
-def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) -> dict[str, bytes]:
-    """The picture by its kinds, as ``render`` gives it. Needs matplotlib, and a curve that sends.
+def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
+    """Draw regret against bytes sent; the picture by kind, as ``render`` returns it.
 
-    A line begins with its curve's first synchronisation in any replicate; between two of them
-    regret grows while nothing is sent. Both are means over replicates. Curves that send nothing
-    stand in the legend only.
+    Needs matplotlib, and a curve that sends. A line begins with its curve's first synchronisation
+    in any replicate; between two of them regret grows while nothing is sent. Both are means over
+    replicates. Curves that send nothing stand in the legend only.
     """
 
     def plot(axes: Axes) -> list[tuple[Artist, str]]:
@@ -101,12 +101,12 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
 
         curves = source.results.curves
         entries: list[tuple[Artist, str]] = []
-        for curve, style in zip(curves, canvas.line_styles(curves), strict=True):
+        for curve, style in zip(curves, plotting.line_styles(curves), strict=True):
             by = np.array(curve.bytes_curve, np.float64)
             begun = by > 0
             mean, spread = regret(source, curve)
             if begun.any():
-                line = canvas.draw_line(axes, by[begun], mean[begun], spread[begun], style)
+                line = plotting.draw_line(axes, by[begun], mean[begun], spread[begun], style)
                 axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
                 entries.append((line, f"{curve.label}:  {sent(curve.bytes_sent)}"))
             else:
@@ -114,23 +114,22 @@ def draw_communication(source: Source, kinds: Collection[str] = canvas.KINDS) ->
                 entries.append((nothing, f"{curve.label}:  sends nothing"))
         axes.set_xlabel("sent so far, up and down, all silos together")
         axes.set_xscale("log")
-        canvas.log_axis(axes.xaxis)
+        plotting.log_axis(axes.xaxis)
         axes.xaxis.set_major_formatter(lambda value, _: sent(value))
-        dress_regret(axes, source)
+        format_regret_axis(axes, source)
         return entries
 
-    small = [*canvas.small_print(source), "a dot is the last round"]
-    return canvas.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
+    small = [*plotting.small_print(source), "a dot is the last round"]
+    return plotting.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
 
 
-# ---- A figure in plain characters, for terminals without pictures --------------------------------
-
+# ---- ASCII plot for terminals --------------------------------------------------------------------
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def sketch(source: Source, width: int = 60, height: int = 12) -> str:
-    """Mean regret of every curve against rounds, as its figure has it; each curve is a letter."""
+def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
+    """Plot the mean regret of every curve against rounds in characters; each curve is a letter."""
     curves = source.results.curves[: len(MARKS)]
     if not curves:
         return ""
@@ -150,12 +149,11 @@ def sketch(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = canvas.Y_LABELS[y_axis(source)]
+    title = plotting.Y_LABELS[y_axis(source)]
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
-# ---- Curves in axes of somebody else: what ``Results.plot`` draws, by the code of the report -----
-
+# ---- Plots in a user's axes, as ``Results.plot`` draws them --------------------------------------
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
 #: What the report calls an axis of regret.
@@ -199,7 +197,7 @@ def plot(
     log: str = "",
     curves: Iterable[str] | None = None,
 ) -> Axes:
-    """See `Results.plot`."""
+    """Draw curves of results into axes; see `Results.plot`."""
     if metric is not None:
         choice("metric", metric, METRICS)
     choice("log", log, LOGS)
@@ -215,9 +213,9 @@ def plot(
     styles = dict(zip((c.label for c in results.curves), _styles(axes, results), strict=True))
     lines = _draw(axes, source, metric, log, [styles[label] for label in labels])
     if figure is not None:
-        form = canvas.ALONE
+        form = plotting.ALONE
         figure.set_size_inches(form.width, form.height + 0.2 * lines)
-        axes.set_title(canvas.wrapped([source.title], form.title or 0), loc="left")
+        axes.set_title(plotting.wrapped([source.title], form.title or 0), loc="left")
     return axes
 
 
@@ -258,7 +256,7 @@ def _new_axes() -> tuple[Figure, Axes]:
     import matplotlib
     from matplotlib import pyplot
 
-    with matplotlib.rc_context(canvas.AXES_STYLE):
+    with matplotlib.rc_context(plotting.AXES_STYLE):
         figure, axes = pyplot.subplots(layout="constrained")
     return figure, axes
 
@@ -268,9 +266,9 @@ def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
     other = [c for c in results.curves if not is_private(c.certificate)][:1]
-    before = [*private * sum(c in canvas.COLOURS for c in colours),
-              *other * colours.count(canvas.NOT_PRIVATE)]  # fmt: skip
-    return canvas.line_styles((*before, *results.curves))[len(before) :]
+    before = [*private * sum(c in plotting.COLOURS for c in colours),
+              *other * colours.count(plotting.NOT_PRIVATE)]  # fmt: skip
+    return plotting.line_styles((*before, *results.curves))[len(before) :]
 
 
 def _draw(
@@ -293,7 +291,7 @@ def _draw(
         axes.set_xlim(0, reach)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
-            canvas.log_axis(axis)
+            plotting.log_axis(axis)
     return _legend(axes, entries)
 
 
@@ -307,11 +305,11 @@ def _draw_counts(
     for curve, style in zip(source.results.curves, styles, strict=True):
         values = counts(curve)
         spread = 2.0 * standard_error(values)
-        line = canvas.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
+        line = plotting.draw_line(axes, curve.rounds, values.mean(axis=0), spread, style)
         entries.append((line, legend_entry(curve)))
-    dress_rounds(axes)
+    format_round_axis(axes)
     axes.set_ylabel(name)
-    dress_amount(axes)
+    format_amount_axis(axes)
     if metric.startswith("bytes"):
         axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     return entries
@@ -327,7 +325,7 @@ def _legend(axes: Axes, entries: list[tuple[Artist, str]]) -> int:
     below = isinstance(axes.figure.get_layout_engine(), ConstrainedLayoutEngine)
     old = axes.get_legend_handles_labels()
     for artist, text in entries:
-        wrapped = canvas.wrapped([text], canvas.ALONE.entry if below else INSIDE)
+        wrapped = plotting.wrapped([text], plotting.ALONE.entry if below else INSIDE)
         # What begins with "_" gets no entry.
         artist.set_label(f" {wrapped}" if wrapped.startswith("_") else wrapped)
     texts = [*old[1], *(str(artist.get_label()) for artist, _ in entries)]

@@ -1,12 +1,13 @@
-"""What a paper says of a figure, judged on the results: the tables [[figure.statement]].
+"""Claims of a paper about a figure, judged on the results: the tables [[figure.statement]].
 
 The order of its curves holds when every one of its differences lies beyond two standard errors on
 the right side, fails when some difference lies beyond them on the wrong side, and is undecided
-otherwise. Differences are paired, replicate by replicate, for curves of an experiment share their
-contexts. Where the figure draws regret per silo, that is what is compared, else group regret.
+otherwise. Differences are paired, replicate by replicate, since curves of an
+experiment share their contexts. Compared is regret per silo where the figure draws it, else group
+regret.
 
 The verdict is that of the order, with two exceptions: an order that holds between curves of which
-one has not the privacy that it claims is "unproven", and a first look (--quick) is "not judged".
+one lacks the privacy that it claims is "unproven", and a first look (--quick) is "not judged".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from fastfed._validate import InputError, nearest, number, show
-from fastfed.report.text import gap
+from fastfed.reporting.text import shortfall
 from fastfed.results.results import Results
 
 KEYS = ("says", "below", "near", "within", "why")
@@ -26,7 +27,7 @@ KEYS = ("says", "below", "near", "within", "why")
 BEYOND = 2.0
 
 HOLDS, FAILS, UNDECIDED, UNPROVEN = "holds", "fails", "undecided", "unproven"
-#: What a statement may be expected to be, and have a reason for.
+#: Verdicts that a spec may expect of a claim, with a reason.
 JUDGED = (HOLDS, FAILS, UNDECIDED, UNPROVEN)
 NOT_JUDGED = "not judged"
 
@@ -35,7 +36,7 @@ QUICK = "--quick: few rounds and replicates, a first look that says nothing abou
 
 @dataclass(frozen=True)
 class Difference:
-    """``first`` - ``second`` in final regret, as it is judged; NaN where it is not known."""
+    """Difference ``first`` - ``second`` in final regret, as it is judged; NaN where unknown."""
 
     first: str
     second: str
@@ -45,6 +46,7 @@ class Difference:
     second_regret: float = math.nan
 
     def to_builtins(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
         return {
             "first": self.first,
             "second": self.second,
@@ -56,8 +58,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """A statement with its verdict."""
+class Claim:
+    """A claim with its verdict."""
 
     says: str
     verdict: str  # one of JUDGED, or NOT_JUDGED
@@ -69,19 +71,19 @@ class Statement:
 
     @property
     def unexpected(self) -> bool:
-        """Whether it was judged, and otherwise than its spec has reasons for."""
+        """True if the verdict is one that the spec has no reason for."""
         return bool(self.expected) and self.verdict in JUDGED and self.verdict not in self.expected
 
     @property
     def reason(self) -> str:
-        """Why the verdict is what it is; empty where the differences say all."""
+        """Reason for the verdict; empty where the differences say all."""
         if not self.unexpected:
             return self.why
         expected = f"not as expected ({' or '.join(self.expected)})"
         return f"{expected}; {self.why}" if self.why else expected
 
     def to_builtins(self) -> dict[str, Any]:
-        """Its JSON in ``fastfed results``."""
+        """Plain data, as in the JSON of ``fastfed results``."""
         return {
             "says": self.says,
             "verdict": self.verdict,
@@ -93,8 +95,8 @@ class Statement:
         }
 
 
-def check_statements(value: Any, labels: Sequence[str] | None = None) -> None:
-    """InputError unless ``value`` is what [[figure.statement]] may hold.
+def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
+    """Raise InputError unless ``value`` is what [[figure.statement]] may hold.
 
     Its curves must be among ``labels`` (None: not known yet).
     """
@@ -156,16 +158,16 @@ def _check_curves(key: str, table: dict[str, Any], labels: Sequence[str] | None)
 
 
 def per_silo(results: Results) -> bool:
-    """Whether each curve's regret is divided by its own silos before it is compared."""
+    """Return True if each curve's regret is divided by its own silos before it is compared."""
     return results.figure.get("y") == "per-silo"
 
 
-def judge(results: Results) -> tuple[Statement, ...]:
-    """Every statement of the figure with its verdict, from the replicates that are played."""
+def judge(results: Results) -> tuple[Claim, ...]:
+    """Judge every claim of the figure on the replicates that are finished."""
     return tuple(_judged(table, results) for table in results.figure.get("statement", ()))
 
 
-def _judged(table: dict[str, Any], results: Results) -> Statement:
+def _judged(table: dict[str, Any], results: Results) -> Claim:
     near = "near" in table
     pairs = [tuple(table["near"])] if near else list(pairwise(table["below"]))
     differences = tuple(_difference(results, first, second) for first, second in pairs)
@@ -179,11 +181,11 @@ def _judged(table: dict[str, Any], results: Results) -> Statement:
     verdict, why = order, ""
     if results.figure.get("size") == "quick":
         verdict, why = NOT_JUDGED, QUICK
-    elif order == HOLDS and (missing := _gap(results, table["near" if near else "below"])):
+    elif order == HOLDS and (missing := _shortfall(results, table["near" if near else "below"])):
         verdict, why = UNPROVEN, missing
     elif order == UNDECIDED and any(math.isnan(d.stderr) for d in differences):
         why = "it takes two replicates of every curve"
-    return Statement(
+    return Claim(
         table["says"],
         verdict,
         differences,
@@ -194,10 +196,10 @@ def _judged(table: dict[str, Any], results: Results) -> Statement:
     )
 
 
-def _gap(results: Results, labels: Sequence[str]) -> str:
-    """What the first of these curves lacks of the privacy that it claims; empty if none does."""
+def _shortfall(results: Results, labels: Sequence[str]) -> str:
+    """Shortfall of the first of these curves that lacks privacy it claims; empty if none does."""
     for label in labels:
-        if missing := gap(results[label].certificate):
+        if missing := shortfall(results[label].certificate):
             return f"{label} {missing}"
     return ""
 
@@ -209,7 +211,7 @@ def _together(verdicts: Sequence[str]) -> str:
 
 
 def _shared(results: Results, first: str, second: str) -> list[int]:
-    """Replicates that both curves have; none where a curve is not played yet."""
+    """Replicates that both curves have; none where a curve has not been run yet."""
     played = {c.label: set(c.replicates) for c in results.curves}
     return sorted(played.get(first, set()) & played.get(second, set()))
 
@@ -231,7 +233,7 @@ def _final(results: Results, label: str, replicates: Sequence[int]) -> float:
 
 
 def _below(difference: Difference) -> str:
-    # NaN compares false, so what is not known stays undecided.
+    # NaN compares false: an unknown difference stays undecided.
     if difference.mean + BEYOND * difference.stderr < 0.0:
         return HOLDS
     return FAILS if difference.mean - BEYOND * difference.stderr > 0.0 else UNDECIDED

@@ -1,18 +1,18 @@
-"""The report page, and writing it."""
+"""The report page: its HTML, and all files of a report."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from fastfed.report import table as tables
-from fastfed.report.canvas import KINDS
-from fastfed.report.canvas import PAGE as IN_PAGE
-from fastfed.report.figure import read_all
-from fastfed.report.html import CSS, Html, element, join, table
-from fastfed.report.pictures import draw, draw_communication, sends
-from fastfed.report.sections import (
+from fastfed.reporting import table as tables
+from fastfed.reporting.figure import read_all
+from fastfed.reporting.html import CSS, Html, element, join, table
+from fastfed.reporting.pictures import draw, draw_communication, sends
+from fastfed.reporting.plotting import KINDS
+from fastfed.reporting.plotting import PAGE as IN_PAGE
+from fastfed.reporting.sections import (
     Drawn,
     certificates_text,
     differences,
@@ -20,15 +20,15 @@ from fastfed.report.sections import (
     mark,
     title_block,
 )
-from fastfed.report.source import Source
-from fastfed.report.table import Row, counts, ordered, rows_of
+from fastfed.reporting.source import Source
+from fastfed.reporting.table import Row, counts, ordered, rows_of
 from fastfed.results.files import replace_file
 
 # ---- report.html: one page that needs nothing beside itself, no scripts and no network -----------
 
 
 def page(drawn: Drawn) -> str:
-    """The page of one experiment."""
+    """Build the page of one experiment."""
     source = drawn.source
     return _document(
         source.title,
@@ -40,9 +40,9 @@ def page(drawn: Drawn) -> str:
 def overview(
     folder: str, experiments: Sequence[Drawn], rows: Sequence[Row], left_out: Sequence[str] = ()
 ) -> str:
-    """The page over several experiments: every statement first, then one section each.
+    """Build the page over several experiments: all claims first, then one section each.
 
-    ``left_out`` says which folders could not be read, and why.
+    ``left_out``: reasons for folders that could not be read.
     """
     many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
     played = {drawn.name for drawn in experiments}
@@ -59,14 +59,14 @@ def overview(
             "main",
             element("h2", "Statements"),
             element("p", VERDICTS, class_="quiet"),
-            _statements(rows, played),
+            _claims(rows, played),
             [_section(drawn) for drawn in experiments],
         ),
     )
 
 
 def anchor(name: str) -> str:
-    """A folder's name as an id."""
+    """Turn a folder's name into an id."""
     return "e-" + re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):x}", name)
 
 
@@ -89,7 +89,7 @@ VERDICTS = (
 )
 
 
-def _statements(rows: Sequence[Row], played: set[str]) -> Html:
+def _claims(rows: Sequence[Row], played: set[str]) -> Html:
     cells: list[list[str]] = []
     for row in rows:
         name: Html | str = row.figure
@@ -142,8 +142,41 @@ def _document(title: str, *body: Html) -> str:
 
 # ---- Writing the report files of an output folder ------------------------------------------------
 
-
 PAGE = "report.html"
+
+
+def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = None) -> list[Path]:
+    """Write page, pictures and tables of an output folder again.
+
+    Nothing is simulated: everything comes from ``results.sqlite``. Where the folder holds several
+    experiments in folders of their own, as `fastfed.reproduce` leaves them, each gets its report,
+    and ``folder/report.html`` is one page over all of them.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Output folder.
+    on_left_out : callable, optional
+        Called with the reason for each experiment that cannot be read and is left out.
+
+    Returns
+    -------
+    list of Path
+        The files, in the order in which they were written. Without matplotlib there are no
+        pictures among them.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no results that can be read, or cannot be written.
+    """
+    sources, left_out = read_all(folder)
+    written = [path for each, source in sources.items() for path in write_report(source, each)]
+    if on_left_out is not None:
+        for reason in left_out:
+            on_left_out(reason)
+    found = write_overview(folder)
+    return written if found is None else [*written, found[0]]
 
 
 def write_report(
@@ -165,7 +198,7 @@ def write_report(
             ((c.label, c.dated_certificate) for c in curves), source.about_records
         ).encode(),
         **alone,
-        PAGE: page(as_drawn("report", source, pictures)).encode(),
+        PAGE: page(drawn_experiment("report", source, pictures)).encode(),
     }
     return [replace_file(Path(folder) / name, data) for name, data in files.items()]
 
@@ -175,11 +208,11 @@ def write_overview(
     not_played: Sequence[tables.Row] | None = None,
     drawn: Mapping[str, Drawn] | None = None,
 ) -> tuple[Path, list[tables.Row]] | None:
-    """Write one page over all experiments in the subfolders of ``folder``, and their statements.
+    """Write one page over all experiments in the subfolders of ``folder``, and their claims.
 
-    Returns the page and the rows of the statement table, which ``statements.json`` holds, too.
-    ``not_played`` are rows of what was left out; None keeps those of the file as it is. ``drawn``
-    are experiments by their folder's name whose pictures need not be drawn again.
+    Returns the page and the rows of its table of claims, which ``statements.json`` holds, too.
+    ``not_played``: rows of figures that were left out; None keeps those of the file. ``drawn``:
+    experiments by folder name whose pictures need not be drawn again.
     None, and nothing is written, where the folder holds an experiment of its own: the page there
     is that experiment's. A subfolder that cannot be read is named in the page; when all are,
     InputError says so.
@@ -189,13 +222,13 @@ def write_overview(
     if path in sources:
         return None
     if not_played is None:
-        not_played = tables.left_out_before(path)
+        not_played = tables.stored_left_out(path)
     names = {each.name for each in sources}
     rows = [row for each, source in sources.items() for row in rows_of(each.name, source)]
     rows = ordered([*rows, *(row for row in not_played if row.figure not in names)])
     known = drawn or {}
     experiments = [
-        known.get(each.name) or as_drawn(each.name, source, draw_all(source, (IN_PAGE,)))
+        known.get(each.name) or drawn_experiment(each.name, source, draw_all(source, (IN_PAGE,)))
         for each, source in sources.items()
     ]
     replace_file(path / tables.FILE, tables.as_json(rows))
@@ -204,7 +237,7 @@ def write_overview(
 
 
 def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
-    """Every picture by its name and kind; none without matplotlib or before the first replicate."""
+    """Draw every picture, by name and kind; none without matplotlib or before any replicate."""
     if not source.results.curves or not has_matplotlib():
         return {}
     pictures = {f"figure.{kind}": data for kind, data in draw(source, kinds).items()}
@@ -214,15 +247,15 @@ def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]
     return pictures
 
 
-def as_drawn(name: str, source: Source, pictures: Mapping[str, bytes]) -> Drawn:
-    """An experiment with those of its pictures that a page shows."""
+def drawn_experiment(name: str, source: Source, pictures: Mapping[str, bytes]) -> Drawn:
+    """An experiment with the pictures that a page shows."""
     return Drawn(
         name, source, *(pictures.get(f"{what}.{IN_PAGE}") for what in ("figure", "communication"))
     )
 
 
 def has_matplotlib() -> bool:
-    """Whether figures can be drawn here."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,6 +1,6 @@
-"""What notebooks and rich show of results, certificates, audits and calibrations.
+"""Display of results, certificates, audits and calibrations in notebooks and by rich.
 
-The lower layers come here through `fastfed._face`.
+The package registers this module as the renderer of `fastfed._display`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from fastfed._system import System
 from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import SideCertificate, as_text
 from fastfed.privacy.mechanisms.catalogue import Calibrated
-from fastfed.report import table as text_table
-from fastfed.report.html import Html, details, element, join
-from fastfed.report.pictures import plot
-from fastfed.report.sections import certificate_in_full, curve_names, mark, results_table
-from fastfed.report.source import Source, in_memory
-from fastfed.report.text import audit_sentences, calibration_sentences, certificate_sentences
+from fastfed.reporting import table as text_table
+from fastfed.reporting.html import Html, details, element, join
+from fastfed.reporting.pictures import plot
+from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
+from fastfed.reporting.source import Source, in_memory
+from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_html", "as_rich", "as_text", "plot"]
 
-#: Only what tables, marks and lists need, and only inside; colours that suit light and dark pages.
+#: Scoped style of tables, marks and lists; it suits light and dark pages.
 CSS = """
 .fastfed table { font-size: 0.9em; }
 .fastfed th, .fastfed td { text-align: left; }
@@ -44,8 +44,8 @@ COLUMNS = range(text_table.HEADINGS.index("status") + 1)
 
 
 @dataclass(frozen=True)
-class Words:
-    """A value in sentences under a title, a word that judges it, and what is shown when asked."""
+class Summary:
+    """A value as sentences under a title, with a verdict, and details behind a fold."""
 
     title: str
     verdict: str
@@ -54,18 +54,18 @@ class Words:
 
 
 def as_html(value: Any) -> Html:
-    """The value as an element of a notebook; every text of the user's is escaped."""
+    """Render a value as HTML for a notebook; texts of the user are escaped."""
     if isinstance(value, Results):
         body = _results(value)
     elif isinstance(value, CurveResult):
-        body = join(_table(_alone(value)), _words(_of_certificate(value.certificate)))
+        body = join(_table(_alone(value)), _summary(_of_certificate(value.certificate)))
     else:
-        body = _words(_of(value))
+        body = _summary(_of(value))
     return element("div", element("style", Html(CSS)), body, class_="fastfed")
 
 
 def as_rich(value: Any) -> RenderableType:
-    """The value as rich prints it."""
+    """Render a value for rich."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -74,9 +74,9 @@ def as_rich(value: Any) -> RenderableType:
         return _ruled(in_memory(value))
     if isinstance(value, CurveResult):
         return Group(_ruled(in_memory(_alone(value))), as_rich(value.certificate))
-    words = _of(value)
-    title = Text.assemble((words.title, "bold"), f"  {words.verdict}")
-    return Group(title, *(Padding(Text(s), (0, 0, 0, 2)) for s in words.sentences))
+    summary = _of(value)
+    title = Text.assemble((summary.title, "bold"), f"  {summary.verdict}")
+    return Group(title, *(Padding(Text(s), (0, 0, 0, 2)) for s in summary.sentences))
 
 
 def _alone(curve: CurveResult) -> Results:
@@ -95,18 +95,18 @@ def _table(results: Results) -> Html:
     setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
     notes = [element("p", note, role="note") for note in source.about_records]
     # Before each label stands its line in the plot.
-    return join(setting, notes, results_table(source, curve_names(source)))
+    return join(setting, notes, results_table(source, legend_labels(source)))
 
 
-def _words(words: Words) -> Html:
-    judged = (" ", mark(words.verdict)) if words.verdict else ()
-    head = element("p", element("strong", words.title), judged)
-    items = element("ul", [element("li", sentence) for sentence in words.sentences])
-    return join(head, items, details("In full", *words.full) if words.full else "")
+def _summary(summary: Summary) -> Html:
+    judged = (" ", mark(summary.verdict)) if summary.verdict else ()
+    head = element("p", element("strong", summary.title), judged)
+    items = element("ul", [element("li", sentence) for sentence in summary.sentences])
+    return join(head, items, details("In full", *summary.full) if summary.full else "")
 
 
 def _ruled(source: Source) -> RenderableType:
-    from fastfed.report.text import ruled
+    from fastfed.reporting.text import ruled
 
     return ruled(
         [text_table.HEADINGS[i] for i in COLUMNS],
@@ -117,11 +117,11 @@ def _ruled(source: Source) -> RenderableType:
     )
 
 
-def _of(value: Any) -> Words:
+def _of(value: Any) -> Summary:
     if isinstance(value, AuditResult):
-        return Words(f"Audit of {value.name}", value.verdict, audit_sentences(value))
+        return Summary(f"Audit of {value.name}", value.verdict, audit_sentences(value))
     if isinstance(value, Calibrated):
-        return Words(f"Calibration of {value.mechanism}", "", calibration_sentences(value))
+        return Summary(f"Calibration of {value.mechanism}", "", calibration_sentences(value))
     if isinstance(value, System):
         plan = value.plan
         played = (
@@ -129,17 +129,17 @@ def _of(value: Any) -> Words:
             f"T = {plan.horizon} rounds. What follows holds for a deployment, whose parties draw "
             "their noise from the operating system."
         )
-        words = _of_certificate(value.deployed_certificate.to_builtins())
-        return Words(words.title, words.verdict, [played, *words.sentences], words.full)
+        found = _of_certificate(value.deployed_certificate.to_builtins())
+        return Summary(found.title, found.verdict, [played, *found.sentences], found.full)
     if isinstance(value, SideCertificate):
         return _of_certificate(value.to_builtins())
     return _of_certificate(value)
 
 
-def _of_certificate(stored: dict[str, Any]) -> Words:
-    return Words(
+def _of_certificate(stored: dict[str, Any]) -> Summary:
+    return Summary(
         "Privacy certificate",
         stored["status"],
         certificate_sentences(stored),
-        certificate_in_full(stored, 5),
+        full_certificate(stored, 5),
     )

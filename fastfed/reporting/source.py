@@ -1,4 +1,4 @@
-"""What every report is made of: the results of an output folder and the setting they hold for."""
+"""Sources of reports: results of an output folder, and the problem that they hold for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLDER = (
 
 @dataclass(frozen=True)
 class Source:
-    """Results, and the parts of the setting that stand on the figure and above the table."""
+    """Results, and what figure and table say about the problem behind them."""
 
     results: Results
     batch_sizes: tuple[int | str, ...]  # those of curves that synchronise, each once
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def replicates(self) -> str:
-        """How often curves were played: "25 replicates", "3 to 5 replicates" while it runs."""
+        """Replicates of the curves: "25 replicates", or "3 to 5 replicates" while it runs."""
         counts = sorted({len(c.replicates) for c in self.results.curves}) or [0]
         few, many = counts[0], counts[-1]
         span = str(few) if few == many else f"{few} to {many}"
@@ -61,12 +61,12 @@ class Source:
 
     @property
     def size(self) -> str:
-        """How large the run is that a verdict rests on."""
+        """Replicates and rounds that a verdict rests on."""
         return f"{self.replicates}, {spaced(self.results.horizon)} rounds"
 
     @property
     def about_records(self) -> tuple[str, ...]:
-        """What no certificate covers, where some curve is played on real records."""
+        """Notes on what no certificate covers, where some curve is simulated on real records."""
         noted = dict.fromkeys(note for c in self.results.curves for note in c.about_records)
         if not noted and self.identity.get("environment", {}).get("kind") in REAL_KINDS:
             return (OLDER,)
@@ -74,13 +74,13 @@ class Source:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The spec's own words under the title."""
+        """Notes of the spec, to stand under the title."""
         note = self.results.figure.get("note", ())
         return (note,) if isinstance(note, str) else tuple(note)
 
 
 def in_memory(results: Results) -> Source:
-    """The source of results that no folder need hold: of their setting, what they know."""
+    """The source of results without a folder: of the problem it has what they know."""
     return Source(results, (), (), {}, Effort(0.0, 0, ()))
 
 
@@ -90,23 +90,23 @@ def _either(values: Iterable[int]) -> str:
 
 
 def spaced(value: float) -> str:
-    """A whole number with its thousands apart: 10 000."""
+    """Format a whole number with its thousands apart: 10 000."""
     return f"{value:,.0f}".replace(",", " ")
 
 
 def y_axis(source: Source) -> str:
-    """What [figure] asks for: a key of ``Y_LABELS``."""
+    """Scale of the y axis that [figure] asks for: a key of ``Y_LABELS``."""
     return str(source.results.figure.get("y", "cumulative"))
 
 
 def divisor(source: Source, curve: CurveResult) -> np.ndarray:
-    """What the y axis divides group regret by, at the checkpoints (C,)."""
+    """Divisor of group regret at the checkpoints, (C,), by the scale of the y axis."""
     if y_axis(source) == "time-average":
         return curve.rounds
     return np.full(len(curve.rounds), curve.silos if y_axis(source) == "per-silo" else 1)
 
 
 def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and two standard errors at the checkpoints, as the y axis has them."""
+    """Mean and two standard errors at the checkpoints, each (C,), on the scale of the y axis."""
     by = divisor(source, curve)
     return curve.mean / by, 2.0 * curve.stderr / by

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.report.canvas import NOT_PRIVATE
+from fastfed.reporting.plotting import NOT_PRIVATE
 
 # ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
-
 
 CSS = """
 :root {
@@ -171,8 +170,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
 """
 
 
-# ---- Elements of a page. Plain text becomes safe the moment it enters one ------------------------
-
+# ---- Elements of a page: plain text is escaped when it enters one --------------------------------
 
 #: Elements without content, which have no end tag.
 VOID = ("hr", "link", "meta")
@@ -183,7 +181,7 @@ class Html(str):
 
 
 def element(tag: str, /, *content: str | Iterable[str], **attributes: str | None) -> Html:
-    """<tag>content</tag>, with texts escaped; lists are flattened.
+    """Build <tag>content</tag>, with texts escaped and lists flattened.
 
     ``class_`` stands for class, ``aria_label`` for aria-label; an attribute of None is left out,
     one of "" stands alone.
@@ -199,7 +197,7 @@ def element(tag: str, /, *content: str | Iterable[str], **attributes: str | None
 
 
 def join(*content: str | Iterable[str]) -> Html:
-    """Texts and elements one after the other."""
+    """Join texts and elements, in order."""
     parts: list[str] = []
     for part in content:
         if isinstance(part, Html):
@@ -246,7 +244,7 @@ def table(
 
 
 def definitions(pairs: Iterable[tuple[str, str | Iterable[str]]]) -> Html:
-    """Names with what they are; several texts under one name stand below each other."""
+    """A list of names with their texts; several texts of one name stand below each other."""
     rows: list[str] = []
     for name, texts in pairs:
         found = [texts] if isinstance(texts, str) else list(texts)
@@ -257,7 +255,7 @@ def definitions(pairs: Iterable[tuple[str, str | Iterable[str]]]) -> Html:
 
 
 def details(summary: str | Html, *content: str | Iterable[str], open_: bool = False) -> Html:
-    """What is shown when asked for, and on paper."""
+    """A fold, which is open on paper."""
     return element("details", element("summary", summary), *content, open_="" if open_ else None)
 
 
@@ -265,15 +263,14 @@ def _lines(elements: Iterable[Html]) -> list[Html]:
     return [Html(f"{e}\n") for e in elements]
 
 
-# Drawings inside a page: the pictures of matplotlib made to live there, and keys of lines.
-
+# ---- Drawings inside a page: pictures of matplotlib, and samples of lines ------------------------
 
 #: Length and height of a line in a table, in CSS pixels.
 KEY = (28, 8)
 
 
 def inline(svg: bytes, prefix: str, label: str) -> Html:
-    """A picture as an element that scales, called ``label`` by screen readers.
+    """Turn a picture into an element that scales, called ``label`` by screen readers.
 
     ``prefix`` goes before its ids: pages hold several pictures, and ids must differ. Its style
     sheet is dropped, for inside a page it would hold for the whole page.
@@ -293,7 +290,7 @@ def inline(svg: bytes, prefix: str, label: str) -> Html:
 
 
 def key(style: dict[str, Any]) -> Html:
-    """The line of a curve as it is drawn, to stand before its label."""
+    """A sample of a curve's line, to stand before its label."""
     width, height = KEY
     dashes = style["linestyle"]
     pattern = None if dashes == "-" else " ".join(f"{1.8 * d:g}" for d in dashes[1])

@@ -1,4 +1,4 @@
-"""Figures in specs: the [figure] table, its bound curves, and reading them from output folders."""
+"""The [figure] table of a spec, its bound curves, and sources read from output folders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, nearest, show
-from fastfed.report.claims import check_statements
-from fastfed.report.source import Source, divisor, regret, spaced
+from fastfed.reporting.claims import check_claims
+from fastfed.reporting.source import Source, divisor, regret, spaced
 from fastfed.results.results import Results
 from fastfed.results.store import FILE, Store
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 # ---- The keys of a spec's [figure] table ---------------------------------------------------------
 
-
 #: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
 AXES = ("cumulative", "time-average", "per-silo")
 
-#: Tables of sizes, and what ``size`` may say was played.
+#: Tables of sizes, and the values of ``size``.
 SIZES = ("quick", "all", "full")
 
 KEYS = (
@@ -35,7 +34,7 @@ KEYS = (
     "statement", "line",
 )  # fmt: skip
 _LISTS = ("panels", "note")
-#: What a table of sizes may change.
+#: Keys that a table of sizes may change.
 _SIZE_KEYS = ("horizon", "replicates")
 
 
@@ -44,10 +43,10 @@ def check_figure(
     labels: Sequence[str] | None = None,
     bounds: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """InputError unless ``figure`` is a table that a report can be drawn from.
+    """Raise InputError unless ``figure`` is a table that a report can be drawn from.
 
-    ``labels`` of the curves, where they are known, are those that statements and lines may
-    name; ``bounds``, where they are known, are the names of each curve's.
+    ``labels``: of the curves, which claims and bounds may name. ``bounds``: names of the bounds of
+    each curve. None: not known yet.
     """
     if not isinstance(figure, dict):
         raise InputError(f"figure must be a table, got {show(figure)}")
@@ -58,10 +57,10 @@ def check_figure(
             _check_size(key, value)
             continue
         if key == "statement":
-            check_statements(value, labels)
+            check_claims(value, labels)
             continue
         if key == "line":
-            check_lines(value, labels, bounds)
+            check_bound_lines(value, labels, bounds)
             continue
         listed = key in _LISTS and isinstance(value, list)
         if not all(isinstance(v, str) for v in (value if listed else [value])):
@@ -80,28 +79,28 @@ def _check_size(key: str, value: Any) -> None:
         integer(f"figure.{key}.{name}", value[name], at_least=1)
 
 
-# Bounds beside the curves: the tables [[figure.line]], and bounds on how often silos synchronise.
-# Bounds are those that were stored with a curve, of its own system, at the checkpoints. Those of
-# group regret are drawn, divided as the y axis divides the curve; the others are listed.
+# ---- Bound curves: the tables [[figure.line]], and bounds on how often silos synchronise ---------
+# A bound was stored with a curve, of its own system, at the checkpoints. Bounds of group regret are
+# drawn, divided as the y axis divides the curve; the others are listed.
 
 
 LINE_KEYS = ("label", "curve", "bound")
-#: Names that begin so bound how often silos synchronise.
+#: Prefix of the names of bounds on the number of synchronisations.
 SYNCHRONISATIONS = "synchronisations"
-#: Bounds are drawn up to so many times the height of the tallest curve with its band.
+#: Bounds are drawn up to this multiple of the height of the tallest curve with its band.
 ROOM = 3.0
 
 COLOUR = "#777777"
-#: All of them dashed: several bounds in one picture are told apart by how.
+#: Dashes tell several bounds in one picture apart.
 DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
 
 
-def check_lines(
+def check_bound_lines(
     value: Any,
     labels: Sequence[str] | None = None,
     bounds: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """InputError unless ``value`` is what [[figure.line]] may hold.
+    """Raise InputError unless ``value`` is what [[figure.line]] may hold.
 
     Its curves must be among ``labels``, and its bounds among those that ``bounds`` has for the
     curve (None: not known yet).
@@ -135,7 +134,7 @@ def check_lines(
 
 
 @dataclass(frozen=True)
-class Line:
+class BoundCurve:
     """A bound at the checkpoints in the units of the y axis; infinite where there is none."""
 
     label: str
@@ -143,20 +142,22 @@ class Line:
     values: np.ndarray  # (C,)
 
 
-def lines(source: Source) -> list[Line]:
-    """The bounds that the figure asks for, but for those that are not stored."""
+def bound_curves(source: Source) -> list[BoundCurve]:
+    """The bound curves that the figure asks for, without those that are not stored."""
     found = []
     for table in source.results.figure.get("line", ()):
         values = _stored(source.results, table)
         if values is not None:
             curve = source.results[table["curve"]]
             by = divisor(source, curve)
-            found.append(Line(table["label"], curve.rounds, np.array(values, np.float64) / by))
+            found.append(
+                BoundCurve(table["label"], curve.rounds, np.array(values, np.float64) / by)
+            )
     return found
 
 
 def not_stored(source: Source) -> list[str]:
-    """What the figure asks for and is not drawn, because the store does not have it."""
+    """Sentences about bounds that the figure asks for and the store does not have."""
     return [
         f'not drawn: {table["label"]}, for there is no bound "{table["bound"]}" of curve '
         f'"{table["curve"]}" in the store'
@@ -173,7 +174,7 @@ def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
 
 
 def ceiling(source: Source) -> float:
-    """How high bounds are drawn, in the units of the y axis."""
+    """Height up to which bounds are drawn, in the units of the y axis."""
     tallest = 0.0
     for curve in source.results.curves:
         mean, spread = regret(source, curve)
@@ -181,31 +182,31 @@ def ceiling(source: Source) -> float:
     return ROOM * tallest
 
 
-def visible(source: Source) -> list[Line]:
-    """Lines with a part below the ceiling."""
+def visible_bounds(source: Source) -> list[BoundCurve]:
+    """Bound curves with a part below the ceiling."""
     top = ceiling(source)
-    return [line for line in lines(source) if (line.values <= top).any()]
+    return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 
 def off_picture(source: Source) -> list[str]:
-    """Where the bounds end that leave the picture, or never enter it."""
+    """Sentences with the last value of bounds that leave the picture or never enter it."""
     top = ceiling(source)
     return [
         f"off the picture: {line.label} = {amount(line.values[-1])} at the last round"
-        for line in lines(source)
+        for line in bound_curves(source)
         if not line.values[-1] <= top
     ]
 
 
-def draw_lines(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
-    """Draw what is visible into axes that have the curves; one legend entry each.
+def draw_bounds(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
+    """Draw the visible bounds into axes that have the curves; one legend entry each.
 
-    The axis grows for bounds no further than the ceiling, where they are cut off.
+    The y axis grows up to the ceiling, where bounds are cut off.
     """
     top = axes.get_ylim()[1]
     limit = ceiling(source)
     entries: list[tuple[Artist, str]] = []
-    for position, line in enumerate(visible(source)):
+    for position, line in enumerate(visible_bounds(source)):
         finite = np.where(np.isfinite(line.values), line.values, math.nan)
         (drawn,) = axes.plot(
             line.rounds,
@@ -224,17 +225,17 @@ def draw_lines(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
 def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, float]]:
     """(curve, mean synchronisations of a replicate, whose bound, that bound) at the last round."""
     return [
-        (curve.label, curve.synchronisations, _whose(name), values[-1])
+        (curve.label, curve.synchronisations, _source_of(name), values[-1])
         for curve in results.curves
         for name, values in curve.bounds.items()
         if name.startswith(SYNCHRONISATIONS)
     ]
 
 
-def _whose(name: str) -> str:
-    """What a name says beyond its first word: "Proposition 1" of synchronisations-proposition-1."""
-    words = name.removeprefix(SYNCHRONISATIONS).replace("-", " ").strip()
-    return words[:1].upper() + words[1:]
+def _source_of(name: str) -> str:
+    """The source in a bound's name: "Proposition 1" of synchronisations-proposition-1."""
+    text = name.removeprefix(SYNCHRONISATIONS).replace("-", " ").strip()
+    return text[:1].upper() + text[1:]
 
 
 def amount(value: float) -> str:
@@ -244,7 +245,7 @@ def amount(value: float) -> str:
     return spaced(value) if value >= 1e4 else f"{value:.4g}"
 
 
-# ---- Reading sources from output folders ----
+# ---- Sources of output folders -------------------------------------------------------------------
 
 
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
@@ -256,7 +257,7 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
     try:
         check_figure(results.figure, [curve.label for curve in results.curves])
-    except InputError as error:  # played from a spec, it was checked: somebody changed it since
+    except InputError as error:  # it was checked when it was run: somebody changed it since
         raise InputError(f"{path / FILE} is damaged: {error}") from None
     curves = meta["identity"]["curves"]
     return Source(
@@ -282,7 +283,7 @@ def experiment_folders(folder: str | Path) -> list[Path]:
 
 
 def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
-    """The sources of a folder's experiments by their folders, and why some cannot be read.
+    """The sources of a folder's experiments by folder, and the reasons why some cannot be read.
 
     InputError when none can.
     """

@@ -1,9 +1,10 @@
-"""`advise`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
+"""`plan`: bounds and noise first, then ever longer simulations of ever fewer candidates."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfed._random import check_seed
@@ -27,18 +28,19 @@ from fastfed.advice.systems import (
     Question,
     Regret,
     Verdict,
-    about_feducb,
     baseline,
     batch_sizes,
     candidates,
+    feducb_reason,
     noisier,
 )
 from fastfed.bandits import ProblemSpec
 from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
+from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
-from fastfed.report.table import plus_minus
-from fastfed.report.text import privacy_words
+from fastfed.reporting.table import plus_minus
+from fastfed.reporting.text import privacy_text
 from fastfed.simulation.experiment import make_world
 from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
@@ -47,11 +49,11 @@ from fastfed.simulation.systems import check_kind, setting_of
 if TYPE_CHECKING:
     from fastfed.advice.successive_halving import Size
 
-# ---- The sentences of an answer ------------------------------------------------------------------
+# ---- Sentences of an answer ----------------------------------------------------------------------
 
 
-def scaling_words(size: Size, silos: int, horizon: int) -> str:
-    """How the last stage was simulated."""
+def scaling_text(size: Size, silos: int, horizon: int) -> str:
+    """Say how the last stage was simulated."""
     if size.rounds < horizon:
         return (
             f"simulated are the first {size.rounds} of {horizon} rounds of all {silos} silos, "
@@ -65,10 +67,10 @@ def scaling_words(size: Size, silos: int, horizon: int) -> str:
     return f"simulated are all {silos} silos over all {horizon} rounds"
 
 
-def verdict_words(
+def verdict_text(
     verdict: Verdict, best: Regret, alone: Regret, open_: Regret, chance: Regret, *, looked: bool
 ) -> str:
-    """Whether to share under this trust, how, and at what price."""
+    """Say whether to share under a trust model, by which system, and at what price."""
     ours, theirs = figure(best), figure(alone)
     mean, stderr = verdict.against_alone
     if verdict.helps:
@@ -102,21 +104,20 @@ def verdict_words(
 
 
 def figure(regret: Regret) -> str:
-    """A regret with its error."""
+    """Format a regret with its standard error."""
     return plus_minus(regret.mean, regret.stderr)
 
 
-# ---- `advise`: bounds and noise first, then ever longer simulations of ever fewer candidates -----
+# ---- The search ----------------------------------------------------------------------------------
 
-
-#: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and
-#: from where sharing would pay.
+#: Shares of the budget: all candidates, the best few and their neighbours, the last ones, and the
+#: break-even point.
 SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
-#: How many of a trust model go on.
+#: Candidates of a trust model that go on to the next stage.
 KEPT, FINALISTS = 2, 2
 
 
-def advise(
+def plan(
     *,
     silos: int | None = None,
     horizon: int,
@@ -124,7 +125,7 @@ def advise(
     epsilon: float,
     delta: float,
     actions: int = 100,
-    environment: Environment | dict[str, Any] | None = None,
+    environment: Environment | dict[str, Any] | str | Path | None = None,
     trust: str | Sequence[str] | None = None,
     relation: str = "replace",
     radius_multiplier: float = 1.0,
@@ -133,55 +134,92 @@ def advise(
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Which protocol, release and batch size promise least regret under one guarantee.
+    """Find the protocol, release and batch size of least regret under one guarantee.
 
-    ``silos`` M, ``horizon`` T, ``dimension`` d; ``epsilon``, ``delta`` and ``relation`` of every
-    user's guarantee, the same for all candidates; ``trust``: one or several of ``TRUST`` (default:
-    all, each with a verdict of its own). Played is the sphere with ``actions`` K, or
-    ``environment``, which then says d and K. ``seconds``: of work on one core, nominally: it
-    decides how much is played, by a fixed formula of cost, so the answer is a function of the
-    arguments alone and a slower machine takes longer. ``on_stage`` hears what is played, in a
-    sentence.
+    All systems that give the guarantee are compared, first by noise and bounds, then by short
+    simulations in which ever fewer of them stay. Every candidate's certificate is proven, with
+    exactly calibrated noise; or conditional, where the environment itself breaks a condition,
+    which ``notes`` name.
 
-    Every candidate's certificate is proven, with exactly calibrated noise; or conditional, where
-    the environment itself breaks a condition, which ``notes`` name. Raises InputError for
-    bad input, and where no system can give the guarantee.
+    Parameters
+    ----------
+    silos : int, optional
+        M, at least 2; may be left to an environment that knows its own.
+    horizon : int
+        T, rounds of each silo.
+    dimension : int, optional
+        d, of the features; may be left to an environment that has one.
+    epsilon, delta : float
+        Guarantee of every user, the same for all candidates.
+    actions : int
+        K, actions of the sphere that is simulated where no environment is given.
+    environment : Environment, dict, str or Path, optional
+        Simulated in place of the sphere: an environment, its table as in a spec, or a spec file
+        (TOML), whose [environment] is taken.
+    trust : str or sequence of str, optional
+        One or several of ``TRUST``; by default all, each with a verdict of its own.
+    relation : {"replace", "zero-out"}
+        Neighbours differ in one user, who is replaced (bounded DP, substitution), or whose
+        contribution becomes zero, which is weaker.
+    radius_multiplier : float
+        Factor of all confidence radii; below 1 no regret bound is promised.
+    seconds : float
+        Work on one core, nominally. It decides by a fixed formula how much is simulated, so the
+        answer is a function of the arguments alone, and a slower machine takes longer.
+    seed : int
+        Of all randomness.
+    threads : int, optional
+        Default: all processors. The answer does not depend on it.
+    on_stage : callable, optional
+        Called before each stage with a sentence that announces it.
 
-    >>> a = advise(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
-    ...            trust="central", seconds=0.1)
+    Returns
+    -------
+    Advice
+        Candidates, baselines, and a verdict for each trust model.
+
+    Raises
+    ------
+    InputError
+        For bad input, and where no system can give the guarantee.
+
+    Examples
+    --------
+    >>> a = plan(silos=10, horizon=400, dimension=3, epsilon=4.0, delta=1e-5, actions=5,
+    ...          trust="central", seconds=0.1)
     >>> a.verdicts[0].trust, {c.trust for c in a.candidates}
     ('central', {'central'})
     """
     asked = _trusts(trust)
-    played, table = _environment(environment, dimension, actions)
+    simulated, table = _environment(environment, dimension, actions)
     horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
-    world = make_world(played, silos, horizon)
-    facts = world.facts
-    check_kind(registered("private-fedlinucb"), played.kind, facts)
+    shared = make_world(simulated, silos, horizon)
+    facts = shared.facts
+    check_kind(registered("private-fedlinucb"), simulated.kind, facts)
     assert isinstance(facts, EnvironmentSpec)
-    if world.silos < 2:
+    if shared.silos < 2:
         raise InputError(f"silos must be >= 2: a single one has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
-    setting = setting_of(facts, world.silos, horizon)
-    assert isinstance(setting, ProblemSpec)
+    problem = setting_of(facts, shared.silos, horizon)
+    assert isinstance(problem, ProblemSpec)
     question = Question(
-        setting,
+        problem,
         number("epsilon", epsilon, above=0.0),
         number("delta", delta, above=0.0, below=1.0),
         relation,
         number("radius_multiplier", radius_multiplier, above=0.0),
     )
     work = number("seconds", seconds, above=0.0)
-    contest = SuccessiveHalving(
-        played,
-        world.silos,
+    halving = SuccessiveHalving(
+        simulated,
+        shared.silos,
         horizon,
         facts.actions,
         check_seed(seed),
         check_threads(threads),
         on_stage,
     )
-    run = _Run(question, asked, contest, work, facts.real_records)
+    run = _Search(question, asked, halving, work, facts.real_records)
     run.screen()
     run.refine()
     run.finish()
@@ -198,15 +236,19 @@ def _trusts(trust: str | Sequence[str] | None) -> list[str]:
 
 
 def _environment(
-    environment: Environment | dict[str, Any] | None, dimension: int | None, actions: int
+    environment: Environment | dict[str, Any] | str | Path | None,
+    dimension: int | None,
+    actions: int,
 ) -> tuple[Environment, dict[str, Any]]:
-    """What is played, and the table of a spec that says it."""
+    """The environment to simulate, and its table in a spec."""
     if environment is None:
         if dimension is None:
             raise InputError("dimension is required, or an environment that has one")
         d = integer("dimension", dimension, at_least=1)
         k = integer("actions", actions, at_least=1)
         return Sphere(dimension=d, actions=k), {"kind": "sphere", "dimension": d, "actions": k}
+    if isinstance(environment, (str, Path)):
+        environment = environment_table(environment)
     if isinstance(environment, dict):
         table, environment = dict(environment), environment_from_spec(environment)
     elif hasattr(environment, "facts"):
@@ -222,24 +264,24 @@ def _environment(
     return environment, table
 
 
-class _Run:
-    """The stages of one answer."""
+class _Search:
+    """The stages of one search."""
 
     def __init__(
         self,
         question: Question,
         asked: list[str],
-        contest: SuccessiveHalving,
+        halving: SuccessiveHalving,
         seconds: float,
         real_records: bool = False,
     ) -> None:
-        self.question, self.asked, self.contest, self.seconds = question, asked, contest, seconds
+        self.question, self.asked, self.halving, self.seconds = question, asked, halving, seconds
         self.real_records = real_records
         self.left_out: dict[str, str] = {}
         self.made: dict[str, list[Choice]] = {trust: [] for trust in asked}
         self.remarks: dict[str, str] = {}
-        setting = question.setting
-        usual = min(batch_size_corollary_5_2(setting.horizon, setting.silos), setting.horizon)
+        problem = question.problem
+        usual = min(batch_size_corollary_5_2(problem.horizon, problem.silos), problem.horizon)
         self.baselines = [
             ("alone", "alone: local-linucb", {"algorithm": "local-linucb", **question.common()}),
             (
@@ -251,7 +293,7 @@ class _Run:
         ]
 
     def add(self, trust: str, sizes: Sequence[int]) -> list[Choice]:
-        """Candidates of these batch sizes; of those at one, only the least noisy are played."""
+        """Add candidates of these batch sizes; of those at one, only the least noisy go on."""
         made, failed = candidates(self.question, trust, sizes)
         self.left_out.update(failed)
         self.made[trust] += made
@@ -265,45 +307,45 @@ class _Run:
         return going
 
     def screen(self) -> None:
-        """All candidates of a coarse grid of batch sizes."""
-        sizes = batch_sizes(self.question.setting.horizon)
+        """Simulate all candidates of a coarse grid of batch sizes."""
+        sizes = batch_sizes(self.question.problem.horizon)
         going = [one for trust in self.asked for one in self.add(trust, sizes)]
         self.asked = [trust for trust in self.asked if self.made[trust]]
         if not self.asked:
             name, why = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {why}")
-        entrants = [entrant(one) for one in going]
-        size = self.contest.size(entrants, SCREENED * self.seconds, 2)
-        self.contest.play("screened", entrants, size)
+        contenders = [contender(one) for one in going]
+        size = self.halving.size(contenders, SCREENED * self.seconds, 2)
+        self.halving.run("screened", contenders, size)
 
     def refine(self) -> None:
-        """The best few of each trust model, and batch sizes twice and half the best one's."""
+        """Simulate the best few of each trust model, and twice and half the best batch size."""
         going = []
         for trust in self.asked:
             ranked = self.ranked(trust)
             best, sizes = ranked[0], {one.batch_size for one in self.made[trust]}
             near = [best.batch_size // 2, 2 * best.batch_size]
-            horizon = self.question.setting.horizon
+            horizon = self.question.problem.horizon
             new = [b for b in near if 1 <= b <= horizon // 2 and b not in sizes]
             going += ranked[:KEPT] + self.add(trust, new)
-        entrants = [entrant(one) for one in going]
-        size = self.contest.size(entrants, REFINED * self.seconds, 3)
-        self.contest.play("refined", entrants, size)
+        contenders = [contender(one) for one in going]
+        size = self.halving.size(contenders, REFINED * self.seconds, 3)
+        self.halving.run("refined", contenders, size)
 
     def finish(self) -> None:
-        """The last ones beside the baselines."""
+        """Simulate the last ones beside the baselines."""
         going = [one for trust in self.asked for one in self.ranked(trust, "refined")[:FINALISTS]]
-        entrants = [entrant(one) for one in going]
+        contenders = [contender(one) for one in going]
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
-            entrants.append(Contender(name, plan, federated=name == "no privacy"))
-        size = self.contest.size(entrants, FINAL * self.seconds, 6)
-        self.contest.play("final", entrants, size)
+            contenders.append(Contender(name, plan, federated=name == "no privacy"))
+        size = self.halving.size(contenders, FINAL * self.seconds, 6)
+        self.halving.run("final", contenders, size)
         self.size = size
 
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
-        """What was played of a trust model (last in this stage), the least regret first."""
-        regrets = self.contest.regrets
+        """Simulated candidates of a trust model (last in this stage), least regret first."""
+        regrets = self.halving.regrets
         found = [
             one
             for one in self.made[trust]
@@ -312,34 +354,34 @@ class _Run:
         return sorted(found, key=lambda one: regrets[one.label].mean)
 
     def advice(self, table: dict[str, Any]) -> Advice:
-        """Everything that was found."""
-        setting = self.question.setting
+        """The answer, with everything that was found."""
+        problem = self.question.problem
         local = self.made.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not asked for"
         if local:
-            feducb = about_feducb(self.question, min(local, key=lambda c: c.batch_size))
+            feducb = feducb_reason(self.question, min(local, key=lambda c: c.batch_size))
         left_out = {**ELSEWHERE, "feducb": feducb, **self.left_out}
         rows = []
         for trust in self.asked:
             order = self.ranked(trust, "final")
             order += [o for o in self.ranked(trust, "refined") + self.ranked(trust, "screened")]
-            order += [o for o in self.made[trust] if o.label not in self.contest.regrets]
+            order += [o for o in self.made[trust] if o.label not in self.halving.regrets]
             rows += [self.row(one) for one in order]
         return Advice(
-            silos=setting.silos,
-            horizon=setting.horizon,
-            dimension=setting.dimension,
+            silos=problem.silos,
+            horizon=problem.horizon,
+            dimension=problem.dimension,
             epsilon=self.question.epsilon,
             delta=self.question.delta,
             relation=self.question.relation,
             unit="user",
             radius_multiplier=self.question.radius_multiplier,
             environment=table,
-            seed=self.contest.seed,
-            scaling=scaling_words(self.size, setting.silos, setting.horizon),
+            seed=self.halving.seed,
+            scaling=scaling_text(self.size, problem.silos, problem.horizon),
             candidates=tuple(rows),
             baselines=tuple(
-                Baseline(name, label, self.contest.regrets[name], keys, self.privacy(keys))
+                Baseline(name, label, self.halving.regrets[name], keys, self.privacy(keys))
                 for name, label, keys in self.baselines
             ),
             verdicts=tuple(self.verdict(trust) for trust in self.asked),
@@ -349,17 +391,18 @@ class _Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know before the answer."""
-        failed = tuple(f"{BROKEN}{c.text}" for c in self.question.setting.conditions if not c.holds)
+        """Notes that stand before the answer."""
+        failed = tuple(f"{BROKEN}{c.text}" for c in self.question.problem.conditions if not c.holds)
         return ((READ,) if self.real_records else ()) + failed
 
     def privacy(self, keys: dict[str, Any]) -> str:
-        """What a baseline's certificate says, in short."""
+        """Short text of a baseline's certificate."""
         own = {key: value for key, value in keys.items() if key != "algorithm"}
-        system = registered(keys["algorithm"]).make(own, self.question.setting)
-        return privacy_words(system.certificate.to_builtins()).short
+        system = registered(keys["algorithm"]).make(own, self.question.problem)
+        return privacy_text(system.certificate.to_builtins()).short
 
     def row(self, one: Choice) -> Candidate:
+        """A candidate as it stands in the answer."""
         stated, plan, bound = one.system.certificate, one.plan, one.bound
         assert stated.exact is not None
         bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)
@@ -376,30 +419,30 @@ class _Run:
             bound=bound,
             vacuous=None if bound is None else bound >= plan.horizon,
             bytes_sent=-(-bits // 8),
-            regret=self.contest.regrets.get(one.label),
+            regret=self.halving.regrets.get(one.label),
             remark=self.remarks.get(one.label, ""),
             keys=one.keys,
         )
 
     def verdict(self, trust: str) -> Verdict:
-        """The best of the last stage against the others and against each silo alone."""
-        contest = self.contest
+        """Compare the best of the last stage with the others and with each silo alone."""
+        halving = self.halving
         best, *others = self.ranked(trust, "final")
-        same = tuple(o.label for o in others if level(contest.difference(best.label, o.label)))
-        against = contest.difference(best.label, "alone")
+        same = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
+        against = halving.difference(best.label, "alone")
         helps = against[0] < 0.0 and not level(against)
         share = THRESHOLDS * self.seconds / len(self.asked)
         found: tuple[float | None, int | None] = (None, None)
-        if not helps and scalable(contest.environment):
-            found = break_even(self.question, best, contest, share)
+        if not helps and scalable(halving.environment):
+            found = break_even(self.question, best, halving, share)
         verdict = Verdict(
             trust, TRUST[trust][0], best.label, same, against, helps, *found, sentence=""
         )
-        regrets = [contest.regrets[n] for n in (best.label, "alone", "no privacy", "random")]
-        worth = not helps and scalable(contest.environment)
-        return dataclasses.replace(verdict, sentence=verdict_words(verdict, *regrets, looked=worth))
+        regrets = [halving.regrets[n] for n in (best.label, "alone", "no privacy", "random")]
+        worth = not helps and scalable(halving.environment)
+        return dataclasses.replace(verdict, sentence=verdict_text(verdict, *regrets, looked=worth))
 
 
-def entrant(one: Choice) -> Contender:
-    """A candidate as it is played."""
+def contender(one: Choice) -> Contender:
+    """A candidate as a contender."""
     return Contender(one.label, one.plan, one.node)

@@ -1,4 +1,4 @@
-"""Sections of the report page about certificates and the experiment."""
+"""Sections of the report page: certificates, claims, pictures, results and the run."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from textwrap import fill
 from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
-from fastfed.report import table as text_table
-from fastfed.report.canvas import Y_LABELS, line_styles
-from fastfed.report.claims import Statement, judge, per_silo
-from fastfed.report.figure import amount, not_stored, off_picture, synchronisation_bounds, visible
-from fastfed.report.html import Html, definitions, details, element, inline, join, key, table
-from fastfed.report.pictures import sends
-from fastfed.report.source import Source, spaced, y_axis
-from fastfed.report.text import privacy_words, spec_text
+from fastfed.reporting import table as text_table
+from fastfed.reporting.claims import Claim, judge, per_silo
+from fastfed.reporting.figure import (
+    amount,
+    not_stored,
+    off_picture,
+    synchronisation_bounds,
+    visible_bounds,
+)
+from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
+from fastfed.reporting.pictures import sends
+from fastfed.reporting.plotting import Y_LABELS, line_styles
+from fastfed.reporting.source import Source, spaced, y_axis
+from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.results.results import CurveResult
 
-# ---- The certificates of all curves as text, one after the other under their labels --------------
+# ---- Certificates as text ------------------------------------------------------------------------
 
 
 def certificates_text(
     certificates: Iterable[tuple[str, dict[str, Any]]], about_records: Sequence[str] = ()
 ) -> str:
-    """(label, certificate as stored) of every curve, readable; first what none of them covers."""
+    """The text of all (label, stored certificate), after the notes on what none of them covers."""
     blocks = [f"{label}\n{'=' * len(label)}\n{as_text(stored)}" for label, stored in certificates]
     if about_records:
         blocks.insert(0, "\n".join(fill(note, WIDTH) for note in about_records) + "\n")
     return "\n".join(blocks)
 
 
-# ---- The certificates of all curves in a page: side by side, and each in full when asked for -----
-
+# ---- Certificates in a page: side by side, and each in full behind a fold ------------------------
 
 HEADINGS = ("curve", "claimed", "exact", "status", "unit", "relation", "conditions")
 MARKS = {True: "✓ holds", False: "✗ fails", None: "–"}
@@ -45,7 +50,7 @@ def mark(word: str) -> Html:
 
 
 def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], level: int) -> Html:
-    """Certificates of ``curves``; ``names`` are their labels as elements."""
+    """Certificates side by side and in full; ``names`` are the curves' labels as elements."""
     conditions = _conditions(curves)
     parts: list[Html] = [
         element(
@@ -78,18 +83,18 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
             )
         )
     for curve, name in zip(curves, names, strict=True):
-        full = certificate_in_full(curve.certificate, level)
+        full = full_certificate(curve.certificate, level)
         parts.append(details(join(name, _hint(curve.certificate)), *full))
     return join(parts)
 
 
 def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
-    words = privacy_words(certificate)
+    text = privacy_text(certificate)
     return [
         name,
-        words.claimed,
-        words.exact,
-        mark(words.status),
+        text.claimed,
+        text.exact,
+        mark(text.status),
         certificate["unit"],
         certificate["relation"],
         _count(certificate["conditions"]),
@@ -104,7 +109,7 @@ def _count(conditions: Sequence[dict[str, Any]]) -> str:
 
 
 def _hint(certificate: dict[str, Any]) -> Html:
-    return element("span", f" {privacy_words(certificate).short}", class_="quiet")
+    return element("span", f" {privacy_text(certificate).short}", class_="quiet")
 
 
 def _conditions(curves: Sequence[CurveResult]) -> list[str]:
@@ -119,8 +124,8 @@ def _condition_cell(text: str, certificate: dict[str, Any]) -> Html:
     return element("span", MARKS[holds], class_=kind)
 
 
-def certificate_in_full(certificate: dict[str, Any], level: int) -> list[Html]:
-    """Everything a certificate says, what is beside it under headings of ``level``."""
+def full_certificate(certificate: dict[str, Any], level: int) -> list[Html]:
+    """Everything in a certificate; side guarantees stand under headings of ``level``."""
     parts = [_one(certificate)]
     for side in certificate.get("also", ()):
         parts += [element(f"h{level}", f"Also, per {side['unit']}"), _one(side)]
@@ -155,15 +160,14 @@ def _pair(guarantee: dict[str, float] | None) -> str:
     return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
 
 
-# ---- One experiment in a page: statements, pictures, table, certificates, time, spec -------------
-
+# ---- An experiment in a page: claims, pictures, table, certificates, time, spec ------------------
 
 NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfed[figures]".'
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """An experiment with its pictures as SVG, none where nothing can be drawn."""
+    """An experiment with its pictures as SVG; None where nothing can be drawn."""
 
     name: str  # of its folder; also the anchor in a page over several
     source: Source
@@ -172,16 +176,16 @@ class Drawn:
 
 
 def experiment_section(drawn: Drawn, level: int) -> Html:
-    """Everything below the title, under headings of ``level``."""
+    """The body of an experiment below its title, under headings of ``level``."""
     source = drawn.source
     heading = f"h{level}"
     curves = source.results.curves
     if not curves:
         return element("p", "No replicate is played to its end yet.")
-    names = curve_names(source)
+    names = legend_labels(source)
     parts: list[Html] = []
     if judge(source.results):
-        parts += [element(heading, "Statements"), _statements(source)]
+        parts += [element(heading, "Statements"), _claims(source)]
     parts += [element(heading, "Regret"), _pictures(drawn)]
     parts += [element(heading, "Results"), results_table(source, names)]
     parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
@@ -190,7 +194,7 @@ def experiment_section(drawn: Drawn, level: int) -> Html:
 
 
 def title_block(source: Source, tag: Html) -> Html:
-    """The title between where it is from and the setting."""
+    """The title, with the paper above and problem size and notes below."""
     paper = source.results.figure.get("paper")
     above = " · ".join(t for t in (paper, source.results.experiment) if t)
     return join(
@@ -202,14 +206,14 @@ def title_block(source: Source, tag: Html) -> Html:
     )
 
 
-def _statements(source: Source) -> Html:
+def _claims(source: Source) -> Html:
     items = [
         element(
             "li",
-            element("div", mark(statement.verdict)),
-            element("div", statement.says, differences(statement)),
+            element("div", mark(claim.verdict)),
+            element("div", claim.says, differences(claim)),
         )
-        for statement in judge(source.results)
+        for claim in judge(source.results)
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
@@ -219,11 +223,11 @@ def _statements(source: Source) -> Html:
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
 
 
-def differences(statement: Statement) -> Html:
-    """The numbers behind a verdict, and why it is what it is."""
-    texts = [text_table.difference_words(d, statement.within) for d in statement.differences]
-    if statement.reason:
-        texts.append(f"Why: {statement.reason}")
+def differences(claim: Claim) -> Html:
+    """The differences behind a verdict, and its reason."""
+    texts = [text_table.difference_text(d, claim.within) for d in claim.differences]
+    if claim.reason:
+        texts.append(f"Why: {claim.reason}")
     return element("ul", [element("li", text) for text in texts], class_="pairs")
 
 
@@ -234,7 +238,7 @@ def _pictures(drawn: Drawn) -> Html:
     what = Y_LABELS[y_axis(source)].capitalize()
     labels = ", ".join(c.label for c in source.results.curves)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
-    bounds = [line.label for line in visible(source)]
+    bounds = [line.label for line in visible_bounds(source)]
     named = ", ".join([labels, *(f"bound {label}" for label in bounds)])
     caption = f"{what} against rounds. Lines are means{band}."
     if bounds:
@@ -269,8 +273,8 @@ def _figure(picture: Html, caption: str) -> Html:
     return element("figure", element("div", picture, class_="card"), element("figcaption", caption))
 
 
-def curve_names(source: Source) -> list[Html]:
-    """The label of every curve behind its line."""
+def legend_labels(source: Source) -> list[Html]:
+    """The label of every curve, after a sample of its line."""
     curves = source.results.curves
     return [
         element("span", key(style), curve.label)
@@ -326,7 +330,7 @@ def _run(source: Source) -> Html:
 
 
 def _each(values: Iterable[str]) -> str:
-    """Different values in their order."""
+    """The distinct values in their order."""
     return ", ".join(dict.fromkeys(values)) or "-"
 
 
@@ -335,14 +339,14 @@ def _per(count: float, seconds: float) -> float | None:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0 to 24, or every number where some are missing."""
+    """Format replicates as "0 to 24", or as a list where some are missing."""
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def span(seconds: float) -> str:
-    """Seconds as a person says them: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    """Format seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     whole = math.floor(seconds + 0.5)

@@ -1,6 +1,6 @@
-"""Two output folders side by side: regret, privacy and communication of their curves.
+"""Comparison of two output folders: regret, privacy and communication of their curves.
 
-Where both played the same rounds (environment, seed, silos, horizon) differences are taken
+Where both simulated the same rounds (environment, seed, silos, horizon) differences are taken
 replicate by replicate; otherwise the two means are independent, and their variances add (Welch).
 """
 
@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.report.claims import BEYOND
-from fastfed.report.figure import experiment_folders, read_source
-from fastfed.report.source import Source
+from fastfed.reporting.claims import BEYOND
+from fastfed.reporting.figure import experiment_folders, read_source
+from fastfed.reporting.source import Source
 from fastfed.results.results import CurveResult
 
-#: Config of an identity that must agree for two runs to have met the same users and rewards.
+#: Keys of an identity that must agree for two runs to have met the same users and rewards.
 SAME_ROUNDS = ("semantics", "environment", "seed", "silos", "horizon")
 
-#: What must agree for two guarantees to be one.
+#: Keys of a certificate that must agree for two guarantees to be the same.
 PRIVACY = ("claimed", "exact", "status", "unit", "relation", "model")
 
 LOWER, HIGHER, NONE, UNKNOWN = (
@@ -45,11 +45,12 @@ class CurvePair:
 
     @property
     def label(self) -> str:
+        """Label of the curve, the same in both."""
         return self.a.label
 
     @property
     def verdict(self) -> str:
-        """Whether B's regret is lower or higher than A's, beyond two standard errors."""
+        """LOWER or HIGHER if B's regret is so beyond two standard errors, else NONE or UNKNOWN."""
         if math.isnan(self.stderr):
             return UNKNOWN
         if abs(self.mean) <= BEYOND * self.stderr:
@@ -58,9 +59,11 @@ class CurvePair:
 
     @property
     def same_privacy(self) -> bool:
+        """True if both certificates state the same guarantee."""
         return _privacy(self.a) == _privacy(self.b)
 
     def to_builtins(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
         return {
             "label": self.label,
             "a": _side(self.a),
@@ -80,12 +83,17 @@ class SpecDifference:
     b: Any
 
     def to_builtins(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
         return {"key": self.key, "a": self.a, "b": self.b}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two experiments."""
+    """Comparison of two experiments, curve by curve.
+
+    ``unequal`` are the keys of SAME_ROUNDS that differ: where there are none, differences are
+    paired.
+    """
 
     name: str
     a: Source
@@ -98,11 +106,11 @@ class Comparison:
 
     @property
     def paired(self) -> bool:
-        """Whether differences are taken replicate by replicate."""
+        """True if differences are taken replicate by replicate."""
         return not self.unequal
 
     def to_builtins(self) -> dict[str, Any]:
-        """The JSON of one comparison."""
+        """Plain data, as in the JSON of ``fastfed compare``."""
         return {
             "name": self.name,
             "paired": self.paired,
@@ -115,7 +123,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Folders:
+class FolderComparison:
     """All comparisons of two folders, and the experiments that only one of them holds."""
 
     comparisons: tuple[Comparison, ...]
@@ -123,7 +131,7 @@ class Folders:
     only_in_b: tuple[str, ...]
 
     def to_builtins(self) -> dict[str, Any]:
-        """The JSON of ``fastfed compare``."""
+        """Plain data: the JSON of ``fastfed compare``."""
         return {
             "experiments": [c.to_builtins() for c in self.comparisons],
             "only_in_a": list(self.only_in_a),
@@ -131,23 +139,40 @@ class Folders:
         }
 
 
-def compare_folders(a: str | Path, b: str | Path) -> Folders:
+def compare(a: str | Path, b: str | Path) -> FolderComparison:
     """Compare the experiments of two output folders.
 
     Two folders that hold one experiment each are compared whatever it is called; otherwise
-    experiments of equal name are. Raises InputError where there is nothing to compare.
+    experiments of equal name are, and curves of equal label. Where both met the same rounds
+    (environment, seed, silos, horizon) differences are paired, replicate by replicate.
+
+    Parameters
+    ----------
+    a, b : str or Path
+        Output folders.
+
+    Returns
+    -------
+    FolderComparison
+        Per experiment and curve: B - A in final group regret with its standard error, the two
+        guarantees, and the keys of the spec that differ.
+
+    Raises
+    ------
+    InputError
+        Where a folder holds no results, or there is nothing to compare.
     """
     left, right = _experiments(a), _experiments(b)
     if len(left) == len(right) == 1:
         (first,), (second,) = left.values(), right.values()
-        return Folders((compare(first, second),), (), ())
+        return FolderComparison((compare_experiments(first, second),), (), ())
     shared = [name for name in left if name in right]
     if not shared:
         raise InputError(
             f"{a} and {b} hold no experiment of the same name: {_named(left)} and {_named(right)}"
         )
-    return Folders(
-        tuple(compare(left[name], right[name]) for name in shared),
+    return FolderComparison(
+        tuple(compare_experiments(left[name], right[name]) for name in shared),
         tuple(name for name in left if name not in right),
         tuple(name for name in right if name not in left),
     )
@@ -168,8 +193,8 @@ def _named(experiments: dict[str, Source]) -> str:
     return ", ".join(f'"{name}"' for name in experiments)
 
 
-def compare(a: Source, b: Source) -> Comparison:
-    """Compare two experiments, curve by curve."""
+def compare_experiments(a: Source, b: Source) -> Comparison:
+    """Compare two experiments that were read, curve by curve."""
     unequal = tuple(k for k in SAME_ROUNDS if a.identity.get(k) != b.identity.get(k))
     left = {c.label: c for c in a.results.curves}
     right = {c.label: c for c in b.results.curves}
@@ -194,7 +219,7 @@ def compare(a: Source, b: Source) -> Comparison:
 
 
 def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
-    """What a curve changes of silos and environment: only equal ones meet the same users."""
+    """Keys of silos and environment that a curve changes: only equal ones meet the same users."""
     (curve,) = (c for c in identity["curves"] if c["label"] == label)
     return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
 
@@ -233,7 +258,7 @@ def _side(curve: CurveResult) -> dict[str, Any]:
 
 
 def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
-    """Config with different values; of curves, those that both have."""
+    """Keys with different values; of curves, those that both have."""
     before, now = _flat(a), _flat(b)
     shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}
     found = []

@@ -1,4 +1,4 @@
-"""What all pictures of a report share: colours, type, layout, and how they become bytes."""
+"""Plotting that all pictures of a report share: colours, type, layout, and their files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed.report.source import Source
-from fastfed.report.text import is_private
+from fastfed.reporting.source import Source
+from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-#: Paul Tol's "bright" scheme: told apart with any colour vision.
+#: Paul Tol's "bright" scheme, for any colour vision.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
-#: After the colours are used up once, lines are told apart by their dashes.
+#: Dashes of the curves beyond the number of colours.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE = "#000000"
 NOT_PRIVATE_DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-")
@@ -33,7 +33,7 @@ Y_LABELS = {
     "time-average": "time-averaged group regret",
     "per-silo": "regret per silo",
 }
-#: What belongs to axes; type and size are those of whoever draws into his own notebook.
+#: Style of axes alone; a notebook keeps its own type and size.
 AXES_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,31 +47,31 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.0,
     "legend.fontsize": 8.5,
-    # The same results give the same bytes: ids in the SVG come from this, not from chance.
+    # Ids in the SVG are derived from this, so equal results give equal bytes.
     "svg.hashsalt": "fastfed",
 }
 
-#: An axis shorter than this, in powers of ten, is labelled between them too.
+#: An axis shorter than this, in powers of ten, is labelled between the powers too.
 SHORT = 2.0
 
-#: Draws every curve into the axes: one legend entry each, as (what is drawn, its text).
+#: Draws every curve into the axes and returns its legend entry (artist, text).
 Plot = Callable[["Axes"], Sequence[tuple["Artist", str]]]
 
 
 @dataclass(frozen=True)
 class Format:
-    """How large a picture is, and how many characters fit into its lines."""
+    """Size of a picture, and the characters that fit into its lines."""
 
     width: float  # inches
     height: float  # inches, beside the lines of the legend
-    title: int | None  # None: what is drawn is named where it stands
+    title: int | None  # None: no title, the page names the picture
     small: int
     entry: int
-    legend: Any  # where, in matplotlib's words
+    legend: Any  # place, as matplotlib names it
 
 
 ALONE = Format(width=6.4, height=4.2, title=62, small=92, entry=88, legend="outside lower center")
-#: Type of the same size on less ground, to be read on a phone.
+#: Type of the same size in a smaller picture, readable on a phone.
 IN_PAGE = Format(width=4.8, height=3.1, title=None, small=0, entry=60, legend="outside lower left")
 PAGE = "page.svg"
 KINDS = ("png", "svg", PAGE)
@@ -80,10 +80,10 @@ KINDS = ("png", "svg", PAGE)
 def render(
     source: Source, plot: Plot, small: Iterable[str], legend_title: str, kinds: Collection[str]
 ) -> dict[str, bytes]:
-    """A picture in each of ``kinds``: "png", "svg", and "page.svg" to stand in a page.
+    """Draw a picture in each of ``kinds``: "png", "svg", and "page.svg" for the report page.
 
-    Title, small print, axes, and a legend below. Nothing global is touched: no pyplot, no
-    backend, and the style only while drawing.
+    It has title, small print, axes, and a legend below. Global state is left alone: no pyplot, no
+    backend, and the style is set only while drawing.
     """
     import matplotlib
 
@@ -143,7 +143,7 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
 
 def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
-    """Colour and dashes of every curve; what is not private is black, so that it stands apart."""
+    """Colour and dashes of every curve; curves without privacy are black."""
     styles = []
     private = other = 0
     for curve in curves:
@@ -161,7 +161,7 @@ def line_styles(curves: tuple[CurveResult, ...]) -> list[dict[str, Any]]:
 def draw_line(
     axes: Axes, x: np.ndarray, mean: np.ndarray, spread: np.ndarray, style: dict[str, Any]
 ) -> Artist:
-    """A mean with its band; where nothing is known of the spread there is no band."""
+    """Draw a mean with its band; without a band where the spread is unknown."""
     (line,) = axes.plot(x, mean, linewidth=1.8, **style)
     if np.isfinite(spread).all():
         axes.fill_between(
@@ -172,7 +172,7 @@ def draw_line(
 
 
 def log_axis(axis: Axis) -> None:
-    """Ticks of a logarithmic axis, once everything is drawn."""
+    """Set the ticks of a logarithmic axis, once everything is drawn."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
@@ -183,12 +183,12 @@ def log_axis(axis: Axis) -> None:
 
 
 def small_print(source: Source) -> list[str]:
-    """The setting, how often, and what the bands are."""
+    """Lines under the title: problem size, replicates, bands and notes."""
     band = "" if source.replicates == "1 replicate" else ", band: ± 2 standard errors"
     return [source.setting, f"{source.replicates}{band}", *source.notes]
 
 
 def wrapped(texts: Iterable[str], width: int) -> str:
-    """Texts in lines of at most ``width`` characters; a "$" would start a formula."""
+    """Wrap texts into lines of at most ``width`` characters, with "$" escaped for matplotlib."""
     lines = [line for text in texts for line in textwrap.wrap(text, width)]
     return "\n".join(lines).replace("$", r"\$")

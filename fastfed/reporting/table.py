@@ -1,4 +1,4 @@
-"""Tables in text and CSV: results, and the claims of figures."""
+"""Tables of results as text and CSV, and of the claims of several figures as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from typing import Any
 
 import msgspec
 
-from fastfed.report.claims import (
+from fastfed.reporting.claims import (
     FAILS,
     HOLDS,
     NOT_JUDGED,
     UNDECIDED,
     UNPROVEN,
+    Claim,
     Difference,
-    Statement,
     judge,
     per_silo,
 )
-from fastfed.report.source import Source
-from fastfed.report.text import privacy_words
+from fastfed.reporting.source import Source
+from fastfed.reporting.text import privacy_text
 from fastfed.results.results import CurveResult, summary
 
-# ---- The table of an experiment: one row per curve, as text and as CSV ---------------------------
-
+# ---- Results: one row per curve ------------------------------------------------------------------
 
 PER_SILO = "per silo"
 SYNCHRONISED = "synchronised"
@@ -46,13 +45,13 @@ HEADINGS = (
     SENT,
     "agent-rounds/s",
 )
-#: Columns of numbers, which are set flush right.
+#: Columns of numbers, set flush right.
 RIGHT = (1, 2, 6, 7, 8)
 
-#: Sizes of messages, the largest first.
+#: Units of bytes, the largest first.
 SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
-#: Replicates that agree but for this fraction differ by rounding alone.
+#: Replicates that differ by less than this fraction differ by rounding alone.
 SAME = 1e-12
 
 EVENTS = {
@@ -65,18 +64,18 @@ EVENTS = {
 
 
 def table_rows(source: Source) -> list[tuple[str, ...]]:
-    """The cells of every curve, as HEADINGS names them."""
+    """The row of every curve, in the order of HEADINGS."""
     rows: list[tuple[str, ...]] = []
     for curve in source.results.curves:
-        words = privacy_words(curve.certificate)
+        privacy = privacy_text(curve.certificate)
         rows.append(
             (
                 curve.label,
                 _regret(curve, 1),
                 _regret(curve, curve.silos),
-                words.claimed,
-                words.exact,
-                words.status,
+                privacy.claimed,
+                privacy.exact,
+                privacy.status,
                 times(curve.synchronisations),
                 sent(curve.bytes_sent),
                 rate(curve.agent_rounds_per_second),
@@ -86,7 +85,7 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
 
 
 def remarks(source: Source, *, speed: bool = True) -> list[str]:
-    """What stands under the table: how to read it, and what happened more than never."""
+    """Lines under the table: how to read it, and events that occurred."""
     lines = [
         "group regret at the last round, summed over silos: mean ± standard error; "
         "privacy as (epsilon, delta); times synchronised and bytes sent up and down in one "
@@ -107,7 +106,7 @@ def remarks(source: Source, *, speed: bool = True) -> list[str]:
 
 
 def as_text(source: Source) -> str:
-    """The table in plain text, with title and setting above and remarks below."""
+    """Format the table as text, with title and problem size above and remarks below."""
     rows = [HEADINGS, *table_rows(source)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     lines = [source.title, f"{source.setting}, {source.replicates}", ""]
@@ -121,11 +120,11 @@ def as_text(source: Source) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(above + 1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, "", *remarks(source), *statement_lines(source)]) + "\n"
+    return "\n".join([*lines, "", *remarks(source), *claim_lines(source)]) + "\n"
 
 
-def statement_lines(source: Source) -> list[str]:
-    """What is said of the figure, judged; nothing where nothing is said."""
+def claim_lines(source: Source) -> list[str]:
+    """Lines with the figure's claims and their verdicts; none where there are no claims."""
     statements = judge(source.results)
     if not statements:
         return []
@@ -136,27 +135,27 @@ def statement_lines(source: Source) -> list[str]:
     lines = ["", judged]
     for statement in statements:
         lines.append(f"{statement.verdict:<10} {statement.says}")
-        lines += [f"{'':10} {difference_words(d, statement.within)}" for d in statement.differences]
+        lines += [f"{'':10} {difference_text(d, statement.within)}" for d in statement.differences]
         if statement.reason:
             lines.append(f"{'':10} why: {statement.reason}")
     return lines
 
 
-def difference_words(difference: Difference, within: float | None = None) -> str:
-    """A - B: its mean and standard error, and how small it should be where that was said."""
+def difference_text(difference: Difference, within: float | None = None) -> str:
+    """Text of A - B: mean, standard error, and the limit where the claim has one."""
     names = f"{difference.first} - {difference.second}"
     if math.isnan(difference.mean):
         return f"{names}: not played yet"
-    words = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
-    words += f" ({plus_minus(difference.first_regret, None)}"
-    words += f" against {plus_minus(difference.second_regret, None)})"
+    text = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
+    text += f" ({plus_minus(difference.first_regret, None)}"
+    text += f" against {plus_minus(difference.second_regret, None)})"
     if within is not None:
-        words += f", wanted: within {100.0 * within:g} % of {difference.second}"
-    return words
+        text += f", wanted: within {100.0 * within:g} % of {difference.second}"
+    return text
 
 
 def as_csv(source: Source) -> str:
-    """The table as CSV, one row per curve, every number in full."""
+    """Format the table as CSV, one row per curve, every number in full."""
     file = io.StringIO()
     records = [summary(curve) for curve in source.results.curves]
     if records:
@@ -172,7 +171,7 @@ def _regret(curve: CurveResult, divisor: int) -> str:
 
 
 def plus_minus(mean: float, stderr: float | None) -> str:
-    """Mean and standard error to two digits of the error; five digits when there is none."""
+    """Format mean and standard error to two digits of the error; five digits without one."""
     if not stderr or not math.isfinite(stderr):
         return _fixed(mean, 4 - _magnitude(mean))
     if stderr < SAME * abs(mean):
@@ -182,7 +181,7 @@ def plus_minus(mean: float, stderr: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Agent-rounds per second to three digits: 12.3 M."""
+    """Format agent-rounds per second to three digits: 12.3 M."""
     if per_second is None:
         return "-"
     for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -192,12 +191,12 @@ def rate(per_second: float | None) -> str:
 
 
 def times(count: float) -> str:
-    """How often, on average: whole where all replicates agree, else 12.4 or 0.043."""
+    """Format a mean count: whole where all replicates agree, else 12.4 or 0.043."""
     return str(count) if isinstance(count, int) else _fixed(count, max(1, 1 - _magnitude(count)))
 
 
 def sent(count: float) -> str:
-    """Bytes to two or three digits, in units of a thousand: 2.6 GB."""
+    """Format bytes to two or three digits, in units of a thousand: 2.6 GB."""
     for size, unit in SIZES:
         # 999.6 kB would be written as 1000 kB.
         if count >= 0.9995 * size:
@@ -215,13 +214,12 @@ def _fixed(value: float, decimals: int) -> str:
     return f"{value:.{min(max(decimals, 0), 8)}f}"
 
 
-# Every statement of several experiments with its verdict, and of those that were not played.
-
+# ---- Claims of several figures, with those of figures that were left out -------------------------
 
 FILE = "statements.json"
 
 NOT_PLAYED = "not played"
-#: How many there are of each verdict, in words.
+#: The word for each verdict after its count.
 WORDS = {
     HOLDS: "hold",
     FAILS: "fail",
@@ -236,16 +234,16 @@ NOTHING_COMPARED = "no [[figure.statement]] compares curves"
 
 @dataclass(frozen=True)
 class Row:
-    """A statement, and what it is about."""
+    """A claim, and the figure that it is about."""
 
     figure: str  # the name of its folder
     paper: str
     title: str
     size: str  # how large the run is that the verdict rests on
-    statement: Statement
+    statement: Claim
 
     def to_builtins(self) -> dict[str, Any]:
-        """Its JSON in ``statements.json``."""
+        """Plain data, as in ``statements.json``."""
         about = {
             "figure": self.figure,
             "paper": self.paper,
@@ -256,29 +254,29 @@ class Row:
 
 
 def rows_of(name: str, source: Source) -> list[Row]:
-    """The statements of an experiment; a row that says so where there are none."""
+    """The claims of an experiment; one row that says so where there are none."""
     statements = judge(source.results)
     if not statements:
         says = str(source.results.figure.get("says", NOTHING))
-        statements = (Statement(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
+        statements = (Claim(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
     paper = str(source.results.figure.get("paper", ""))
     return [Row(name, paper, source.title, source.size, s) for s in statements]
 
 
-def rows_not_played(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
-    """The statements of a spec's [figure] that was asked for and left out."""
+def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
+    """The claims of a spec's [figure] that was left out, with the reason."""
     says = [s["says"] for s in figure.get("statement", ())] or [figure.get("says", NOTHING)]
     paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
-    return [Row(name, paper, title, "", Statement(s, NOT_PLAYED, (), why=reason)) for s in says]
+    return [Row(name, paper, title, "", Claim(s, NOT_PLAYED, (), why=reason)) for s in says]
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
-    """By paper and figure; those of a figure in their own order."""
+    """Sort rows by paper and figure; claims of a figure keep their order."""
     return sorted(rows, key=lambda row: (row.paper, row.figure))
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """In a line: how many hold, fail, ..., and how many are not what their specs expect."""
+    """Count verdicts in a line: holds, fails, ..., and those that their specs do not expect."""
     found = Counter(row.statement.verdict for row in rows)
     parts = [f"{found[verdict]} {word}" for verdict, word in WORDS.items() if found[verdict]]
     if not parts:
@@ -287,8 +285,8 @@ def counts(rows: Sequence[Row]) -> str:
     return f"statements: {', '.join(parts)}" + (f"; {other} not as expected" if other else "")
 
 
-def lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """All rows as text: each line with the depth to which it is indented, 0 to 2."""
+def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Format all rows as lines, each with the depth of its indent, 0 to 2."""
     found: list[tuple[int, str]] = []
     paper = figure = None
     for row in rows:
@@ -301,14 +299,14 @@ def lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
             figure = row.figure
         statement = row.statement
         found.append((1, f"{statement.verdict:<10}  {statement.says}"))
-        found += [(2, difference_words(d, statement.within)) for d in statement.differences]
+        found += [(2, difference_text(d, statement.within)) for d in statement.differences]
         if statement.reason:
             found.append((2, f"why: {statement.reason}"))
     return [*found, (0, ""), (0, counts(rows))]
 
 
 def as_json(rows: Sequence[Row]) -> bytes:
-    """The content of ``statements.json``; what is not finite is null."""
+    """The content of ``statements.json``; a number that is not finite is null."""
     found = Counter(row.statement.verdict for row in rows)
     value = {
         "counts": {verdict: found[verdict] for verdict in WORDS},
@@ -318,8 +316,8 @@ def as_json(rows: Sequence[Row]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def left_out_before(folder: Path) -> list[Row]:
-    """The rows of what was not played when ``statements.json`` was last written."""
+def stored_left_out(folder: Path) -> list[Row]:
+    """The rows of figures left out when ``statements.json`` was last written."""
     try:
         stored = json.loads((folder / FILE).read_bytes())["statements"]
         return [
@@ -328,11 +326,11 @@ def left_out_before(folder: Path) -> list[Row]:
                 s["paper"],
                 s["title"],
                 "",
-                Statement(s["says"], NOT_PLAYED, (), why=s["why"]),
+                Claim(s["says"], NOT_PLAYED, (), why=s["why"]),
             )
             for s in stored
             if s["verdict"] == NOT_PLAYED
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        # Missing, or no longer ours: then nothing is known of what was left out.
+        # Missing, or no longer ours: nothing is known of figures that were left out.
         return []
