@@ -117,7 +117,7 @@ import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.memory import estimate
-from fastfed.simulation.passes import Resources
+from fastfed.simulation.dispatch import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
 kept = driver == "step"
