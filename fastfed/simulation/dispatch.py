@@ -149,13 +149,13 @@ def missing_passes(
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
-            together = [i for i in left if together(experiment.curves[i].system.plan)]
+            shared = [i for i in left if together(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
-                RunBatch(replicate, tuple(together[i : i + size]))
-                for i in range(0, len(together), size)
+                RunBatch(replicate, tuple(shared[i : i + size]))
+                for i in range(0, len(shared), size)
             )
-            passes.extend(RunBatch(replicate, (i,)) for i in left if i not in together)
+            passes.extend(RunBatch(replicate, (i,)) for i in left if i not in shared)
     return passes
 
 
