@@ -29,8 +29,8 @@ from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
 from fastfed.privacy.mechanisms.vertex_sets import max_change
+from fastfed.simulation.dispatch import missing_passes
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.passes import missing_passes
 
 LINEAR = ProblemSpec(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
 SMOOTH = dataclasses.replace(

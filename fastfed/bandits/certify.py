@@ -39,9 +39,7 @@ from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import PeerPlan, PhasePlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 

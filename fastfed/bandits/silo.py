@@ -15,9 +15,20 @@ from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
-from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
-from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan, last_round
-from fastfed.protocols.plan import Plan, check_plan, of_kind
+from fastfed.protocols.plan import (
+    LocalEstimate,
+    Model,
+    Part,
+    PeerPlan,
+    PhasePlan,
+    Plan,
+    Request,
+    Sums,
+    check_phase_plan,
+    check_plan,
+    last_round,
+    of_kind,
+)
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock

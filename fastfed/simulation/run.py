@@ -14,11 +14,11 @@ from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
+from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_passes
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
 from fastfed.simulation.memory import Layout, fit, memory_ends
-from fastfed.simulation.passes import Resources, RunBatch, check_threads, missing_passes
 
 # ---- Running an experiment into a store ----------------------------------------------------------
 
