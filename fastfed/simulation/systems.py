@@ -111,7 +111,7 @@ def make_system(
     dimension: int,
     losses: LossSpec | None = None,
     **keys: object,
-) -> Any:
+) -> _system.System:
     """The plan and certificate of one system, to deploy it step by step.
 
     Bandits go with Silo and Server, experts with ExpertClient and ExpertServer. ``silos`` M (1 for
