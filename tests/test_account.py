@@ -21,9 +21,9 @@ import pytest
 
 import fastfed
 from fastfed import _system
-from fastfed._system import ON_WORD, System, account
+from fastfed._system import UNVERIFIED, System, account
 from fastfed._validate import InputError
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.environments import Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -459,7 +459,7 @@ def test_every_private_protocol_has_its_faults() -> None:
     claiming = {
         name
         for name, entry in ALGORITHMS.builtin.items()
-        if "epsilon" in entry.keys.__struct_fields__
+        if "epsilon" in entry.config.__struct_fields__
     }
     assert {s.algorithm for s in systems} == claiming
     planted = {name for _, name in PLANTED}
@@ -632,7 +632,7 @@ def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
 def test_users_of_several_batches_are_in_claim_and_account() -> None:
     """What `returning` says reaches the claim, whatever the system."""
     for name in _LINEAR:
-        if "returning" not in ALGORITHMS.choose(CASES[name].algorithm).keys.__struct_fields__:
+        if "returning" not in ALGORITHMS.choose(CASES[name].algorithm).config.__struct_fields__:
             continue
         if "published" in name or "by silo" in name or CASES[name].horizon == 1:
             continue
@@ -676,7 +676,7 @@ def test_what_fastfed_cannot_account_for_is_its_packages_word() -> None:
     system = System("foreign", plan, known.certificate)
     found = system.certificate
     assert found.status == "conditional" and found.exact == known.certificate.exact
-    assert [c for c in found.conditions if not c.holds] == [ON_WORD]
+    assert [c for c in found.conditions if not c.holds] == [UNVERIFIED]
     fastfed.parties.ExpertClient(plan)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
         account(plan, CASES["fed-svt"].setting)
@@ -688,7 +688,7 @@ def test_a_plan_without_a_claim_proves_nothing() -> None:
     system = CASES["silo-ldp"].make()
     unsaid = replace(system, plan=replace(system.plan, privacy=None))
     assert unsaid.certificate.status == "conditional"
-    assert ON_WORD in unsaid.certificate.conditions
+    assert UNVERIFIED in unsaid.certificate.conditions
     fastfed.parties.Silo(unsaid.plan)
 
 

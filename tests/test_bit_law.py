@@ -11,7 +11,7 @@ from scipy import stats
 from fastfed._kernels import aggregation
 from fastfed._kernels import rng as rng_kernels
 from fastfed.bandits import noise_distributions as module
-from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law, coupling
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_distribution, coupling
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.sensitivity import Budget
 
@@ -126,7 +126,7 @@ def simulated() -> tuple[BinomialTree, NoiseDistribution, np.ndarray, np.ndarray
     tree = tree_of((12, 16, 40), (30, 24, 40), 8, 3)
     runs = [prefix_noises(tree, r) for r in range(1000)]
     noise, rounding = (np.array(part) for part in zip(*runs, strict=True))
-    return tree, bit_law(tree, 0.002), noise, rounding
+    return tree, bit_distribution(tree, 0.002), noise, rounding
 
 
 def test_prefixes_have_the_stated_variances(simulated):
@@ -183,9 +183,9 @@ def test_norms_stay_below_their_bounds(simulated):
 
 def test_more_bits_than_can_be_compared_are_sub_gaussian_as_a_whole(monkeypatch):
     tree = tree_of((12, 16), (30, 24), 8, 3)
-    coupled = bit_law(tree, 0.002)
-    monkeypatch.setattr(module, "MOST_COUPLED", 100)
-    law = bit_law(tree, 0.002)
+    coupled = bit_distribution(tree, 0.002)
+    monkeypatch.setattr(module, "MAX_COUPLED_BITS", 100)
+    law = bit_distribution(tree, 0.002)
     assert law.remainder is not None
     assert law.remainder.probability == 0.0
     assert not law.none
@@ -202,12 +202,12 @@ def test_more_bits_than_can_be_compared_are_sub_gaussian_as_a_whole(monkeypatch)
 
 def test_nothing_released_is_no_noise():
     tree = BinomialTree(0, 8, 3, (), (), "exact", Budget(1.0, 1e-3), "test")
-    law = bit_law(tree, 0.002)
+    law = bit_distribution(tree, 0.002)
     assert law.none
     assert law.errors(3, 0.1).tolist() == [0.0]
 
 
 def test_a_coupling_that_takes_all_probability_is_refused():
-    law = bit_law(tree_of((12,), (30,), 8, 3), 0.05)
+    law = bit_distribution(tree_of((12,), (30,), 8, 3), 0.05)
     with pytest.raises(ValueError, match="takes the whole failure probability"):
         law.errors(3, 0.05)

@@ -422,8 +422,8 @@ def test_a_schedule_and_the_sums_of_a_record_share_one_factor():
     )  # fmt: skip
     silo = fastfed.parties.Silo(system.plan, 0)
     unit, factor = fixed_point(system.plan)
-    assert silo.clock is not None and silo.clock._unit == unit
-    assert silo.clock._std.max() == max(system.plan.trigger.std) * factor
+    assert silo.trigger is not None and silo.trigger._unit == unit
+    assert silo.trigger._std.max() == max(system.plan.trigger.std) * factor
 
 
 def test_noise_of_subnormal_size_has_a_grid():

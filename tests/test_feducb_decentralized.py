@@ -1455,7 +1455,7 @@ def test_a_failing_schedule_noise_changes_nothing():
         for peer in (bad, good):
             peer.observe(1.0)
     for one, other in zip(bad.estimators, good.estimators, strict=True):
-        assert one.silo.clock.value == other.silo.clock.value
+        assert one.silo.trigger.value == other.silo.trigger.value
 
 
 def test_a_peer_that_waits_is_named_by_its_own_number_and_round():

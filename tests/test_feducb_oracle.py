@@ -333,9 +333,9 @@ def test_growth_that_is_the_threshold_itself(rule, fires):
     silo = fastfed.parties.Silo(plan_of(e), 0, SeededNoise(e.seed, 0))
     silo.select(features)
     silo.observe(0.0)
-    assert silo.clock.value > 0.0
+    assert silo.trigger.value > 0.0
     for factor, expected in ((1.0, fires), (1.0 - 1e-15, True), (1.0 + 1e-15, False)):
-        e = experiment(**sizes, **rule, communication=float(silo.clock.value) * factor)
+        e = experiment(**sizes, **rule, communication=float(silo.trigger.value) * factor)
         outcome = fast(e)
         assert (outcome.synchronisations[0] == 1) == expected
         same(outcome, readable(e))

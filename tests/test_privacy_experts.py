@@ -527,7 +527,7 @@ def test_runs_have_that_law() -> None:
     expected = np.exp([audits.log_probability(made, losses, o, law) for o in outcomes])
     uniforms = np.random.default_rng(6).uniform(size=(n, 2, 5))
     at = {o: i for i, o in enumerate(outcomes)}
-    runs = [at[audits.played(made, losses, 1.5, u)] for u in uniforms]
+    runs = [at[audits.switches_of(made, losses, 1.5, u)] for u in uniforms]
     counts = np.bincount(runs, minlength=len(outcomes))
     assert stats.chisquare(counts, n * expected / expected.sum()).pvalue > ALARM
 

@@ -22,7 +22,7 @@ EXPERT = """
 from fastfed.experts import ALGORITHMS, Algorithm
 
 LEADER = ALGORITHMS["follow-the-leader"]
-ALGORITHM = Algorithm("my-leader", "none", "the leader again", LEADER.keys, LEADER.build)
+ALGORITHM = Algorithm("my-leader", "none", "the leader again", LEADER.config, LEADER.build)
 
 
 def values(*given):

@@ -9,8 +9,8 @@ import fastfed
 from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.certify import SAME_SILO
 from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import ANCHOR, FLOOR
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition, Guarantee
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds

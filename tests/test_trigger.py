@@ -66,8 +66,8 @@ def values(e: Experiment) -> np.ndarray:
             features, _ = opened.round(i, t)
             silo.select(features)
             silo.observe(0.0)
-            assert silo.clock is not None
-            found[i, t - 1] = silo.clock.value
+            assert silo.trigger is not None
+            found[i, t - 1] = silo.trigger.value
     return found
 
 

@@ -96,7 +96,7 @@ class Phase:
 
 
 #: Beyond so many trees the steps of their last leaves are below 10^-6.
-MOST_TREES = 20
+MAX_TREES = 20
 
 
 def first_round(phase: int) -> int:
@@ -114,15 +114,15 @@ def needed(batch: int, trees: int) -> float:
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
-def most_trees(phase: int, batch: int, wanted: float) -> int:
+def max_trees(phase: int, batch: int, wanted: float) -> int:
     """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has losses enough."""
     have = first_round(phase - 1)
-    most = math.floor(min(max(wanted, 0.0), MOST_TREES))
+    most = math.floor(min(max(wanted, 0.0), MAX_TREES))
     fits = (t for t in range(most, 0, -1) if batch % 2**t == 0 and needed(batch, t) <= have)
     return next(fits, 0)
 
 
-def wanted_trees(
+def theorem_trees(
     batch: int, gain: float, experts: int, epsilon: float, lipschitz: float, smoothness: float
 ) -> float:
     """T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; infinite without privacy.
@@ -143,9 +143,9 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
     choice("batch", rule, BATCHES)
     if rule == "paper":
         batch = 1 << max(0, math.floor(math.log2(first_round(phase) / (phase - 1) ** 2)))
-        return batch, most_trees(phase, batch, trees_wanted(batch))
+        return batch, max_trees(phase, batch, trees_wanted(batch))
     for power in range(phase - 1, 0, -1):
-        batch, want = 1 << power, min(float(power), MOST_TREES, trees_wanted(1 << power))
+        batch, want = 1 << power, min(float(power), MAX_TREES, trees_wanted(1 << power))
         trees = math.floor(want) if want >= 1.0 else 0
         if trees and needed(batch, trees) <= first_round(phase - 1):
             return batch, trees

@@ -60,7 +60,7 @@ def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
 
 
 @account.register
-def _certificate(plan: SumsPlan, setting: ProblemSpec) -> Certificate:
+def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
     """Of sums that are sent as they are."""
     if released(plan) is None:
         raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
@@ -86,18 +86,18 @@ class SumCollector:
         return sent
 
 
-def check_linear(algorithm: str, setting: ProblemSpec) -> None:
+def check_linear(algorithm: str, problem: ProblemSpec) -> None:
     """InputError unless every expert has a loss of its own."""
-    if not setting.linear:
+    if not problem.linear:
         raise InputError(
             f"{algorithm} needs linear losses, one number for each expert; these are not"
         )
 
 
-def check_phase_length(length: int, setting: ProblemSpec) -> int:
+def check_phase_length(length: int, problem: ProblemSpec) -> int:
     """N, if a phase ends within the horizon."""
-    if length > setting.horizon:
-        raise InputError(f"phase_length must be <= horizon ({setting.horizon}), got {length}")
+    if length > problem.horizon:
+        raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length
 
 

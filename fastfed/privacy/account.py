@@ -1,12 +1,12 @@
-"""What a plan releases, accounted from the numbers that are executed; and plans whose account is
-not what they say are refused.
+"""Privacy accounts of plans, computed from the numbers that are executed.
 
-A plan is plain data: drivers and parties execute its numbers. `released` says what these numbers
-release, as descriptions that are sufficient for accounting: plain, hashable data with ``exact()``,
-``conditions()`` and ``noise_stds`` (the idea of a ``DpEvent`` of Google's dp_accounting). What no
-number says, such as the budget, the relation or how often a user takes part, was declared: that is
-the plan's `Claim`, which also carries the epsilon that the plan was sealed with. `verify` computes
-it again. Nothing here is taken from the object that calibrated the noise.
+A plan is plain data: drivers and parties execute its numbers. `released` turns these numbers into
+privacy events, descriptions that are sufficient for accounting: plain, hashable data with
+``exact()``, ``conditions()`` and ``noise_stds`` (the idea of a ``DpEvent`` of Google's
+dp_accounting). The rest was declared, such as the budget, the relation or how often a user takes
+part: that is the plan's `Claim`, which also carries the epsilon that the plan was sealed with.
+`verify` computes it again and refuses a plan whose account is another. Nothing here is taken from
+the object that calibrated the noise.
 
 Kinds of plans are registered: ``released.register(MyPlan)``. Of other plans nothing is known, and
 whatever their certificate says is their package's own word.
@@ -44,18 +44,34 @@ P = TypeVar("P")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What was declared of a plan: all that its certificate needs and its numbers do not say.
+    """The declared part of a plan: all that its certificate needs and its numbers do not say.
 
-    budget: what was asked for; None where nothing is claimed. source: the certificate's.
-    calibration, remark: the rule that chose the noise, and what it does not say itself; they choose
-    words, never numbers. max_participations: M0, the most batches of one user, once in each; of
-    experts the most losses of one record.
-    honest_fraction: the share of users whose noise bits are counted on. vector_scale: of the
-    published code. protect: of noisy scores, "experts" or "messages". by_silo: the epsilon that
-    each silo asked for, if it had a say. conditions: what a mechanism of another package takes for
-    granted. caveats: what is to be said beside the privacy, such as of the regret bound.
-    exact: the epsilon of each of the plan's descriptions, as it was when the plan was `sealed`;
-    terms: what else of the plan the certificate rests on, as it was then.
+    Parameters
+    ----------
+    source : str
+        The certificate's.
+    budget : Budget, optional
+        The budget that was asked for; None where nothing is claimed.
+    calibration, remark : str
+        The rule that chose the noise, and a remark on it; they choose words, never numbers.
+    max_participations : int
+        M0, the most batches of one user, once in each; of experts the most losses of one record.
+    honest_fraction : float
+        The share of users whose noise bits are counted on.
+    vector_scale : float
+        The factor of the published code.
+    protect : {"experts", "messages"}
+        Of noisy scores.
+    by_silo : tuple of float
+        The epsilon that each silo asked for, if it had a say.
+    conditions : tuple of Condition
+        Conditions that a mechanism of another package takes for granted.
+    caveats : tuple of str
+        Said beside the privacy, such as of the regret bound.
+    exact : tuple of float
+        The epsilon of each of the plan's events, as it was when the plan was `sealed`.
+    terms : tuple of str
+        The other terms that the certificate rests on, as they were then.
     """
 
     source: str
@@ -81,7 +97,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrivacyEvent(Protocol):
-    """What a certificate asks of a description."""
+    """Interface of a description of a release that is sufficient for accounting."""
 
     @property
     def noise_stds(self) -> dict[str, float]: ...
@@ -93,20 +109,23 @@ class PrivacyEvent(Protocol):
     def __hash__(self) -> int: ...
 
 
-# ---- descriptions --------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 class NoRelease(msgspec.Struct, frozen=True):
-    """No message depends on anybody's data."""
+    """The event of a plan whose messages depend on nobody's data."""
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """No stream has noise."""
         return {}
 
     def exact(self) -> float:
+        """Epsilon 0."""
         return 0.0
 
     def conditions(self) -> list[Condition]:
+        """No conditions."""
         return []
 
 
@@ -117,9 +136,11 @@ class RawData(msgspec.Struct, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """No stream has noise."""
         return {}
 
     def exact(self) -> float:
+        """Epsilon is infinite."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
@@ -133,17 +154,32 @@ class RawData(msgspec.Struct, frozen=True):
 class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums of x y and of x x^T in batches, with Gaussian noise of these standard deviations.
 
-    release: how the noise of prefix sums is made, "tree", "honaker" or "toeplitz", or "flat":
-    every batch is sent once, with noise of its own. releases: K. stds: of bias, off-diagonal and
-    diagonal entries of one noise vector. feature_bound, reward_bound: L and Y with ||x||_2 <= L,
-    |y| <= Y. max_participations: M0. schedule: standard deviations off and on the diagonal of the
-    nodes of a private schedule, trees of x x^T over single rounds that begin anew at every
-    synchronisation; schedule_rounds: the most leaves of one of them, 0 for no such schedule.
-    budget, remark: for the words of `conditions`; the budget's delta and relation are the
-    account's.
+    Parameters
+    ----------
+    budget : Budget
+        The budget that was asked for. Its delta and relation are the account's.
+    release : {"tree", "honaker", "toeplitz", "flat"}
+        The noise of prefix sums; "flat" sends every batch once, with noise of its own.
+    releases : int
+        K >= 1.
+    stds : tuple of float
+        Standard deviations of bias, off-diagonal and diagonal entries of one noise vector.
+    feature_bound, reward_bound : float
+        L and Y with ||x||_2 <= L and |y| <= Y.
+    max_participations : int
+        M0, the most batches of one user, once in each.
+    schedule : tuple of float
+        Standard deviations off and on the diagonal of the nodes of a private schedule: trees of x
+        x^T over single rounds that begin anew at every synchronisation.
+    schedule_rounds : int
+        The most leaves of one of these trees; 0 for no such schedule.
+    remark : str
+        For the text of `conditions`.
 
-    Guarantee: everything released of one user is one Gaussian mechanism of ratio mu(), as in
-    `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`.
+    Notes
+    -----
+    Guarantee: everything released of one user is one Gaussian mechanism of GDP parameter mu(), as
+    in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`.
     """
 
     budget: Budget
@@ -158,6 +194,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
+        """Refuse numbers that no account is about."""
         # Plans are plain data that anyone may change, so their numbers are looked at once more.
         if self.release not in (*RELEASES, "flat"):
             choice("release", self.release, (*RELEASES, "flat"))
@@ -181,7 +218,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         return squared_sensitivity(self.release, self.releases, self.max_participations)
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of all that is released of one user; math.inf where a stream has no noise."""
+        """GDP parameter of all releases of one user; math.inf where a stream has no noise."""
         relation = named_relation(relation, self.budget)
         area = self.feature_bound**2
         bias = self.stds[0] / (self.feature_bound * self.reward_bound)
@@ -212,7 +249,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget, computed, and what returning users take on trust."""
+        """The claim, computed, and what users of several batches take on trust."""
         budget, found = self.budget, event_epsilon(self)
         text = f"an epsilon at most {budget.epsilon:g} is proven for this noise (none is)"
         if math.isfinite(found):
@@ -227,10 +264,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
-    """(layout, parameter) of symmetric noise with these standard deviations.
+    """Recover (layout, parameter) of symmetric noise from its two standard deviations.
 
-    "goe1" of s is "goe2" of s / sqrt 2. For no layout: a weaker noise of "goe2". Proof: with D the
-    change, sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2) for
+    "goe1" of s is "goe2" of s / sqrt 2. Where neither fits: a weaker noise of "goe2". Proof: with D
+    the change, sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2) for
     s = min(off, diag/sqrt 2), and "goe2" of s has exactly that.
     """
     if off_diagonal == diagonal:
@@ -241,20 +278,22 @@ def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
 
 
 class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
-    """Private means of vectors, one after the other, each as its own numbers say."""
+    """Private means of vectors, one after the other, each with numbers of its own."""
 
     means: tuple[WinsorizedMean, ...]
 
     @property
     def _first(self) -> WinsorizedMean:
-        """As often as there are means, where all have one epsilon'."""
+        """The first mean, released as often as there are means."""
         return msgspec.structs.replace(self.means[0], releases=len(self.means))
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """Standard deviation of the last mean."""
         return self.means[-1].noise_stds
 
     def exact(self) -> float:
+        """Epsilon proven for all means together."""
         first = self._first
         if len({(m.epsilon_coordinate, m.padded) for m in self.means}) == 1:
             return first.exact()
@@ -262,41 +301,44 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(parts, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
+        """Conditions of the means, as if all were like the first."""
         return self._first.conditions()
 
 
 class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
     """Noisy scores of the leaves of DP-FW trees, phase after phase, each on losses of its own.
 
-    noises: one for each distinct phase. protect: towards whom: "experts" are what is played,
-    "messages" what one client sends.
+    noises: one for each distinct phase. protect: "experts" for the experts that are chosen,
+    "messages" for what one client sends.
     """
 
     noises: tuple[VertexNoise, ...]
     protect: str = "experts"
 
     def _cost(self, noise: VertexNoise, delta: float | None = None) -> float:
+        """Epsilon proven for one phase."""
         messages = self.protect == "messages"
         return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """None are listed: they differ by tree."""
         return {}
 
     def exact(self, delta: float | None = None) -> float:
-        """Phases look at different losses, so the worst of them is what one loss pays."""
+        """Epsilon of the worst phase: phases look at different losses."""
         return max((self._cost(noise, delta) for noise in self.noises), default=0.0)
 
     def conditions(self) -> list[Condition]:
-        """Those of the phase that costs most."""
+        """Conditions of the phase that costs most."""
         return max(self.noises, key=self._cost).conditions() if self.noises else []
 
 
 class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """A mechanism of experts, towards a record that is behind several losses.
+    """A mechanism of experts, accounted for a record that is behind several losses.
 
-    one: the account of one loss. members: how many losses, of any clients in any rounds, are
-    replaced together. budget: what was asked for, whose delta is the account's.
+    one: the account of one loss. members: the number of losses, of any clients in any rounds, that
+    are replaced together. budget: the one that was asked for, whose delta is the account's.
     """
 
     one: SparseSwitching | VertexScores
@@ -305,13 +347,15 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """Standard deviations of the mechanism."""
         return self.one.noise_stds
 
     def exact(self) -> float:
-        """By group privacy, one loss after the other (`composition.group_epsilon`)."""
+        """Epsilon by group privacy, one loss after the other (`gdp.group_epsilon`)."""
         return group_epsilon(self.one.exact, self.members, self.budget.delta)
 
     def conditions(self) -> list[Condition]:
+        """The group's claim, computed, and the mechanism's other conditions."""
         found, budget = event_epsilon(self), self.budget
         claim = ClaimCondition(
             f"the proven epsilon of {self.members} losses replaced together, {rounded_up(found)} "
@@ -322,7 +366,7 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def per_record(one: SparseSwitching | VertexScores, claim: Claim) -> PrivacyEvent:
-    """What all losses of one record pay that one of them pays ``one`` for."""
+    """Account for all losses of one record, given the account of one of them."""
     if claim.max_participations == 1:
         return one
     return GroupedLosses(one=one, members=claim.max_participations, budget=claim.asked)
@@ -332,30 +376,30 @@ def per_record(one: SparseSwitching | VertexScores, claim: Claim) -> PrivacyEven
 
 
 @lru_cache(maxsize=4096)
-def event_epsilon(description: PrivacyEvent) -> float:
-    """``description.exact()``, once for every content: parties are many, their plan is one."""
-    return description.exact()
+def event_epsilon(event: PrivacyEvent) -> float:
+    """Compute ``event.exact()``, once for every content: parties are many, their plan is one."""
+    return event.exact()
 
 
 @singledispatch
 def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
-    """What a plan releases, from its numbers and its claim; None for an unknown kind of plan.
+    """Describe the release of a plan, from its numbers and its claim; None for an unknown kind.
 
-    The first description is what the certificate's claim is about; others are the same noise under
-    other budgets (`Claim.by_silo`) or towards others.
+    The first event is the one that the certificate's claim is about; others are the same noise
+    under other budgets (`Claim.by_silo`) or towards others.
     """
     return None
 
 
 @singledispatch
 def terms(plan: Any) -> tuple[str, ...]:
-    """What of a plan its certificate rests on beside the noise, such as whom it trusts."""
+    """List the terms that a certificate rests on beside the noise, such as who is trusted."""
     protocol = plan.protocol
     return f'protocol "{protocol.id}"', protocol.model
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """The exact epsilon of each of `released`, math.inf where none is proven."""
+    """Compute the exact epsilon of each event of a plan, math.inf where none is proven."""
     found = released(plan)
     if isinstance(found, HashedTuple):
         return _all_at(found)
@@ -363,23 +407,25 @@ def accounted(plan: Any) -> tuple[float, ...] | None:
 
 
 class HashedTuple(tuple[PrivacyEvent, ...]):
-    """Many descriptions whose hash is computed once: those of silos with budgets of their own."""
+    """Many events whose hash is computed once: those of silos with budgets of their own."""
 
     @cached_property
     def _hash(self) -> int:
         return super().__hash__()
 
     def __hash__(self) -> int:
+        """Hash of the content, computed once."""
         return self._hash
 
 
 @lru_cache(maxsize=64)
 def _all_at(found: HashedTuple) -> tuple[float, ...]:
+    """Epsilons of many events, computed once for all of them."""
     return tuple(event_epsilon(one) for one in found)
 
 
 def sealed(plan: P) -> P:
-    """The plan, its claim completed by the account of the plan's own numbers."""
+    """Return the plan, its claim completed by the account of the plan's own numbers."""
     found = accounted(plan)
     if found is None:
         raise InputError(
@@ -392,10 +438,10 @@ def sealed(plan: P) -> P:
 
 
 def verify(plan: Any) -> None:
-    """InputError unless the plan's numbers give the epsilon that it was sealed with.
+    """Refuse a plan whose numbers give another epsilon than it was sealed with.
 
     A plan without a claim says nothing, and there is nothing to verify. Of a plan in parts each
-    part is verified.
+    part is verified. Raises InputError.
     """
     for part in getattr(plan, "parts", ()):
         verify(part.plan)
@@ -423,12 +469,13 @@ def verify(plan: Any) -> None:
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether two accounts agree but for rounding."""
+    """Compare two accounts but for rounding."""
     return len(first) == len(second) and all(
         a == b or math.isclose(a, b, rel_tol=SAME) for a, b in zip(first, second, strict=True)
     )
 
 
 def _shown(values: Sequence[float]) -> str:
+    """Format the epsilons of an account."""
     texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
     return ", ".join(texts) or "nothing"

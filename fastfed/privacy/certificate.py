@@ -1,7 +1,7 @@
-"""What a run guarantees: the claim, what exactly holds, under which conditions, and what does not.
+"""Privacy certificates: the claim, the guarantee that holds, its conditions and its limits.
 
-A certificate cannot be built to say more than is known: unknown privacy has no number, and a
-number stands only beside conditions that all hold.
+A certificate cannot be built to say more than is known: unknown privacy has no number, and a number
+stands only beside conditions that all hold.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHANCES = (
     "the exact value is for real-valued Laplace noise and exact chances; what is drawn has 53 "
     "bits, and what is released is float64"
 )
-#: What stands in their place in the certificate of a deployment.
+#: The caveat that replaces them in the certificate of a deployment.
 SAMPLER = (
     "released values are exact: fixed-point records and ideal real noise, summed and rounded to a "
     "grid of at most 2^-14 noise standard deviations, from the operating system's random bits "
@@ -47,7 +47,7 @@ DRAWS = (
     "counted by a sampler of 53-bit numbers"
 )
 
-#: 2^-100, what the operating system's generator of 256 bits can be trusted with.
+#: 2^-100, the least delta for which the operating system's generator of 256 bits is trusted.
 MIN_DELTA = 2.0**-100
 
 STATUSES = ("proven", "conditional", "unproven", "none")
@@ -55,24 +55,48 @@ WIDTH = 88
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One condition of a guarantee, as a sentence, and whether it holds in this run."""
+    """A condition of a guarantee.
+
+    Parameters
+    ----------
+    text : str
+        The condition, as a sentence.
+    holds : bool
+        True if it holds in this run.
+    """
 
     text: str
     holds: bool
 
 
 class ClaimCondition(Condition, frozen=True):
-    """The condition that the exact guarantee is within the claim: the one that may fail beside a
-    proven exact value, for that value holds whatever was claimed."""
+    """The condition that the exact guarantee is within the claim.
+
+    It is the only one that may fail beside a proven exact value, which holds whatever was claimed.
+    """
 
 
 class Guarantee(msgspec.Struct, frozen=True):
-    """The pair (epsilon, delta) of a claim or of an exact account; epsilon >= 0, 0 <= delta < 1."""
+    """The pair (epsilon, delta) of a claim or of an exact account.
+
+    Parameters
+    ----------
+    epsilon : float
+        >= 0.
+    delta : float
+        In [0, 1).
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+    """
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
+        """Check both numbers and keep them as floats."""
         epsilon = number("epsilon", self.epsilon, at_least=0)
         delta = number("delta", self.delta, at_least=0, below=1)
         msgspec.structs.force_setattr(self, "epsilon", epsilon)
@@ -80,7 +104,7 @@ class Guarantee(msgspec.Struct, frozen=True):
 
 
 class Side(NamedTuple):
-    """What a mechanism's noise proves under other trust than its claim's, at the claim's delta."""
+    """A guarantee of a mechanism's noise under another trust model, at the claim's delta."""
 
     model: str
     source: str
@@ -89,23 +113,41 @@ class Side(NamedTuple):
 
 
 class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
-    """A guarantee with its unit, relation and trust model; the shape of entries under `also`.
+    """A guarantee with its unit, relation and trust model; entries under `also` have this shape.
 
-    unit: "user" | "item" | "silo". relation: "replace" | "zero-out".
-    model: who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
-    claimed: what was asked for or what the source states; None if nothing.
-    exact: what holds ("proven"), or would hold ("conditional"); None for other statuses.
-    status: "proven" (the exact value holds for this run; compare it with the claim); "conditional"
-    (it would hold under conditions of which this run breaks one, or cannot establish it);
-    "unproven" (there may be privacy, no proof covers it); "none" (no finite epsilon holds, or
-    nothing is protected).
-    noise_std: standard deviation by stream, in the units of the statistic.
-    conditions, caveats, source: what the guarantee rests on, what it leaves out, where it is from.
+    Parameters
+    ----------
+    unit : {"user", "item", "silo"}
+        The unit that is protected.
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets.
+    model : str
+        Who is trusted, in a few words ("silo-level LDP", "shuffle", "central", ...).
+    claimed : Guarantee or None
+        The budget that was asked for, or that the source states.
+    exact : Guarantee or None
+        The guarantee that holds ("proven") or would hold ("conditional"); None for other statuses.
+    status : {"proven", "conditional", "unproven", "none"}
+        "proven": the exact value holds for this run; compare it with the claim. "conditional": it
+        would hold under conditions of which this run breaks one, or cannot establish it.
+        "unproven": there may be privacy, no proof covers it. "none": no finite epsilon holds, or
+        nothing is protected.
+    noise_std : dict of str to float
+        Standard deviation by stream, in the units of the statistic.
+    conditions : sequence of Condition
+        The conditions that the guarantee rests on.
+    caveats : sequence of str
+        The limits of the guarantee.
+    source : str
+        Author-year and theorem or algorithm.
 
-    Raises InputError if "proven" or "conditional" has no exact value, if "unproven" or "none"
-    carries one, if a condition of "proven" fails, and if none of "conditional" does. Beside an
-    exact value above the claim a failed ClaimCondition is demanded; it counts for neither: it is
-    the only condition that may fail beside "proven", and not enough for "conditional".
+    Raises
+    ------
+    InputError
+        If "proven" or "conditional" has no exact value, if "unproven" or "none" carries one, if a
+        condition of "proven" fails, and if none of "conditional" does. An exact value above the
+        claim needs a failed ClaimCondition beside it. That one counts for neither rule: it may fail
+        beside "proven", and is not enough for "conditional".
     """
 
     unit: str
@@ -120,6 +162,7 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
+        """Check every field, and that no more is claimed than is known."""
         # Most certificates are made by `account` from checked values: no call for what is right.
         for name, options in (("unit", UNITS), ("relation", RELATIONS), ("status", STATUSES)):
             if getattr(self, name) not in options:
@@ -138,6 +181,7 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
         self._check_honesty()
 
     def _check_honesty(self) -> None:
+        """Check status, exact value, claim and conditions against each other."""
         if self.status not in ("proven", "conditional"):
             if self.exact is not None:
                 raise InputError(
@@ -168,24 +212,37 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def __str__(self) -> str:
+        """Format as `as_text` does."""
         return as_text(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """As text where IPython prints it in a terminal."""
+        """Print as text where IPython prints it in a terminal."""
         printer.text(str(self))
 
     def to_builtins(self) -> dict[str, Any]:
-        """The certificate as dicts, lists, strings and numbers, keys as in the JSON output."""
+        """Convert to dicts, lists, strings and numbers, with the keys of the JSON output."""
         result: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return result
 
 
 class Certificate(SideCertificate, frozen=True, kw_only=True):
-    """The top certificate of a run: the user-level claim, and under `also` weaker guarantees."""
+    """The certificate of a run: the top guarantee, and weaker ones under `also`.
+
+    Parameters
+    ----------
+    also : sequence of SideCertificate
+        Further guarantees of the same release. All other fields are those of `SideCertificate`.
+
+    Raises
+    ------
+    InputError
+        As `SideCertificate` does, and for a Certificate under `also`.
+    """
 
     also: tuple[SideCertificate, ...] = ()
 
     def __post_init__(self) -> None:
+        """Check all fields."""
         SideCertificate.__post_init__(self)
         also = tuple(self.also)
         if any(isinstance(entry, Certificate) for entry in also):
@@ -194,7 +251,7 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
 
 
 def deployed(certificate: Certificate) -> Certificate:
-    """The certificate where parties draw from the operating system, as they do without a seed.
+    """Return the certificate of parties that draw from the operating system, as without a seed.
 
     Raises InputError for a delta so small that it would be a claim about the generator itself.
     """
@@ -220,7 +277,22 @@ def no_privacy(
     model: str = "none",
     caveats: Sequence[str] = (),
 ) -> Certificate:
-    """The certificate of a system that protects nothing and claims nothing."""
+    """Certificate of a system that protects nothing and claims nothing.
+
+    Parameters
+    ----------
+    source : str
+        Author-year of the system.
+    unit, relation, model : str
+        As in `SideCertificate`.
+    caveats : sequence of str
+        Said beside "no privacy".
+
+    Returns
+    -------
+    Certificate
+        Of status "none".
+    """
     return Certificate(
         unit=unit,
         relation=relation,
@@ -236,7 +308,7 @@ def no_privacy(
 def nothing_sent(
     source: str, *, model: str, delta: float = 0.0, caveats: Sequence[str] = ()
 ) -> Certificate:
-    """The certificate of a system that claims nothing and sends nothing: epsilon is 0, proven."""
+    """Certificate of a system that claims nothing and sends nothing: epsilon is 0, proven."""
     return Certificate(
         unit="user",
         relation="replace",
@@ -250,25 +322,34 @@ def nothing_sent(
 
 
 def rounded_up(value: float) -> str:
-    """Value to four significant digits, never below it: an exact epsilon is not to look smaller."""
+    """Format with four significant digits, never below the value: for an exact epsilon."""
     return _rounded(value, ROUND_CEILING)
 
 
 def rounded_down(value: float) -> str:
-    """Value to four significant digits, never above it: as a lower bound is written."""
+    """Format with four significant digits, never above the value: for a lower bound."""
     return _rounded(value, ROUND_FLOOR)
 
 
 def _rounded(value: float, rounding: str) -> str:
+    """Format with four significant digits, rounded in the direction of a `decimal` constant."""
     # From the shortest decimal form: 0.1 must stay 0.1, though the double is slightly above.
     short = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(short):g}"
 
 
 def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
-    """A plain-text rendering, at most 88 columns wide, for terminals and files.
+    """Plain-text rendering of a certificate, at most 88 columns wide, for terminals and files.
 
-    Takes a certificate or its plain data, as stores and JSON keep it.
+    Parameters
+    ----------
+    certificate : SideCertificate or dict
+        A certificate, or its plain data as stores and JSON keep it.
+
+    Returns
+    -------
+    str
+        Lines that end with a newline.
     """
     data = certificate if isinstance(certificate, dict) else certificate.to_builtins()
     lines = ["Privacy certificate", *_body(data, "  "), *_made(data, "  ")]
@@ -278,7 +359,7 @@ def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
 
 
 def _made(data: dict[str, Any], indent: str) -> list[str]:
-    """By what, for which spec and when, where that was noted."""
+    """Lines that say by which version, for which spec and when, where that was noted."""
     if "date" not in data:
         return []
     return [
@@ -288,12 +369,14 @@ def _made(data: dict[str, Any], indent: str) -> list[str]:
 
 
 def _pair(guarantee: Guarantee | None) -> str:
+    """Format epsilon and delta, both rounded up."""
     if guarantee is None:
         return "none"
     return f"epsilon {rounded_up(guarantee.epsilon)}, delta {rounded_up(guarantee.delta)}"
 
 
 def _body(data: dict[str, Any], indent: str) -> list[str]:
+    """Lines of one guarantee, a label in front of each entry."""
     marks = {True: "[holds] ", False: "[fails] "}
     pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
     rows: list[tuple[str, list[str]]] = [

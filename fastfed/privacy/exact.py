@@ -1,11 +1,11 @@
-"""Released values that are what was proven: exact sums, ideal noise, certified roundings.
+"""Exact releases: exact sums, ideal noise, certified roundings.
 
 In float64, value + noise leaves last bits that tell which value it was (Mironov 2012). Here a
 record enters as a multiple of a `quantum`, so that sums are exact whatever their order; the noise
-is an ideal real number (`fastfed._sampling`); and what is released is their real sum, rounded to
-the nearest multiple of a grid that depends on the noise alone. That is post-processing of the
-mechanism with real numbers, so its account holds as it is. What rounding a record may add to its
-sensitivity is paid for: the noise is larger by the factor `inflation`. Proof: docs/exact.md.
+is an ideal real number (`fastfed._sampling`); and their real sum is released, rounded to the
+nearest multiple of a grid that depends on the noise alone. That is post-processing of the
+mechanism with real numbers, so its account holds as it is. Rounding a record may add to its
+sensitivity; the noise pays for it, being larger by the factor `inflation`. Proof: docs/exact.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Refine = Callable[[int, int], Interval]
 
 
 def quantum(points: int, bound: float = 1.0) -> float:
-    """The unit of fixed-point records: sums of ``points`` entries in [-bound, bound] are exact.
+    """Unit of fixed-point records: sums of ``points`` entries in [-bound, bound] are exact.
 
     2^(b - 52) for points of b binary digits, times the least power of two that is >= bound: such a
     sum is below 2^53 units, so float64 holds it.
@@ -39,13 +39,13 @@ def quantum(points: int, bound: float = 1.0) -> float:
 
 
 def quantise(values: np.ndarray, unit: float) -> np.ndarray:
-    """Values, rounded to the nearest multiple of ``unit``, a power of two."""
+    """Round values to the nearest multiple of ``unit``, a power of two."""
     rounded: np.ndarray = np.rint(values / unit) * unit
     return rounded
 
 
 def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
-    """InputError for sums that are not multiples of ``unit``, as those of floats are not."""
+    """Refuse sums that are not multiples of ``unit``, as those of floats are not."""
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
             f"{who} must be in fixed point, multiples of 2^{round(math.log2(unit))}: a party whose "
@@ -56,22 +56,22 @@ def check_fixed(values: np.ndarray, unit: float, who: str) -> None:
 def inflation(
     unit: float, size: int, dimension: int, least: float = 1.0, most: float = 1.0
 ) -> float:
-    """The factor >= 1 on the noise that pays for records rounded to ``unit``.
+    """Factor >= 1 on the noise that pays for records rounded to ``unit``.
 
     size: entries of a record's statistic; dimension: d of its features; least, most: the smaller
-    and the larger of what its norms |x y| and |x x'| may be. Rounding moves an entry by unit / 2,
-    the arithmetic before it by most 2^-52, and scaling features to their bound leaves the norm
-    within a factor 1 + d 2^-52 of it. In units of the noise, a neighbour's change grows by
+    and the larger of the largest norms |x y| and |x x'|. Rounding moves an entry by unit / 2, the
+    arithmetic before it by most 2^-52, and scaling features to their bound leaves the norm within
+    a factor 1 + d 2^-52 of it. In units of the noise, a neighbour's change grows by
     2 sqrt(size) (unit/2 + most 2^-52) over the least standard deviation at most, and was
-    least/sqrt(2) over it at least: what a record of the largest norms moves in the stream of least
-    noise, in every layout.
+    least/sqrt(2) over it at least: the effect of a record of the largest norms in the stream of
+    least noise, in every layout.
     """
     moved = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
     return 1.0 + moved + dimension * 2.0**-48
 
 
 def grid_of(std: np.ndarray) -> np.ndarray:
-    """The grid for noise of these standard deviations, (s,): powers of two.
+    """Grid for noise of these standard deviations, (s,): powers of two.
 
     At least 2^-1074, the smallest there is.
     """
@@ -82,7 +82,7 @@ def grid_of(std: np.ndarray) -> np.ndarray:
 def noisy(
     values: np.ndarray, std: np.ndarray, noise: np.ndarray, error: float, refine: Refine
 ) -> np.ndarray:
-    """values + std Z on the grid, each entry rounded as the real sum is.
+    """Compute values + std Z on the grid, each entry rounded as the real sum is.
 
     values, std: (s,), std > 0. noise: (s,), within ``error`` of the ideal Z.
     """
@@ -94,6 +94,7 @@ def noisy(
 
 
 def _settled(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
+    """Round one entry by narrower and narrower enclosures of its noise."""
     start, scale = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
     bits = 64
     while True:
@@ -107,11 +108,12 @@ def _settled(value: float, std: float, grid: float, entry: int, refine: Refine) 
 def combined(
     terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]],
 ) -> Refine:
-    """Encloses the sum of coefficient times draw, entry by entry."""
+    """Enclose the sum of coefficient times draw, entry by entry."""
     # 2^-bits over as many terms, with room for coefficients above 1.
     extra = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
 
     def refine(entry: int, bits: int) -> Interval:
+        """Enclose one entry to so many bits."""
         low = high = Fraction(0)
         for interval, c in terms:
             ends = [c * z for z in interval(entry, bits + extra)]
@@ -122,12 +124,12 @@ def combined(
 
 
 def add_normals(values: np.ndarray, std: np.ndarray, draws: Normals) -> np.ndarray:
-    """values + std Z, Z independent normals, on the grid."""
+    """Compute values + std Z, Z independent normals, on the grid."""
     return noisy(values, std, draws.values, ERROR, draws.interval)
 
 
 def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.ndarray:
-    """values + scale Z, Z independent Laplace draws, on the grid."""
+    """Compute values + scale Z, Z independent Laplace draws, on the grid."""
     return noisy(values, scale, draws.values, ERROR, draws.interval)
 
 
@@ -135,7 +137,7 @@ def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.nd
 
 
 def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
-    """The index of the least of values + scale Z: as for real numbers, where no two are equal."""
+    """Find the index of the least of values + scale Z, as for real numbers without ties."""
     about = values + scale * draws.values
     slack = scale * ERROR + (np.abs(about).max() + np.abs(values).max()) * 2.0**-51
     first = int(about.argmin())
@@ -156,11 +158,11 @@ def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
 def above(
     value: float, scale: float, noise: Laplaces, limit: float, other: float, threshold: Laplaces
 ) -> bool:
-    """Whether value + scale Z > limit + other Z', as for real numbers; one draw of each."""
-    gap = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
+    """Compare value + scale Z > limit + other Z', as for real numbers; one draw of each."""
+    lead = value - limit + scale * float(noise.values[0]) - other * float(threshold.values[0])
     size = abs(value) + abs(limit) + 50.0 * (scale + other)
-    if abs(gap) > (scale + other) * ERROR + size * 2.0**-50:
-        return gap > 0.0
+    if abs(lead) > (scale + other) * ERROR + size * 2.0**-50:
+        return lead > 0.0
     bits = 64
     while True:
         mine, theirs = noise.interval(0, bits), threshold.interval(0, bits)
@@ -175,11 +177,21 @@ def above(
 def choose(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int = 0
 ) -> tuple[int, int]:
-    """(i, place): one of ``counts[i]`` candidates that cost ``costs[i]`` each, of weight
-    exp(-rate cost), by inverting the cdf at one uniform.
+    """Choose one of ``counts[i]`` candidates of cost ``costs[i]`` each, by weights exp(-rate cost).
 
-    costs: (n,); counts: (n,) integers >= 0, one > 0 at least; place in 0..counts[i] - 1. Chosen as
-    with real weights of these float64 costs and rate, and a uniform of any length.
+    Inverts the cdf at one uniform, as with real weights of these float64 costs and rate, and a
+    uniform of any length.
+
+    Parameters
+    ----------
+    costs : ndarray (n,)
+    counts : ndarray (n,) of int
+        >= 0, one > 0 at least.
+
+    Returns
+    -------
+    tuple of int
+        (i, place), place in 0..counts[i] - 1.
     """
     least_cost = costs[counts > 0].min()
     weights = np.exp((least_cost - costs) * rate, where=counts > 0, out=np.zeros(len(costs)))
@@ -201,7 +213,7 @@ def choose(
 def _chosen(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int
 ) -> tuple[int, int]:
-    """The same, with enclosures as narrow as it takes."""
+    """Choose with enclosures as narrow as it takes."""
     shown = [i for i, c in enumerate(counts) if c > 0]
     least_cost = min(Fraction(float(costs[i])) for i in shown)
     places = len(str(sum(int(counts[i]) for i in shown)))
@@ -234,7 +246,7 @@ def _chosen(
 
 
 def _place(sizes: list[Fraction], each: list[Fraction], target: Fraction) -> tuple[int, int]:
-    """The candidate that the cdf reaches at ``target``, the last one beyond its end."""
+    """Find the candidate that the cdf reaches at ``target``, the last one beyond its end."""
     for k, size in enumerate(sizes[:-1]):
         if target < size:
             return k, int(target / each[k])

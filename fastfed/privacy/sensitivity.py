@@ -1,4 +1,9 @@
-"""Budgets, neighbouring datasets, and how far one record moves a released sum."""
+"""Privacy budgets, neighbouring relations, and the sensitivity of the released sums.
+
+A relation says which datasets are neighbours. "replace" is bounded differential privacy: one unit's
+data become any other data (substitution), as the papers define it. "zero-out" is its weaker cousin:
+one unit's contribution becomes zero.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,6 @@ import msgspec
 
 from fastfed._validate import choice, integer, number
 
-# ---- What is asked for: epsilon and delta, and between which neighbouring datasets they hold -----
-
-
 RELATIONS = ("replace", "zero-out")
 UNITS = ("user", "item", "silo")
 
@@ -19,15 +21,25 @@ MAX_EPSILON = 1e50
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """A privacy budget, which means nothing without its relation and unit.
+    """A privacy budget: epsilon and delta, with the relation and the unit that they are about.
 
-    epsilon: from 1e-50 to 1e50. delta: in [0, 1); mechanisms with unbounded noise need delta > 0.
-    relation: "replace" (one unit's data becomes any other data, the papers' definition) or
-    "zero-out" (its contribution becomes zero, a weaker notion).
-    unit: "user" (one context with all its possible rewards), "item" (one realised pair (x, y))
-    or "silo" (everything one silo holds).
+    Parameters
+    ----------
+    epsilon : float
+        From 1e-50 to 1e50.
+    delta : float
+        In [0, 1); mechanisms with unbounded noise need delta > 0.
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets: one unit's data become any other data (bounded DP, the papers'
+        definition), or its contribution becomes zero, which is weaker.
+    unit : {"user", "item", "silo"}
+        The unit that is protected: one context with all its possible rewards, one realised pair
+        (x, y), or everything that one silo holds.
 
-    Raises InputError for values outside these sets.
+    Raises
+    ------
+    InputError
+        For values outside these sets.
     """
 
     epsilon: float
@@ -66,9 +78,8 @@ def check_gaussian_budget(budget: Budget) -> None:
     choice("unit", budget.unit, ("user", "item"))
 
 
-# How far one record (x, y) can move the released sums of x y and x x^T, in units of the noise.
+# ---- sensitivity of the released sums of x y and x x^T, in units of the noise --------------------
 # Only what is proven here is returned; the proof stands beside the formula.
-
 
 LAYOUTS = ("iid", "goe1", "goe2")
 
@@ -76,10 +87,26 @@ LAYOUTS = ("iid", "goe1", "goe2")
 def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
     """Standard deviations (off the diagonal, on the diagonal) of a symmetric noise matrix.
 
-    With A a matrix of independent N(0, noise_std^2) entries:
-    "iid" mirrors the upper triangle of A, "goe1" is (A + A^T)/2, "goe2" is (A + A^T)/sqrt(2).
-    noise_std >= 0, in the units of the statistic. In all three the entries on and above the
+    With A a matrix of independent N(0, noise_std^2) entries, "iid" mirrors the upper triangle of A,
+    "goe1" is (A + A^T)/2 and "goe2" is (A + A^T)/sqrt(2). In all three the entries on and above the
     diagonal are independent.
+
+    Parameters
+    ----------
+    layout : {"iid", "goe1", "goe2"}
+        Layout of the matrix.
+    noise_std : float
+        Standard deviation of an entry of A, >= 0, in the units of the statistic.
+
+    Returns
+    -------
+    tuple of float
+        Standard deviations of an entry off and on the diagonal, in the same units.
+
+    Raises
+    ------
+    InputError
+        For an unknown layout and a negative or infinite noise_std.
     """
     choice("layout", layout, LAYOUTS)
     return stds_of_layout(layout, number("noise_std", noise_std, at_least=0))
@@ -96,7 +123,7 @@ def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
 
 
 def _std(name: str, value: float) -> float:
-    """A noise standard deviation > 0; infinite stands for a stream that is not released."""
+    """Check a noise standard deviation > 0; infinity stands for a stream that is not released."""
     return math.inf if value == math.inf else number(name, value, above=0)
 
 
@@ -107,16 +134,38 @@ def user_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Exact worst-case mu of releasing (sum x y, sum x x^T) once, for one changed record.
+    """Exact worst-case GDP mu of releasing (sum x y, sum x x^T) once, for one changed record.
 
     The bias stream gets N(0, bias_std^2) on each of its d entries, the covariance stream symmetric
     noise of the given layout with parameter cov_std, independent of it; ||x||_2 <= 1 and |y| <= 1
-    (y in [0, 1] gives the same values). A standard deviation of math.inf leaves that stream out.
-    With both standard deviations 1 this is the joint sensitivity: under replacement
-    sqrt(4.5) for "iid" and "goe1", 2 for "goe2".
+    (y in [0, 1] gives the same values). With both standard deviations 1 this is the joint
+    sensitivity: under replacement sqrt(4.5) for "iid" and "goe1", 2 for "goe2".
 
-    dimension: d; the value is the same for all d >= 2, and smaller or equal at d = 1, so the
-    default is valid for every d.
+    Parameters
+    ----------
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets.
+    layout : {"iid", "goe1", "goe2"}
+        Layout of the covariance stream's noise, see `layout_stds`.
+    dimension : int
+        d >= 1. The value is the same for all d >= 2, and smaller or equal at d = 1, so the default
+        is valid for every d.
+    bias_std, cov_std : float
+        Noise of the two streams, > 0; math.inf leaves a stream out.
+
+    Returns
+    -------
+    float
+        mu >= 0; 0 if both streams are left out.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    The proof stands in `joint_sensitivity` and the functions that it calls.
     """
     choice("relation", relation, RELATIONS)
     choice("layout", layout, LAYOUTS)
@@ -155,7 +204,7 @@ def joint_sensitivity(
 
 
 def _replacement(w_b: float, w_c: float) -> float:
-    """max of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
+    """Maximum of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
 
     Proof. Convex in (y, y'), so |y| = |y'| = 1, and by the sign of x' we may take y = y' = 1. With
     norms r >= q and <x, x'> = -t (t >= 0 is the better sign), t <= r q, the objective is
@@ -172,7 +221,7 @@ def _replacement(w_b: float, w_c: float) -> float:
 
 
 def _replacement_line(w_b: float, w_c: float) -> float:
-    """The same maximum in dimension 1, where <x, x'> = -r q has no freedom left.
+    """Maximise the same objective in dimension 1, where <x, x'> = -r q has no freedom left.
 
     Proof. F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in the larger norm r, so r = 1 and
         F(q) = (1 + q)^2 (w_b + w_c (1 - q)^2),  F'(q) = 2 (1 + q) (w_b - 2 w_c q (1 - q)).

@@ -180,7 +180,7 @@ def batch_of(curve: dict[str, Any]) -> int | None:
         batch = curve["batch_size"]
     else:
         try:
-            fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).keys)
+            fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).config)
         except InputError:  # said later, with the curve's label
             return None
         batch = next((f.default for f in fields if f.name == "batch_size"), None)
@@ -238,7 +238,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
     label = spec["label"]
     try:
         entry = algorithm(spec.get("algorithm"))
-        own = {"label", "algorithm", *entry.keys.__struct_fields__}
+        own = {"label", "algorithm", *entry.config.__struct_fields__}
         sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
         world = changed(base, sizes, horizon)
@@ -256,7 +256,7 @@ def size_keys(world: Problem) -> set[str]:
     numbers, but for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
     # What a spec may say does not depend on the packages that happen to be installed.
-    keys = {key for e in ALGORITHMS.builtin.values() for key in e.keys.__struct_fields__}
+    keys = {key for e in ALGORITHMS.builtin.values() for key in e.config.__struct_fields__}
     numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
     return {"silos", *(name for name in numbers if name not in keys)}
 

@@ -13,9 +13,8 @@ import numpy as np
 from fastfed._validate import InputError, boolean, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 
-# ---- Binomial noise on an integer sum: its exact privacy loss, and its probit scale --------------
-# The noise is X ~ Bin(trials, 1/4), what is released is X plus an integer that depends on the data.
-
+# ---- exact privacy losses, and the probit scale --------------------------------------------------
+# The noise is X ~ Bin(trials, 1/4); the release is X plus an integer that depends on the data.
 
 #: Probability of a one in the noise bits (zhou-chowdhury-2024, Appendix F.2, p).
 ONES = 0.25
@@ -29,7 +28,7 @@ _ROUNDING = 1e-7
 
 
 def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
-    """(first, mass, log_ratio): P(X = first + i) = mass[i] wherever it does not underflow.
+    """Tabulate (first, mass, log_ratio): P(X = first + i) = mass[i] wherever it does not underflow.
 
     log_ratio[i] = ln(P(X = first + i) / P(X = mode)). Built outwards from the mode by the ratio of
     neighbours, so that no factorial is formed, and normalised by its sum.
@@ -51,7 +50,7 @@ def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
 
 
 def _upwards(trials: int, shift: int, epsilon: float, p: float) -> float:
-    """sum_k (P(X + shift = k) - e^epsilon P(X = k))_+, every term positive."""
+    """Sum (P(X + shift = k) - e^epsilon P(X = k))_+ over k, every term positive."""
     _, mass, log_ratio = masses(trials, p)
     # mass[i] is P(X + shift = k) of some k, and P(X = k) is mass[i + shift], or zero.
     loss = np.full(mass.size, np.inf)
@@ -62,12 +61,12 @@ def _upwards(trials: int, shift: int, epsilon: float, p: float) -> float:
 
 
 def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = ONES) -> float:
-    """delta at epsilon between X ~ Bin(trials, p) and X + shift, the larger of both directions.
+    """Compute delta at epsilon between X ~ Bin(trials, p) and X + shift, the larger direction.
 
-    trials >= 0, shift an integer of either sign, epsilon >= 0, 0 < p < 1. What one world can
-    release and the other cannot (the supports are finite) counts in delta. Exact, by summing the
-    hockey-stick divergence, up to trials = 2^24; above (then p must be 1/4) the proven upper bound
-    of `fastfed.privacy.accounting.binomial`.
+    trials >= 0, shift an integer of either sign, epsilon >= 0, 0 < p < 1. Outputs that only one of
+    the two can release (the supports are finite) count in delta. Exact, by summing the hockey-stick
+    divergence, up to trials = 2^24; above (then p must be 1/4) the proven upper bound of
+    `VectorSumAccount`.
     """
     trials = integer("trials", trials, at_least=0)
     shift = abs(integer("shift", shift))
@@ -91,7 +90,7 @@ def pld_delta(
     interval: float = 1e-4,
     upper: bool = True,
 ) -> float:
-    """delta at epsilon of one concrete vector sum, by numerical composition; needs dp-accounting.
+    """Compute delta at epsilon of one concrete vector sum by a PLD; needs dp-accounting.
 
     nodes: for each node its trials and the integer change of every coordinate. interval: width to
     which privacy losses are rounded, up for an upper bound and down for a lower one (upper false);
@@ -141,19 +140,20 @@ _NOWHERE = Steps(math.inf, math.inf, math.inf)
 
 
 class Probits:
-    """Phi^-1(P(X <= k)) of X ~ Bin(trials, 1/4), as bounds on its steps.
+    """Bounds on the steps of Phi^-1(P(X <= k)), X ~ Bin(trials, 1/4).
 
-    Up to TABLE_TRIALS from all probabilities, above from closed bounds; see
-    `fastfed.privacy.accounting.binomial` for what they are needed for.
+    Up to TABLE_TRIALS from all probabilities, above from closed bounds; the proof below uses them.
     """
 
     def __init__(self, trials: int) -> None:
+        """Tabulate the scale where it is small enough."""
         self.trials = trials
         self._table = 0 < trials <= TABLE_TRIALS
         if self._table:
             self._tabulate()
 
     def _tabulate(self) -> None:
+        """Tabulate probits, their steps, slopes and bends."""
         from scipy.special import ndtri
 
         first, mass, _ = masses(self.trials)
@@ -182,6 +182,7 @@ class Probits:
         return self._steps_in_closed_form(tail, largest)
 
     def _steps_from_table(self, tail: float, largest: int) -> Steps:
+        """Bounds from all probabilities."""
         # tail >= F(a + largest) and tail >= 1 - F(b - largest), with a, b as far in as possible.
         a = int(np.searchsorted(self._below, tail, side="right")) - 1 - largest
         b = int(np.searchsorted(-self._above, -tail, side="left")) + largest
@@ -195,6 +196,7 @@ class Probits:
         )
 
     def _steps_in_closed_form(self, tail: float, largest: int) -> Steps:
+        """Bounds in closed form."""
         from scipy.special import ndtri
 
         # With h(k) = sgn(k/n - p) sqrt(2 n H(k/n)), H the relative entropy of (k/n, p):
@@ -233,8 +235,8 @@ class Probits:
         )
 
 
-# ---- A proven bound on the privacy of vector sums with binomial noise, in closed form ------------
-# ProblemSpec. Node j of the release adds, to every coordinate i of an integer vector, its own noise
+# ---- a proven bound for vector sums, in closed form ----------------------------------------------
+# Setting. Node j of the release adds, to every coordinate i of an integer vector, its own noise
 # X ~ Bin(N_j, 1/4). One record is encoded in fixed point, w = g x rounded at random to one of the
 # two neighbouring integers with mean w, independently in each coordinate and node. Replacing the
 # record moves w by a real vector D_j with ||D_j||_2 <= S_j; all else is the same in both worlds,
@@ -325,7 +327,7 @@ def node_mu(
     integers: bool,
     reach: float | None = None,
 ) -> float:
-    """Ratio mu_j of one node (steps 3 to 5), infinite where nothing is proven.
+    """GDP parameter mu_j of one node (steps 3 to 5), infinite where nothing is proven.
 
     norm: S_j. coordinates: how many may change. tail: mass that each coordinate's window may lose
     at each end. integers: the changes are integer vectors, with no rounding in between. reach: the
@@ -338,17 +340,17 @@ def node_mu(
 
 
 def changing(norm: float, coordinates: int, integers: bool) -> int:
-    """How many coordinates of one node may change: an integer vector has at most norm^2 of them."""
+    """Coordinates of one node that may change: at most norm^2 for an integer vector."""
     return min(coordinates, int(norm * norm)) if integers else coordinates
 
 
 def tail_of(total: float, count: int) -> float:
-    """The mass per coordinate and node that adds up to `total` over count of them."""
+    """Mass per coordinate and node that adds up to `total` over count of them."""
     return -math.expm1(math.log1p(-total) / count)
 
 
 def _checked(given: tuple[int, float] | Node) -> Node:
-    """A pair or a Node as a checked Node."""
+    """Check a pair or a Node; return a Node."""
     if isinstance(given, Node):
         node = given
     elif isinstance(given, (tuple, list)) and len(given) == 2:
@@ -366,16 +368,28 @@ def _checked(given: tuple[int, float] | Node) -> Node:
 
 
 class VectorSumAccount:
-    """Privacy of a release of vector sums with binomial noise, for every change within the norms.
+    """Privacy account of vector sums with binomial noise, for every change within the norms.
 
-    nodes: pairs (N_j, S_j): the noise bits of each coordinate of node j, and the largest L2 norm of
-    one record's change of that node's encoded vector, in encoding levels; or a `Node` for several
-    nodes and records of one user. coordinates: s, the length of the vectors. integers: the changes
-    are integer vectors, nothing is rounded at random.
+    Parameters
+    ----------
+    nodes : sequence of (int, float) or Node
+        Pairs (N_j, S_j): the noise bits of each coordinate of node j, and the largest L2 norm of
+        one record's change of that node's encoded vector, in encoding levels; or a `Node` for
+        several nodes and records of one user.
+    coordinates : int
+        s, the length of the vectors.
+    integers : bool
+        True if the changes are integer vectors, nothing being rounded at random.
 
-    Guarantee: proven for all changes with these norms, adaptively composed; the proof stands at
-    the top of this module. Infinite epsilon where nothing is proven (too little noise for a
-    window, delta = 0).
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Guarantee: proven for all changes with these norms, adaptively composed; the proof stands above
+    `Node`. Infinite epsilon where nothing is proven (too little noise for a window, delta = 0).
     """
 
     def __init__(
@@ -385,6 +399,7 @@ class VectorSumAccount:
         *,
         integers: bool = False,
     ) -> None:
+        """Check the arguments and prepare the probit scales."""
         self.coordinates = integer("coordinates", coordinates, at_least=1)
         self.integers = boolean("integers", integers)
         checked = [_checked(node) for node in nodes]
@@ -396,10 +411,11 @@ class VectorSumAccount:
         self._count = sum(node.count * self._changing(node) for node in self.nodes)
 
     def _changing(self, node: Node) -> int:
+        """Coordinates of a node that may change."""
         return changing(node.window, self.coordinates, self.integers)
 
     def mu(self, tails: float) -> float:
-        """The ratio mu of the Gaussian part when all windows together lose at most `tails`."""
+        """GDP parameter of the Gaussian part when all windows together lose at most `tails`."""
         if not self.nodes:
             return 0.0
         tail = tail_of(tails, self._count)
@@ -419,7 +435,7 @@ class VectorSumAccount:
         )
 
     def delta(self, epsilon: float) -> float:
-        """A delta in [0, 1] that is proven at epsilon >= 0."""
+        """Compute a delta in [0, 1] that is proven at epsilon >= 0."""
         epsilon = number("epsilon", epsilon, at_least=0)
         if not self.nodes:
             return 0.0
@@ -431,7 +447,7 @@ class VectorSumAccount:
         return best
 
     def epsilon(self, delta: float) -> float:
-        """An epsilon >= 0 that is proven at delta in [0, 1); infinite when there is none."""
+        """Compute an epsilon >= 0 that is proven at delta in [0, 1), or infinity."""
         delta = number("delta", delta, at_least=0, below=1)
         if not self.nodes:
             return 0.0
@@ -444,10 +460,9 @@ class VectorSumAccount:
         return best
 
 
-# ---- A refutation of binomial noise: a lower bound of the true delta of one vector sum -----------
-# What two concrete neighbouring records make of the noise is compared, roundings included; where
+# ---- a lower bound of the true delta of one vector sum -------------------------------------------
+# The distributions of two concrete neighbouring records are compared, roundings included; where
 # their divergence at the claimed epsilon is above the claimed delta, the claim is false.
-
 
 # Beyond this no lower bound is computed: the tables would grow with sqrt(trials).
 _MOST_TRIALS = 2**28
@@ -466,7 +481,7 @@ Masses = tuple[int, np.ndarray, np.ndarray]
 def hockey_stick_lower_bound(
     trials: int, g: tuple[int, int], dimension: int, relation: str, epsilon: float
 ) -> float:
-    """A lower bound of delta at epsilon of Bin(trials, 1/4) noise in every coordinate.
+    """Lower bound of delta at epsilon of Bin(trials, 1/4) noise in every coordinate.
 
     g: encoding levels per unit of the bias and of the covariance stream. The worst of a few pairs
     of records; 0 beyond 2^28 trials, where nothing is computed.
@@ -500,12 +515,13 @@ def _pairs(relation: str, dimension: int, g: tuple[int, int]) -> list[list[Move]
 
 
 def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """A lower bound of the hockey-stick divergence at epsilon, the larger of both directions."""
+    """Lower bound of the hockey-stick divergence at epsilon, the larger of both directions."""
     back = [(after, before) for before, after in moves]
     return max(_one_way(trials, noise, way, epsilon) for way in (moves, back))
 
 
 def _one_way(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
+    """Lower bound of the hockey-stick divergence in one direction."""
     losses = [_losses(trials, noise, *move) for move in moves if move[0] != move[1]]
     if len(losses) == 1:
         ((mass, loss),) = losses
@@ -529,7 +545,7 @@ def _one_way(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> f
 
 
 def _beyond(mass: np.ndarray, loss: np.ndarray, epsilon: float) -> float:
-    """E(1 - e^(epsilon - loss))_+, infinite losses included."""
+    """Compute E(1 - e^(epsilon - loss))_+, infinite losses included."""
     over = loss > epsilon
     return min(float(np.sum(mass[over] * -np.expm1(epsilon - loss[over]))), 1.0)
 
@@ -542,7 +558,8 @@ def _losses(
     low = math.floor(before)
     k = np.arange(low + first, low + first + mass.size + 1)
 
-    def log_law(value: float) -> np.ndarray:
+    def log_mass(value: float) -> np.ndarray:
+        """Compute ln of the masses of noise + value, rounded at random."""
         down = math.floor(value)
         part = value - down
         stays = _log_ratios(first, log_ratio, trials, k - down)
@@ -551,14 +568,14 @@ def _losses(
         moves = _log_ratios(first, log_ratio, trials, k - down - 1)
         return np.logaddexp(math.log1p(-part) + stays, math.log(part) + moves)
 
-    here = log_law(before)
+    here = log_mass(before)
     outcomes = here > -math.inf
-    here, there = here[outcomes], log_law(after)[outcomes]
+    here, there = here[outcomes], log_mass(after)[outcomes]
     return np.exp(here) * mass.max(), here - there
 
 
 def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray) -> np.ndarray:
-    """ln(P(X = ones)/P(X = mode)), from above where the table has underflowed."""
+    """Compute ln(P(X = ones)/P(X = mode)), from above where the table has underflowed."""
     out = np.where((ones >= 0) & (ones <= trials), -_LOG_SMALLEST, -math.inf)
     known = (ones >= first) & (ones < first + log_ratio.size)
     out[known] = log_ratio[ones[known] - first]

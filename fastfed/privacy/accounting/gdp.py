@@ -1,4 +1,10 @@
-"""Gaussian differential privacy and zero-concentrated composition, exact where that is possible."""
+"""Gaussian differential privacy and zero-concentrated composition, exact where that is possible.
+
+A Gaussian mechanism is described by one number, its GDP parameter mu = sensitivity / noise_std
+(Dong, Roth & Su 2022). It satisfies (epsilon, delta) exactly when
+delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle & Wang 2018, Theorem 8).
+Adaptive compositions of Gaussian mechanisms are Gaussian mechanisms again, with mu^2 added up.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,6 @@ from functools import cache
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
 
-# Exact (epsilon, delta) of Gaussian noise, through the one number mu = sensitivity / noise_std.
-# A Gaussian mechanism with ratio mu satisfies (epsilon, delta) exactly when
-# delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)  (Balle & Wang 2018, Thm 8),
-# and adaptive compositions of Gaussian mechanisms are again one, with mu^2 added up.
-
-
 # Roots are taken at a delta smaller by these relative amounts, far above rounding (about 1e-12 at
 # delta = 1e-300), so that mu_of never overspends and epsilon_of(mu_of(e, d), d) never exceeds e.
 _MU_MARGIN = 1e-10
@@ -23,8 +23,7 @@ _EPSILON_MARGIN = 1e-11
 
 @cache
 def _nodes() -> list[tuple[float, float]]:
-    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1]; finding them takes longer than
-    their use."""
+    """Nodes and weights of Gauss-Legendre quadrature on [-1, 1], computed once."""
     from numpy.polynomial.legendre import leggauss
 
     nodes, weights = leggauss(12)
@@ -32,7 +31,7 @@ def _nodes() -> list[tuple[float, float]]:
 
 
 def _erfcx_slope(z: float) -> float:
-    """-(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z), without its cancellation at large z."""
+    """Compute -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z) without its cancellation at large z."""
     from scipy.special import erfcx
 
     if z > 50.0:
@@ -42,11 +41,11 @@ def _erfcx_slope(z: float) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """ln delta_of(epsilon, mu) for mu > 0, also where delta itself underflows.
+    """Compute ln delta_of(epsilon, mu) for mu > 0, also where delta itself underflows.
 
     With a, b = (epsilon/mu -+ mu/2)/sqrt2 both terms of the formula share the factor exp(-a^2)/2,
-    since epsilon = b^2 - a^2; what remains is erfcx(a) - erfcx(b), with no exponentials left to
-    cancel and e^epsilon never formed.
+    since epsilon = b^2 - a^2; the rest is erfcx(a) - erfcx(b), with no exponentials left to cancel
+    and e^epsilon never formed.
     """
     from scipy.special import erfcx, ndtr
 
@@ -60,21 +59,39 @@ def _log_delta(epsilon: float, mu: float) -> float:
         # from mu, since b - a is lost to rounding when epsilon/mu is large.
         half = mu / (2.0 * math.sqrt(2.0))
         middle = epsilon / mu / math.sqrt(2.0)
-        gap = half * sum(w * _erfcx_slope(middle + half * u) for u, w in _nodes())
-        return math.log(gap) - math.log(2.0) - a * a if gap > 0.0 else -math.inf
+        difference = half * sum(w * _erfcx_slope(middle + half * u) for u, w in _nodes())
+        return math.log(difference) - math.log(2.0) - a * a if difference > 0.0 else -math.inf
     if a < 0.0:
         # erfcx(a) would overflow; here the first term is at least 1/2 and dominates.
         delta = float(ndtr(-a * math.sqrt(2.0))) - 0.5 * math.exp(-a * a) * float(erfcx(b))
         return math.log(min(delta, 1.0))
-    gap = float(erfcx(a)) - float(erfcx(b))
-    return math.log(gap) - math.log(2.0) - a * a if gap > 0.0 else -math.inf
+    difference = float(erfcx(a)) - float(erfcx(b))
+    return math.log(difference) - math.log(2.0) - a * a if difference > 0.0 else -math.inf
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Smallest delta for which a Gaussian mechanism of ratio mu is (epsilon, delta)-private.
+    """Smallest delta for which a Gaussian mechanism is (epsilon, delta)-private.
 
-    epsilon >= 0, mu >= 0 (mu = 0: nothing depends on the data, delta = 0). Relative accuracy is
-    about 1e-12 down to the smallest normal double. Source: Balle & Wang 2018, Theorem 8.
+    Parameters
+    ----------
+    epsilon : float
+        >= 0.
+    mu : float
+        GDP parameter sensitivity / noise_std, >= 0; at mu = 0 nothing depends on the data.
+
+    Returns
+    -------
+    float
+        delta in [0, 1), with a relative accuracy of about 1e-12 down to the smallest normal double.
+
+    Raises
+    ------
+    InputError
+        For negative or infinite arguments.
+
+    Notes
+    -----
+    Source: Balle & Wang 2018, Theorem 8.
     """
     return gaussian_delta(number("epsilon", epsilon, at_least=0), number("mu", mu, at_least=0))
 
@@ -85,10 +102,29 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 for which a Gaussian mechanism of ratio mu is (epsilon, delta)-private.
+    """Smallest epsilon for which a Gaussian mechanism is (epsilon, delta)-private.
 
-    Exactly 0 when the total variation distance 2 Phi(mu/2) - 1 is already at most delta, and
-    infinite when delta = 0 < mu. Rounded towards the larger epsilon.
+    Parameters
+    ----------
+    mu : float
+        GDP parameter sensitivity / noise_std, >= 0.
+    delta : float
+        In [0, 1).
+
+    Returns
+    -------
+    float
+        epsilon >= 0, rounded towards the larger one. Exactly 0 when the total variation distance
+        2 Phi(mu/2) - 1 is already at most delta, and infinite when delta = 0 < mu.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Source: Balle & Wang 2018, Theorem 8.
     """
     mu = number("mu", mu, at_least=0)
     return gaussian_epsilon(mu, number("delta", delta, at_least=0, below=1))
@@ -117,10 +153,30 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Largest mu whose Gaussian mechanism is (epsilon, delta)-private: mu* in the accounting notes.
+    """Largest mu for which a Gaussian mechanism is (epsilon, delta)-private.
 
-    epsilon >= 0, delta in [0, 1); delta = 0 allows only mu = 0. The noise that just meets the
-    budget is noise_std = sensitivity / mu_of(epsilon, delta). Rounded towards the smaller mu.
+    The noise that just meets the budget is noise_std = sensitivity / mu_of(epsilon, delta).
+
+    Parameters
+    ----------
+    epsilon : float
+        >= 0.
+    delta : float
+        In [0, 1); delta = 0 allows only mu = 0.
+
+    Returns
+    -------
+    float
+        mu >= 0, rounded towards the smaller one.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Source: Balle & Wang 2018, Theorem 8, solved for mu.
     """
     epsilon = number("epsilon", epsilon, at_least=0)
     return gaussian_mu(epsilon, number("delta", delta, at_least=0, below=1))
@@ -157,14 +213,31 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """Ratio of several Gaussian mechanisms run one after another, inputs chosen adaptively.
+    """GDP parameter of several Gaussian mechanisms run one after another, inputs chosen adaptively.
 
-    mu = sqrt(sum mu_i^2); an empty composition has mu = 0.
+    Parameters
+    ----------
+    mus : iterable of float
+        Their parameters, each >= 0.
+
+    Returns
+    -------
+    float
+        sqrt(sum mu_i^2); 0 for an empty composition.
+
+    Raises
+    ------
+    InputError
+        For a negative or infinite mu.
+
+    Notes
+    -----
+    Source: Dong, Roth & Su 2022, Corollary 3.3.
     """
     return math.hypot(*(number("mu", mu, at_least=0) for mu in mus))
 
 
-# What several mechanisms cost together, each chosen in view of the answers of those before it.
+# ---- composition of mechanisms, each chosen in view of the answers of those before it ------------
 # Mechanisms on disjoint data need none of this: replacing one record then costs the largest of them
 # (parallel composition). Gaussian mechanisms should be composed as such, which is exact.
 
@@ -174,7 +247,7 @@ _MARGIN = 1e-11
 
 
 def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Sums of the epsilons and of the deltas.
+    """Basic composition: the sums of the epsilons and of the deltas.
 
     Source: Dwork & Roth 2014, Theorem 3.16. Raises InputError when the deltas add up to 1 or more:
     nothing is guaranteed then.
@@ -184,10 +257,10 @@ def basic(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
-    """`count` mechanisms with the same guarantee, at the price of `slack` more delta.
+    """Advanced composition of `count` mechanisms with the same guarantee, for `slack` more delta.
 
     (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack) for k = count and each = (e, d).
-    Better than basic only for many mechanisms of small e. slack in (0, 1).
+    Better than basic composition only for many mechanisms of small e. slack in (0, 1).
     Source: Dwork, Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
@@ -198,9 +271,9 @@ def advanced(each: Guarantee, count: int, slack: float) -> Guarantee:
 
 
 def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
-    """Gaussian mechanisms of ratios mu_i = sensitivity / noise_std: one of mu^2 = sum mu_i^2.
+    """Exact composition of Gaussian mechanisms of parameters mu_i: one of mu^2 = sum mu_i^2.
 
-    Exact. Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
+    Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
     """
     return Guarantee(epsilon_of(compose(mus), delta), delta)
 
@@ -254,12 +327,13 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
-    """ln of delta_of_rho before it is cut at 1, for rho > 0."""
+    """Compute ln of delta_of_rho before it is cut at 1, for rho > 0."""
     from scipy.optimize import brentq
 
     # With u = ln(alpha - 1) the exponent's derivative in alpha is slope(u), which increases:
     # below 0 at the lower end since ln(1 + e^-u) > -u there, above 0 at the upper end.
     def slope(u: float) -> float:
+        """Derivative of the exponent in alpha, increasing in u."""
         return (2.0 * math.exp(u) + 1.0) * rho - epsilon - _log1pexp(-u)
 
     low, high = -(3.0 * rho + 1.0), max(0.0, math.log(epsilon + 1.0) - math.log(2.0 * rho))
@@ -270,6 +344,7 @@ def _log_delta_of_rho(epsilon: float, rho: float) -> float:
 
 
 def _log1pexp(x: float) -> float:
+    """Compute ln(1 + e^x) without overflow."""
     return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
 
 

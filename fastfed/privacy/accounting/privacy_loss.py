@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 
-# Composition of many pure mechanisms, by the distribution of the privacy loss that they add up to.
+# ---- composition of many pure mechanisms, by the privacy-loss distribution -----------------------
 # A pair of distributions (P, Q) dominates a mechanism when H(a) = sup_S P(S) - a Q(S) is at least
 # that of its outputs on any two neighbouring datasets, for every a > 0. Products of dominating
 # pairs dominate adaptive compositions (Zhu, Dong & Wang 2022, Theorem 10), and (epsilon, delta)
@@ -21,21 +21,21 @@ from fastfed._validate import InputError, choice, integer, number, show
 # e with probability 1/(1 + e^-e), else -e. It dominates every (e, 0)-private mechanism (Kairouz, Oh
 # & Viswanath 2015). "bounded-range": on two neighbours the losses of a mechanism of range e lie in
 # some [t - e, t], 0 <= t <= e. Under Q the ratio Y = e^L has mean 1, and (Y - a)_+ is convex, so
-# its mean is at most that of the law on the two ends. With s = e^t, k = e^-e and a between the ends
-# this is (1 + k a - a/s - k s)/(1 - k), largest at s = sqrt(a/k): H(a) = (1 - sqrt(k a))^2 / (1 -
-# k), k <= a <= 1/k. H is convex, 1 - a at k with slope -1 and 0 at 1/k with slope 0, hence the
-# curve of one pair; from H'', the density of L is proportional to e^(L/2) on [-e, e]. Exchanging
-# the datasets gives the same. "laplace": noise of scale 1/e, shift 1 (a smaller shift is dominated,
-# the density being log-concave): L = e with probability 1/2, -e with e^-e/2, and in between the
-# density e^((L - e)/2)/4. So it is a mixture of the other two, of weights (1 + k)/2 and (1 - k)/2.
-# 2. Grid. A loss between two grid points is split over them so that its masses under P and under Q
-# are both kept ("connecting the dots", Doroshenko et al. 2022). H becomes its interpolation between
-# grid points, which for a convex function is above it; there is no drift.
+# its mean is at most that of the distribution on the two ends. With s = e^t, k = e^-e and a between
+# the ends this is (1 + k a - a/s - k s)/(1 - k), largest at s = sqrt(a/k): H(a) = (1 - sqrt(k a))^2
+# / (1 - k), k <= a <= 1/k. H is convex, 1 - a at k with slope -1 and 0 at 1/k with slope 0, hence
+# the curve of one pair; from H'', the density of L is proportional to e^(L/2) on [-e, e].
+# Exchanging the datasets gives the same. "laplace": noise of scale 1/e, shift 1 (a smaller shift is
+# dominated, the density being log-concave): L = e with probability 1/2, -e with e^-e/2, and in
+# between the density e^((L - e)/2)/4. So it is a mixture of the other two, of weights (1 + k)/2 and
+# (1 - k)/2. 2. Grid. A loss between two grid points is split over them so that its masses under P
+# and under Q are both kept ("connecting the dots", Doroshenko et al. 2022). H becomes its
+# interpolation between grid points, which for a convex function is above it; there is no drift.
 # 3. Tilting. Masses are multiplied by e^(theta L) and normalised, which centres the sum S at the
 # epsilon sought; with K(theta) = ln E e^(theta S), H(e^epsilon) = E_theta e^(K - theta S) (1 -
-# e^(epsilon - S))_+. The sum's law is found modulo a window by Fourier transforms. Whatever lies
-# outside the window is counted inside as well, which only adds; what lies above it is added once
-# more as infinite loss, by Chernoff's bound.
+# e^(epsilon - S))_+. The sum's distribution is found modulo a window by Fourier transforms.
+# Whatever lies outside the window is counted inside as well, which only adds; what lies above it is
+# added once more as infinite loss, by Chernoff's bound.
 # 4. Rounding. A transform of N numbers errs by at most 8 u log2(N) in L2 (Higham 2002, Theorem
 # 24.2, u = 2^-53). A product of n transforms of modulus <= 1 has an error of at most the sum of
 # theirs and 8 u n, and a vector's L1 norm is at most sqrt(N) times its L2 norm. An error of the
@@ -61,18 +61,36 @@ _LEAST_LOSS, _MOST_LOSS = 1e-100, 1e6
 
 
 def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
-    """An epsilon that is proven at delta for all these mechanisms, adaptively composed.
+    """Compute an epsilon that is proven at delta for all these mechanisms, adaptively composed.
 
-    parts: (kind, epsilon, count) each, `count` mechanisms of (epsilon, 0), chosen in advance in
-    number and epsilon but otherwise in view of each other's outputs. kind: "laplace" (one number of
-    sensitivity 1 plus noise of scale 1/epsilon), "bounded-range" (the exponential mechanism of
-    eta = epsilon) or "randomized-response", which covers any (epsilon, 0)-private mechanism.
-    delta: in [0, 1); at 0 this is the sum of the epsilons.
+    Parameters
+    ----------
+    parts : iterable of (kind, epsilon, count)
+        `count` mechanisms of (epsilon, 0) each, chosen in advance in number and epsilon but
+        otherwise in view of each other's outputs. kind: "laplace" (one number of sensitivity 1
+        plus noise of scale 1/epsilon), "bounded-range" (the exponential mechanism of eta =
+        epsilon) or "randomized-response", which covers any (epsilon, 0)-private mechanism.
+    delta : float
+        In [0, 1); at 0 the result is the sum of the epsilons.
 
-    Never below the least epsilon of the pairs that stand for the mechanisms, and above it by about
-    1e-4 of it. Less tight where it matters less: beyond some 10^8 mechanisms it is a bound by Renyi
-    divergences, and with an epsilon above 10^6 the sum. The proof stands at the top of this module.
+    Returns
+    -------
+    float
+        Never below the least epsilon of the pairs that stand for the mechanisms, and above it by
+        about 1e-4 of it. Less tight where it matters less: beyond some 10^8 mechanisms it is a
+        bound by Renyi divergences, and with an epsilon above 10^6 the sum.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    The proof stands at the top of this module.
+
+    Examples
+    --------
     >>> round(composed_epsilon([("laplace", 0.1, 100)], 1e-6), 2)
     4.69
     """
@@ -85,7 +103,7 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 
 
 def _checked(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
-    """Counts by kind and epsilon, without what costs nothing."""
+    """Count mechanisms by kind and epsilon, without those that cost nothing."""
     found: dict[tuple[str, float], int] = {}
     for part in parts:
         if not isinstance(part, (tuple, list)) or len(part) != 3:
@@ -100,9 +118,10 @@ def _checked(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
 
 
 class _Sum:
-    """The loss of all parts together, prepared for one delta in (0, 1)."""
+    """Privacy loss of all parts together, prepared for one delta in (0, 1)."""
 
     def __init__(self, parts: dict[tuple[str, float], int], total: float, delta: float) -> None:
+        """Tilt the sum and tabulate it in its window."""
         self.parts, self.total, self.target = parts, total, math.log(delta)
         self.count = sum(parts.values())
         self.theta, self.renyi = self._tilt()
@@ -111,7 +130,7 @@ class _Sum:
     # ---- where to look: the exact cumulants, no grid yet ---------------------------------------
 
     def _cumulant(self, theta: np.ndarray) -> np.ndarray:
-        """K at each theta (n,), of the pairs themselves."""
+        """Compute K at each theta (n,), of the pairs themselves."""
         values = [count * _cumulant(*part, theta) for part, count in self.parts.items()]
         result: np.ndarray = np.sum(values, axis=0)
         return result
@@ -122,10 +141,13 @@ class _Sum:
         return np.geomspace(1e-3 * min(1.0, 1.0 / self.total), 100.0 / smallest, 400)
 
     def _tilt(self) -> tuple[float, float]:
-        """The theta with the least bound of epsilon by E e^(theta S), and that bound, which is the
-        one of Canonne, Kamath & Steinke 2020 for the Renyi order 1 + theta."""
+        """Find the theta with the least bound of epsilon by E e^(theta S), and that bound.
+
+        It is the one of Canonne, Kamath & Steinke 2020 for the Renyi order 1 + theta.
+        """
 
         def bounds(theta: np.ndarray) -> np.ndarray:
+            """Bounds of epsilon, one for each theta."""
             result: np.ndarray = (self._cumulant(theta) + _log_peak(theta) - self.target) / theta
             return result
 
@@ -137,8 +159,10 @@ class _Sum:
         return float(fine[best]), float(found[best])
 
     def _window(self) -> tuple[float, float, float]:
-        """Lower and upper end that hold all but e^-36 of the tilted law at either side, and by how
-        much more to tilt for the bound at the upper end."""
+        """Ends that hold all but e^-36 of the tilted distribution, and a larger tilt.
+
+        The last is the additional tilt for the bound at the upper end.
+        """
         steps = self._scales()
         here = self._cumulant(np.array([self.theta]))[0]
         above = (self._cumulant(self.theta + steps) - here + _TAIL) / steps
@@ -147,9 +171,10 @@ class _Sum:
         low = max(float(below.max()), -self.total)
         return low, min(float(above[at]), self.total), float(steps[at])
 
-    # ---- the law of the sum on a grid -----------------------------------------------------------
+    # ---- the distribution of the sum on a grid --------------------------------------------------
 
     def _tabulate(self, low: float, high: float, more: float) -> None:
+        """Compute the distribution of the tilted sum on a grid."""
         size = 1 << math.ceil(math.log2(max(_FEWEST, _POINTS * math.sqrt(self.count))))
         self.size = size = min(size, _MOST)
         largest = max(epsilon for _, epsilon in self.parts)
@@ -184,14 +209,16 @@ class _Sum:
         self.slack = 16.0 * _UNIT * (abs(self.cumulant) + reach + self.count + 64.0)
 
     def _sums(self, at: int) -> tuple[float, float]:
-        """For epsilon up to grid point s = at: the sums over S >= s of
-        e^(-theta (S - s)) (1 - e^-(S - s)) and of e^(-theta (S - s)) e^-(S - s)."""
+        """Compute two sums for epsilon up to grid point s = at, over S >= s.
+
+        They are of e^(-theta (S - s)) (1 - e^-(S - s)) and of e^(-theta (S - s)) e^-(S - s).
+        """
         x = self.step * np.arange(self.size - at)
         mass = self.mass[at:] * np.exp(-self.theta * x)
         return float(np.sum(mass * -np.expm1(-x))), float(np.sum(mass * np.exp(-x)))
 
     def _log_delta(self, sums: tuple[float, float], at: int, less: float) -> float:
-        """ln of the proven delta at epsilon = grid point `at` - less, 0 <= less <= step."""
+        """Compute ln of the proven delta at epsilon = grid point `at` - less, 0 <= less <= step."""
         shift = self.cumulant - self.theta * self.step * (self.first + at)
         inside = sums[0] + sums[1] * -math.expm1(-less)
         with np.errstate(divide="ignore"):
@@ -200,7 +227,7 @@ class _Sum:
             return float(np.logaddexp(found, np.log(self.missing))) + self.slack
 
     def epsilon(self) -> float:
-        """The least epsilon >= 0 of the window whose proven delta is small enough."""
+        """Find the least epsilon >= 0 of the window whose proven delta is small enough."""
         fallback = min(self.total, max(self.renyi, 0.0) * (1.0 + 1e-9))
         low, high = max(-self.first, 0), self.size - 1  # grid points 0 and the last
         if low > high or self._log_delta(self._sums(high), high, 0.0) > self.target:
@@ -227,13 +254,13 @@ class _Sum:
 
 
 def _log_peak(theta: np.ndarray) -> np.ndarray:
-    """ln max_x e^(-theta x) (1 - e^-x), theta > 0."""
+    """Compute ln max_x e^(-theta x) (1 - e^-x), theta > 0."""
     result: np.ndarray = -theta * np.log1p(1.0 / theta) - np.log1p(theta)
     return result
 
 
 def _log_sinhc(x: np.ndarray) -> np.ndarray:
-    """ln(sinh(x)/x)."""
+    """Compute ln(sinh(x)/x)."""
     size = np.abs(x)
     large = np.maximum(size, 1e-2)
     far = large - math.log(2.0) + np.log1p(-np.exp(-2.0 * large)) - np.log(large)
@@ -244,7 +271,7 @@ def _log_sinhc(x: np.ndarray) -> np.ndarray:
 
 
 def _weights(kind: str, epsilon: float) -> tuple[float, float]:
-    """Shares of the two-point law and of the density e^(L/2) in the law of a kind's loss."""
+    """Shares of the two-point distribution and of the density e^(L/2) in a kind's loss."""
     if kind == "laplace":
         both = math.exp(-epsilon)
         return (1.0 + both) / 2.0, -math.expm1(-epsilon) / 2.0
@@ -252,7 +279,7 @@ def _weights(kind: str, epsilon: float) -> tuple[float, float]:
 
 
 def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
-    """ln E e^(theta L) of one mechanism, at each theta (n,)."""
+    """Compute ln E e^(theta L) of one mechanism, at each theta (n,)."""
     points = np.logaddexp(theta * epsilon, -(1.0 + theta) * epsilon) - math.log1p(
         math.exp(-epsilon)
     )
@@ -295,14 +322,13 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-    """Masses times e^(theta loss), made to sum to 1, and the logarithm of what they summed to."""
+    """Tilt masses by e^(theta loss) to a sum of 1; also the logarithm of their sum before."""
     weighted = mass * np.exp(theta * (loss - loss[-1]))
     total = float(weighted.sum())
     return weighted / total, theta * float(loss[-1]) + math.log(total)
 
 
-# ---- How much of a budget each of many equal mechanisms may cost ---------------------------------
-
+# ---- equal shares of a budget --------------------------------------------------------------------
 
 _CLOSE = 1e-8  # how near to the largest epsilon the search ends, relatively
 
@@ -310,12 +336,35 @@ _CLOSE = 1e-8  # how near to the largest epsilon the search ends, relatively
 def largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...] = ()
 ) -> float:
-    """The largest epsilon of each of `count` mechanisms that together with `given` ones are proven
-    (epsilon, delta) by `composed_epsilon`, to a relative 1e-7 from below.
+    """Largest epsilon of each of `count` mechanisms that fit in a budget together.
 
-    epsilon: > 0. delta: in [0, 1). kind: as in `composed_epsilon`. count: >= 1. given: parts that
-    are paid for first. Raises InputError if they alone exceed the budget.
+    Together with the given ones they are proven (epsilon, delta) by `composed_epsilon`, to a
+    relative 1e-7 from below.
 
+    Parameters
+    ----------
+    epsilon : float
+        > 0.
+    delta : float
+        In [0, 1).
+    kind : str
+        As in `composed_epsilon`.
+    count : int
+        >= 1.
+    given : tuple of parts
+        Mechanisms that are paid for first.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    InputError
+        For values out of range, and if the given parts alone exceed the budget.
+
+    Examples
+    --------
     >>> largest_share(1.0, 0.0, "bounded-range", 10, (("randomized-response", 0.5, 1),))
     0.05
     """
@@ -326,9 +375,11 @@ def largest_share(
 
 @lru_cache(maxsize=4096)
 def _largest(epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...]) -> float:
+    """Compute `largest_share` for arguments that were checked before."""
     from scipy.optimize import brentq
 
     def total(each: float) -> float:
+        """Epsilon of all mechanisms together."""
         return composed_epsilon([*given, (kind, each, count)], delta)
 
     if composed_epsilon(given, delta) >= epsilon:

@@ -33,12 +33,29 @@ _CHOICE_TAIL = 1.0 / 500.0
 
 
 class AuditResult(Displayed, msgspec.Struct, frozen=True):
-    """What an audit found.
+    """Result of an audit.
 
-    delta, claimed_epsilon: the claim. epsilon_lower_bound: the mechanism's true epsilon at delta is
-    at least this, with probability `confidence` over the audit's own runs. trials: runs on each of
-    the two datasets. verdict: "caught" if the bound is above the claim, else "pass", which says
-    no more than that these runs did not refute it.
+    Parameters
+    ----------
+    name : str
+        Of the audit.
+    delta, claimed_epsilon : float
+        The claim.
+    epsilon_lower_bound : float
+        The mechanism's true epsilon at delta is at least this, with probability `confidence` over
+        the audit's own runs.
+    confidence : float
+        In (0, 1).
+    trials : int
+        Runs on each of the two datasets.
+    verdict : {"pass", "caught"}
+        "caught" if the bound is above the claim, else "pass", which says no more than that these
+        runs did not refute it.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for a verdict that does not follow from them.
     """
 
     name: str
@@ -50,6 +67,7 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
     verdict: str
 
     def __post_init__(self) -> None:
+        """Check all fields and the verdict."""
         number("delta", self.delta, at_least=0, below=1)
         claimed = number("claimed_epsilon", self.claimed_epsilon, at_least=0)
         bound = number("epsilon_lower_bound", self.epsilon_lower_bound, at_least=0)
@@ -63,13 +81,13 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
             )
 
     def to_builtins(self) -> dict[str, Any]:
-        """The result as a dict of strings and numbers, keys as in the JSON output."""
+        """Convert to a dict of strings and numbers, with the keys of the JSON output."""
         result: dict[str, Any] = msgspec.to_builtins(self)
         return result
 
 
 class EstimatedMu(msgspec.Struct, frozen=True):
-    """Estimate of a Gaussian mechanism's ratio mu, with a confidence interval [low, high]."""
+    """Estimate of a Gaussian mechanism's mu, with a confidence interval [low, high]."""
 
     mu: float
     low: float
@@ -84,11 +102,30 @@ def epsilon_lower_bound(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """ln((low(TP) - delta) / up(FP)), at least 0: a lower bound on epsilon from one event.
+    """Lower bound on epsilon from one event: ln((low(TP) - delta) / up(FP)), at least 0.
 
-    true_positives, false_positives: how many of `trials` independent runs on either dataset showed
-    the event, which must have been chosen without looking at them. low and up are one-sided
-    Clopper-Pearson bounds at (1 - confidence) / 2 each, so both hold with the given confidence.
+    Parameters
+    ----------
+    true_positives, false_positives : int
+        Number of independent runs on either dataset that showed the event, which must have been
+        chosen without looking at them.
+    trials : int
+        Runs on each dataset.
+    delta : float
+        In [0, 1).
+    confidence : float
+        low and up are one-sided Clopper-Pearson bounds at (1 - confidence) / 2 each, so both hold
+        with this probability.
+
+    Returns
+    -------
+    float
+        >= 0.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
     trials = integer("trials", trials, at_least=1)
     tp = integer("true_positives", true_positives, at_least=0, at_most=trials)
@@ -110,14 +147,33 @@ def audit(
 ) -> AuditResult:
     """Audit a claim by the statistics of runs on the first and on the second dataset.
 
-    first, second: (n,) each, runs independent of one another; or functions of n that make them,
-    then with trials = n. The best statistic is the log likelihood ratio of the two datasets, or
-    anything that increases with it.
-
     On the first half of the runs an event is chosen, of the form statistic >= t or statistic <= t
     and in either role (P against Q, Q against P); on the other half it is counted, once, so the
-    bound has the stated confidence whatever was chosen. Raises InputError for statistics that are
-    not finite or not equally many, and for fewer than 2 runs.
+    bound has the stated confidence whatever was chosen.
+
+    Parameters
+    ----------
+    name : str
+        Of the result.
+    first, second : ndarray (n,) or callable
+        Statistics of runs that are independent of one another, or functions of n that make them.
+        The best statistic is the log likelihood ratio of the two datasets, or anything that
+        increases with it.
+    claimed_epsilon, delta : float
+        The claim.
+    trials : int, optional
+        n, where first and second are functions.
+    confidence : float
+        In (0, 1).
+
+    Returns
+    -------
+    AuditResult
+
+    Raises
+    ------
+    InputError
+        For statistics that are not finite or not equally many, and for fewer than 2 runs.
     """
     p, q = _runs("first", first, trials), _runs("second", second, trials)
     n = len(p)
@@ -141,11 +197,12 @@ def audit(
 def estimated_mu(
     first: np.ndarray, second: np.ndarray, confidence: float = CONFIDENCE
 ) -> EstimatedMu:
-    """mu = |difference of means| / standard deviation of a statistic that is Gaussian on both
-    datasets with one variance, as the log likelihood ratio of a Gaussian mechanism is.
+    """Estimate mu = |difference of means| / standard deviation of a Gaussian statistic.
 
-    For large epsilon, where the events that tell the datasets apart are too rare to be counted.
-    The interval is the large-sample one, of variance 1/n + 1/m + mu^2 / (2 (n + m - 2)).
+    The statistic must be Gaussian on both datasets with one variance, as the log likelihood ratio
+    of a Gaussian mechanism is. For large epsilon, where the events that tell the datasets apart
+    are too rare to be counted. The interval is the large-sample one, of variance
+    1/n + 1/m + mu^2 / (2 (n + m - 2)).
     """
     from scipy.special import ndtri
 
@@ -173,7 +230,7 @@ def gaussian_audit(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Audit of a Gaussian mechanism by estimated_mu: the bound is the epsilon of the lower end.
+    """Audit a Gaussian mechanism by `estimated_mu`: the bound is the epsilon of the lower end.
 
     Much stronger than `audit`, and good for no other noise: the bound rests on the statistic being
     Gaussian with one variance on both datasets.
@@ -198,13 +255,14 @@ def judged(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """The result of an audit that found this lower bound on epsilon."""
+    """Make the result of an audit that found this lower bound on epsilon."""
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
     return AuditResult(name, delta, claimed, bound, confidence, trials, verdict)
 
 
 def _runs(name: str, given: Runs, trials: int | None) -> np.ndarray:
+    """Statistics (n,), as given or made by the given function."""
     if not callable(given):
         return array(name, given, ndim=1)
     if trials is None:
@@ -216,7 +274,7 @@ def _runs(name: str, given: Runs, trials: int | None) -> np.ndarray:
 def _choose(
     p: np.ndarray, q: np.ndarray, delta: float, confidence: float
 ) -> tuple[bool, bool, float]:
-    """(roles swapped, event is <= rather than >=, threshold) with the largest bound on these runs.
+    """Choose (roles swapped, event is <= rather than >=, threshold) with the largest bound.
 
     The bound of the other half at a stricter confidence, so that rare events do not win by luck.
     """
@@ -244,7 +302,7 @@ def _choose(
 def _bounds(
     tp: np.ndarray, fp: np.ndarray, trials: int, delta: float, confidence: float
 ) -> np.ndarray:
-    """epsilon_lower_bound, entry by entry."""
+    """Compute `epsilon_lower_bound` entry by entry."""
     from scipy.special import betaincinv
 
     tail = (1.0 - confidence) / 2.0
@@ -258,6 +316,6 @@ def _bounds(
 
 
 def open_uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Uniforms in (0, 1) for audits: multiples of 2^-53, and half of one instead of 0."""
+    """Draw uniforms in (0, 1) for audits: multiples of 2^-53, and half of one instead of 0."""
     result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
     return result

@@ -26,13 +26,13 @@ Audit = Callable[[int, int], AuditResult]
 
 
 def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -> AuditResult:
-    """Two candidates, `gap` apart, that move towards each other by 1 each."""
+    """Audit two candidates, `gap` apart, that move towards each other by 1 each."""
     mechanism = NoisyArgmin(scale)
     draw = np.random.default_rng(check_seed(seed))
     worlds = [np.array([gap, 0.0]), np.array([gap - 1.0, 1.0])]
     logs = [mechanism.log_probabilities(scores) for scores in worlds]
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         noise = laplace_quantile(open_uniforms(draw, (n, 2)))
         chosen = [mechanism.choose(worlds[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
@@ -40,8 +40,8 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=BUDGET.epsilon,
         delta=BUDGET.delta,
         trials=trials,
@@ -50,7 +50,7 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
 
 # ---- sparse switching ---------------------------------------------------------------------------
 
-# Two experts, compared after every round. The expert played first loses less than the threshold
+# Two experts, compared after every round. The first expert loses less than the threshold
 # until a round in which all clients lose with both experts, then another one: each brings a switch.
 _QUIET, _CLIENTS, _LEVEL = 10, 100, 1.5
 # Losses of the two experts in round 0 for the client whose loss is replaced; others lose nothing.
@@ -65,10 +65,10 @@ def _losses(world: int) -> np.ndarray:
     return sums
 
 
-def played(
+def switches_of(
     mechanism: SparseSwitching, losses: np.ndarray, level: float, uniforms: np.ndarray
 ) -> tuple[tuple[int, int], ...]:
-    """The switches (round, expert) of a run from expert 0 on sums of losses (rounds, 2).
+    """Simulate the switches (round, expert) of a run from expert 0 on sums of losses (rounds, 2).
 
     uniforms: (switches, rounds + 2) in (0, 1), a row for each switch: the threshold's, the
     queries', the choice's.
@@ -91,39 +91,38 @@ def log_probability(
     mechanism: SparseSwitching,
     losses: np.ndarray,
     switches: tuple[tuple[int, int], ...],
-    laws: Callable[[int, int], np.ndarray],
+    crossings: Callable[[int, int], np.ndarray],
 ) -> float:
-    """ln of the probability that `played` ends with these switches.
+    """Compute ln of the probability that `switches_of` ends with these switches.
 
-    laws(start, expert): log_crossing_probabilities of the comparisons from round `start` on.
+    crossings(start, expert): log_crossing_probabilities of the comparisons from round `start` on.
     """
     start, expert, total = 0, 0, 0.0
     for after, chosen in switches:
-        total += laws(start, expert)[after - start - 1]
+        total += crossings(start, expert)[after - start - 1]
         scores = losses[:after].sum(axis=0)
         total += mechanism.choices.log_probabilities(scores)[chosen]
         start, expert = after, chosen
     if len(switches) < mechanism.switches:
-        total += laws(start, expert)[-1]
+        total += crossings(start, expert)[-1]
     return float(total)
 
 
 def crossing_distributions(
     mechanism: SparseSwitching, losses: np.ndarray, level: float
 ) -> Callable[[int, int], np.ndarray]:
-    """What `log_probability` asks for, computed once each."""
+    """Return the crossing distributions that `log_probability` needs, each computed once."""
 
     @cache
-    def law(start: int, expert: int) -> np.ndarray:
+    def crossing(start: int, expert: int) -> np.ndarray:
         queries = np.cumsum(losses[start:, expert])
         return mechanism.comparisons.log_crossing_probabilities(queries, level)
 
-    return law
+    return crossing
 
 
 def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """One loss of the first segment is replaced; the statistic is the likelihood ratio of all
-    switches and experts.
+    """Audit one replaced loss of the first segment, by the likelihood ratio of all switches.
 
     Without noise on the threshold, as gao-2024's Algorithm 5 prints the comparison (line 9), each
     comparison below the threshold tells of the loss anew.
@@ -134,24 +133,24 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         mechanism = msgspec.structs.replace(claimed, threshold_scale=1e-9)
     draw = np.random.default_rng(check_seed(seed))
     worlds = [_losses(world) for world in (0, 1)]
-    laws = [crossing_distributions(mechanism, losses, _LEVEL) for losses in worlds]
+    crossings = [crossing_distributions(mechanism, losses, _LEVEL) for losses in worlds]
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:
         first, second = (
-            log_probability(mechanism, losses, switches, law)
-            for losses, law in zip(worlds, laws, strict=True)
+            log_probability(mechanism, losses, switches, crossing)
+            for losses, crossing in zip(worlds, crossings, strict=True)
         )
         return second - first
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, claimed.switches, len(worlds[0]) + 2))
-        return np.array([ratio(played(mechanism, worlds[world], _LEVEL, u)) for u in uniforms])
+        return np.array([ratio(switches_of(mechanism, worlds[world], _LEVEL, u)) for u in uniforms])
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=claimed.exact(),
         delta=BUDGET.delta,
         trials=trials,

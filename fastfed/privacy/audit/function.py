@@ -96,6 +96,7 @@ def audit(
     takes_draws = _takes_draws(mechanism)
 
     def run(dataset: Any) -> Any:
+        """Run the mechanism once, with the generator if it takes one."""
         return mechanism(dataset, draw) if takes_draws else mechanism(dataset)
 
     called = name if name is not None else getattr(mechanism, "__name__", "mechanism")
@@ -114,7 +115,7 @@ def audit(
 def _projected(
     run: Callable[[Any], Any], data: Any, neighbour: Any, trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The default statistic of so many runs on each dataset."""
+    """Statistics of both datasets, projected on the difference of the mean outputs."""
     fit = max(2, int(trials * _FIT))
     # The direction is chosen by runs that are not counted again.
     fitted = [_outputs(run, data, fit, None)]
@@ -133,7 +134,7 @@ def _projected(
 
 
 def _takes_draws(mechanism: Callable[..., Any]) -> bool:
-    """Whether a second argument is asked for."""
+    """Return True if a second argument is required."""
     try:
         parameters = inspect.signature(mechanism).parameters.values()
     except (TypeError, ValueError):  # a compiled function may not say
@@ -147,6 +148,7 @@ def _takes_draws(mechanism: Callable[..., Any]) -> bool:
 
 
 def _number(value: Any) -> float:
+    """Convert a statistic to a float."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -154,7 +156,7 @@ def _number(value: Any) -> float:
 
 
 def _outputs(run: Callable[[Any], Any], dataset: Any, count: int, size: int | None) -> np.ndarray:
-    """Outputs (count, e), flat."""
+    """Outputs (count, e), flattened."""
     rows = []
     for _ in range(count):
         row = array("the mechanism's output", run(dataset)).ravel()

@@ -3,10 +3,10 @@
 Noise is continuous on paper. A computer adds one double to another, fl(c + fl(sigma z)), and leaves
 out doubles that no z reaches; which ones, depends on the record's contribution c. An attacker who
 sees the released value and knows sigma tests every candidate record, and excludes those for which
-no value of the noise gives what was released. A release that rounds c + sigma Z to one grid for all
+no value of the noise gives the released one. A release that rounds c + sigma Z to one grid for all
 records excludes nobody. Source: Mironov 2012.
 
-The attack does not take the sampler's word for it. Each test is first tried on releases of records
+The attack does not rely on a model of the sampler. Each test is first tried on releases of records
 that the attacker chose, and kept only if it never excluded the record that was released.
 """
 
@@ -43,13 +43,13 @@ Test = Callable[[np.ndarray], np.ndarray]
 
 
 def reachable(released: object, contribution: object, scale: object) -> np.ndarray:
-    """Whether any double z has fl(contribution + fl(scale z)) == released, entry by entry.
+    """Test entry by entry if any double z has fl(contribution + fl(scale z)) == released.
 
     Parameters
     ----------
     released, contribution, scale : array_like of float64
-        What was released, what the record contributed, and what the noise is multiplied by (> 0);
-        shapes that broadcast.
+        The released values, the record's contributions, and the factors of the noise (> 0); shapes
+        that broadcast.
 
     Returns
     -------
@@ -84,6 +84,7 @@ def _neighbours(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Compute `reachable` of arrays of one shape."""
     with np.errstate(invalid="ignore", over="ignore"):
         # If doubles about m - c lie closer than those about m, these are all inside of what is
         # rounded to m, and one of any three is reached; otherwise there is no other to look at.
@@ -120,7 +121,7 @@ class LaplaceDraws:
         return self.quantile(np.clip(at, 0.0, last))
 
     def image(self, m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """Whether a draw gives fl(c + fl(s z)) == m."""
+        """Test if a draw gives fl(c + fl(s z)) == m."""
         m, c, s = np.broadcast_arrays(m, c, s)
         drawn = self.near((m - c) / s)
         result: np.ndarray = (c[..., None] + s[..., None] * drawn == m[..., None]).any(axis=-1)
@@ -128,6 +129,7 @@ class LaplaceDraws:
 
 
 def _from_bits(k: np.ndarray) -> np.ndarray:
+    """Laplace draws of the operating system's sampler at numbers of 53 bits."""
     flat = np.ascontiguousarray(k.ravel().astype(np.uint64))
     return rng.laplace_from_bits(flat).reshape(k.shape)
 
@@ -144,11 +146,21 @@ SERVER_LAPLACE = LaplaceDraws(
 class Channel:
     """A release under attack, as the attacker knows it.
 
-    contributions: (n, v, e), what each of n candidate records adds up to in each of e released
-    entries, with everything else that the attacker knows, in v ways if that depends on what is
-    secret. scales: (e,), what the noise in each entry is multiplied by. send: what is released,
-    (e,), for the record of this index; called once for each message. image: what the noise reaches.
-    explained: a test of its own, for releases that are more than one addition.
+    Parameters
+    ----------
+    name : str
+        Of the release.
+    contributions : ndarray (n, v, e)
+        The sums that each of n candidate records leads to in each of e released entries, with
+        everything else that the attacker knows, in v ways if that depends on a secret.
+    scales : ndarray (e,)
+        The factors of the noise.
+    send : callable
+        From a record's index to the released values (e,); called once for each message.
+    image : callable
+        The values that the noise reaches.
+    explained : callable, optional
+        A test of its own, for releases that are more than one addition.
     """
 
     name: str
@@ -160,7 +172,7 @@ class Channel:
 
     @property
     def candidates(self) -> int:
-        """n."""
+        """Number n of candidate records."""
         return len(self.contributions)
 
 
@@ -226,7 +238,7 @@ def _steps(channel: Channel) -> list[np.ndarray]:
 
 
 def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Whether released - rows is a multiple of the step, but for the rounding of both."""
+    """Test if released - rows is a multiple of the step, but for the rounding of both."""
     apart = released - rows
     off = np.abs(apart - step * np.rint(apart / step))
     result: np.ndarray = off <= 2.0 * np.spacing(np.maximum(np.abs(released), np.abs(rows)))
@@ -234,7 +246,7 @@ def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.nda
 
 
 def learn_step(channel: Channel, seen: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
-    """The coarsest grid (e,) that the noise of all releases seen lies on; None if on none.
+    """Find the coarsest grid (e,) that the noise of all releases seen lies on; None if on none.
 
     Only grids that are coarser than doubles are there tell anything.
     """
@@ -287,13 +299,27 @@ def grid_test(channel: Channel, trials: int) -> Test:
 
 
 class LowBits(msgspec.Struct, frozen=True):
-    """What the attack found.
+    """Result of the attack.
 
-    kind: the release. messages: releases attacked, one record each. candidates: records tested for
-    each, the true one among them. tests: those that were sound on releases of known records;
-    unsound: those that were not, and were left out. wrongly_excluded: messages whose true record
-    was excluded, which a sound test never does. decoded: messages with exactly one candidate left,
-    the true one. excluded: share of false candidates that were excluded. seconds: time taken.
+    Parameters
+    ----------
+    kind : str
+        The release.
+    messages : int
+        Releases attacked, one record each.
+    candidates : int
+        Records tested for each, the true one among them.
+    tests, unsound : tuple of str
+        Tests that were sound on releases of known records, and those that were not and were left
+        out.
+    wrongly_excluded : int
+        Messages whose true record was excluded, which a sound test never does.
+    decoded : int
+        Messages with exactly one candidate left, the true one.
+    excluded : float
+        Share of false candidates that were excluded.
+    seconds : float
+        Time taken.
     """
 
     kind: str
@@ -310,7 +336,7 @@ class LowBits(msgspec.Struct, frozen=True):
 def sound_tests(
     channel: Channel, trials: int, draw: np.random.Generator
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
-    """Tests that never excluded the true record in so many releases, and the names of the others.
+    """Select the tests that never excluded the true record in so many releases; name the others.
 
     The attacker runs the release on records of their own choice, as anyone can who has the code.
     """

@@ -1,8 +1,8 @@
 """Audits of the mechanisms in this package, run on their own code, and of faults planted in them.
 
-The Gaussian ones play a worst pair of neighbouring datasets (all records the same but that of a
-leaf which moves the most of what is released) through the leaf functions that silos and servers
-use, with keyed noise, and look at the log likelihood ratio of everything released.
+The Gaussian ones simulate a worst pair of neighbouring datasets (all records the same but that of
+a leaf which moves the most of the release) through the leaf functions that silos and servers use,
+with keyed noise, and look at the log likelihood ratio of everything released.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 
 def _changed(mechanism: GaussianRelease) -> int:
-    """The leaf, from 1, in which the two datasets differ: a worst one."""
+    """Leaf, from 1, in which the two datasets differ: a worst one."""
     return honaker.worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
 
 
@@ -84,13 +84,9 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
     return found
 
 
-def _parts(mechanism: GaussianRelease) -> tuple[float, float, float]:
-    return mechanism.stds
-
-
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
     """One over the noise variance of each packed entry of a statistic, (s,)."""
-    bias, off, on = _parts(mechanism)
+    bias, off, on = mechanism.stds
     rows, columns = np.tril_indices(_D)
     stds = np.concatenate([np.full(_D, bias), np.where(rows == columns, on, off)])
     result: np.ndarray = stds**-2.0
@@ -101,16 +97,17 @@ def _noisy(
     mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
     """Rows of raw (n, s), each plus the noise of its (silo, node) key; a run is a replicate."""
-    noise, parts = SeededNoise(seed, run), _parts(mechanism)
+    noise, parts = SeededNoise(seed, run), mechanism.stds
     out = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
         out[i] = aggregation.add_noise(raw[i], noise.node(silo, node, _D), _D, *parts)
     return out
 
 
-def _by_chunks(trials: int, play: Callable[[range], np.ndarray]) -> np.ndarray:
+def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarray:
+    """Concatenate the results of all runs, computed so many at a time."""
     return np.concatenate(
-        [play(range(at, min(trials, at + _CHUNK))) for at in range(0, trials, _CHUNK)]
+        [simulate(range(at, min(trials, at + _CHUNK))) for at in range(0, trials, _CHUNK)]
     )
 
 
@@ -128,8 +125,10 @@ def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _ratio_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Weights of outputs with which their sum is the likelihood ratio, if all from number `changed`
-    on change alike and none before."""
+    """Weights with which the outputs' sum is the likelihood ratio.
+
+    All outputs from number `changed` on change alike and none before.
+    """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
 
@@ -140,8 +139,9 @@ def _ratio_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
 def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> np.ndarray:
     """Log likelihood ratio (trials,), up to a constant, of all released nodes of the tree.
 
-    <output, change> / variance, summed over both streams and the nodes that leaf 1 is in; what
-    else is released has one law in both worlds. Worlds are told apart by the silo of their noise.
+    <output, change> / variance, summed over both streams and the nodes that leaf 1 is in; all else
+    that is released has one distribution in both worlds. Worlds are told apart by the silo of their
+    noise.
     """
     touched = list(touches(1, tree.releases))
     at = [node - 1 for node in touched]
@@ -149,20 +149,21 @@ def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> n
     direction = (sums[1] - sums[0]) * _precision(tree)
     keys = [(world, node) for node in touched]
 
-    def play(runs: range) -> np.ndarray:
+    def simulate(runs: range) -> np.ndarray:
         nodes = [_noisy(tree, sums[world], keys, seed, run) for run in runs]
         return _project(_side_by_side(nodes), direction)
 
-    return _by_chunks(trials, play)
+    return _by_chunks(trials, simulate)
 
 
 def prefix_statistics(
     tree: GaussianTree, trials: int, seed: int, world: int, *, redrawn: bool = False
 ) -> np.ndarray:
-    """The same for the protocol that sends prefix sums, from the prefixes of one or two nodes.
+    """Log likelihood ratio of the protocol that sends prefix sums, from some prefixes.
 
-    redrawn: the fault of drawing a node's noise again for every prefix it is used in. Looking at
-    some prefixes only is post-processing, so a bound from them is one for all.
+    They are those of one or two nodes; looking at some only is post-processing, so a bound from
+    them is one for all. redrawn: the fault of drawing a node's noise again for every prefix it is
+    used in.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
@@ -180,7 +181,7 @@ def prefix_statistics(
     row = {key: i for i, key in enumerate(keys)}
     raw = sums[world][[node - 1 for _, node in keys]]
 
-    def play(runs: range) -> np.ndarray:
+    def simulate(runs: range) -> np.ndarray:
         nodes = _side_by_side([_noisy(tree, raw, keys, seed, run) for run in runs])
         levels = np.zeros((tree.depth, nodes.shape[1]))
         out = np.empty((len(prefixes), nodes.shape[1]))
@@ -190,11 +191,11 @@ def prefix_statistics(
             out[i] = aggregation.prefix(levels, k)
         return _project(out, direction)
 
-    return _by_chunks(trials, play)
+    return _by_chunks(trials, simulate)
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """The same for Honaker's tree and square-root Toeplitz noise, from all prefixes."""
+    """Log likelihood ratio of Honaker's tree and square-root Toeplitz noise, from all prefixes."""
     steps, changed = release.releases, _changed(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
     change = (leaves[1] - leaves[0])[changed - 1] * _precision(release)
@@ -210,7 +211,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
     keys = [(world, number) for number in range(1, len(raw) + 1)]
     prefixes = np.cumsum(leaves[world], axis=0)
 
-    def play(runs: range) -> np.ndarray:
+    def simulate(runs: range) -> np.ndarray:
         rows = _side_by_side([_noisy(release, raw, keys, seed, run) for run in runs])
         if release.release == "honaker":
             out = _honaker_prefixes(rows, steps)
@@ -219,7 +220,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
             out = np.array(noise) + np.tile(prefixes, len(runs))
         return _project(out, direction)
 
-    return _by_chunks(trials, play)
+    return _by_chunks(trials, simulate)
 
 
 def _ending_here(leaves: np.ndarray, k: int) -> np.ndarray:
@@ -228,6 +229,7 @@ def _ending_here(leaves: np.ndarray, k: int) -> np.ndarray:
 
 
 def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
+    """Noisy prefixes of Honaker's estimator from noisy nodes."""
     estimates = np.zeros((steps.bit_length(), nodes.shape[1]))
     out = np.empty((steps, nodes.shape[1]))
     for k in range(1, steps + 1):
@@ -241,6 +243,7 @@ def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _exact() -> GaussianTree:
+    """The exactly calibrated tree."""
     return calibrate_tree(BUDGET, RELEASES)
 
 
@@ -269,7 +272,7 @@ def _no_bias() -> GaussianTree:
 def _gaussian(
     name: str, statistics: Callable[[int, int, int], np.ndarray], trials: int, seed: int
 ) -> AuditResult:
-    """statistics(trials, seed, world)."""
+    """Audit by statistics(trials, seed, world)."""
     trials = integer("trials", trials, at_least=2, at_most=2**32 - 1)
     first, second = (statistics(trials, check_seed(seed), world) for world in (0, 1))
     return audit(name, first, second, claimed_epsilon=BUDGET.epsilon, delta=BUDGET.delta)
@@ -278,6 +281,8 @@ def _gaussian(
 def _tree(
     name: str, tree: Callable[[], GaussianTree], statistics: Callable[..., np.ndarray]
 ) -> tuple[str, Audit]:
+    """Audit of a tree."""
+
     def run(trials: int, seed: int) -> AuditResult:
         return _gaussian(name, partial(statistics, tree()), trials, seed)
 
@@ -285,6 +290,8 @@ def _tree(
 
 
 def _continual(name: str) -> tuple[str, Audit]:
+    """Audit of a continual release."""
+
     def run(trials: int, seed: int) -> AuditResult:
         release = calibrate_release(name, BUDGET, STEPS)
         return _gaussian(name, partial(release_statistics, release), trials, seed)
@@ -293,17 +300,17 @@ def _continual(name: str) -> tuple[str, Audit]:
 
 
 def _laplace(name: str, trials: int, seed: int) -> AuditResult:
-    """One number, 0 or the sensitivity; the output increases with the likelihood ratio."""
+    """Audit one number, 0 or the sensitivity; the output increases with the likelihood ratio."""
     mechanism = Laplace(sensitivity=1.0, epsilon=1.0)
     draw = np.random.default_rng(check_seed(seed))
 
-    def play(value: float, n: int) -> np.ndarray:
+    def simulate(value: float, n: int) -> np.ndarray:
         return mechanism.release(np.full(n, value), open_uniforms(draw, n))
 
     return audit(
         name,
-        partial(play, 0.0),
-        partial(play, mechanism.sensitivity),
+        partial(simulate, 0.0),
+        partial(simulate, mechanism.sensitivity),
         claimed_epsilon=mechanism.epsilon,
         delta=0.0,
         trials=trials,
@@ -311,14 +318,16 @@ def _laplace(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult:
-    """Two candidates whose costs move against each other, with one rare enough to tell much and
-    frequent enough to be counted."""
+    """Audit two candidates whose costs move against each other.
+
+    One is rare enough to tell much and frequent enough to be counted.
+    """
     mechanism = Exponential(1.0)
     draw = np.random.default_rng(check_seed(seed))
     worlds = np.array([[6.0, 0.0], [5.0, 1.0]])
     logs = [mechanism.log_probabilities(costs) for costs in worlds]
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, 2))
         if gumbel:
             chosen = [mechanism.choose_gumbel(worlds[world], u) for u in uniforms]
@@ -329,8 +338,8 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=mechanism.eta,
         delta=0.0,
         trials=trials,
@@ -338,8 +347,11 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
 
 
 def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Queries a little below the threshold that all move up by 1: "none above" hangs on the
-    threshold's noise alone. Without that noise the cost grows with the number of queries."""
+    """Audit queries a little below the threshold that all move up by 1.
+
+    "None above" hangs on the threshold's noise alone. Without that noise the cost grows with the
+    number of queries.
+    """
     a, b = minimal_scales(1.0, common_shift=True)
     claimed = AboveThreshold(a, b, common_shift=True)
     mechanism = (
@@ -350,7 +362,7 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     worlds = [np.full(count, -3.0), np.full(count, -2.0)]
     logs = [claimed.log_crossing_probabilities(queries, 0.0) for queries in worlds]
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, count + 1))
         found = [mechanism.first_above(worlds[world], 0.0, u) for u in uniforms]
         result: np.ndarray = (logs[1] - logs[0])[[count if k is None else k for k in found]]
@@ -358,8 +370,8 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=claimed.epsilon,
         delta=0.0,
         trials=trials,
@@ -375,13 +387,13 @@ _DIGITS = 9
 
 
 def _private_range(name: str, trials: int, seed: int) -> AuditResult:
-    """Of two midpoints each is the cheaper one in one of the datasets."""
+    """Audit two midpoints, each the cheaper one in one of the datasets."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
     (midpoints, first), (_, second) = (range_distribution(x, 1.0, radius, bound) for x in worlds)
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         low = [
             private_range(worlds[world], 1.0, radius, bound, u)[0] for u in open_uniforms(draw, n)
         ]
@@ -391,18 +403,18 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=1.0,
         delta=0.0,
         trials=trials,
     )
 
 
-def _log_law(
+def _log_density(
     values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
 ) -> np.ndarray:
-    """ln of the density of the winsorized mean of values at each y, but for a constant."""
+    """Compute ln of the density of the winsorized mean of values at each y, but for a constant."""
     midpoints, logs = range_distribution(values, epsilon / 2.0, radius, bound)
     low = midpoints - 2.0 * radius
     means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
@@ -412,21 +424,22 @@ def _log_law(
 
 
 def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
+    """Audit the winsorized mean of numbers, one of which moves from end to end."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     worlds = [np.append(_OTHERS, end) for end in _ENDS]
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         uniforms = open_uniforms(draw, (n, 2))
         y = np.array([winsorized_mean_1d(worlds[world], 1.0, radius, bound, *u) for u in uniforms])
-        logs = [_log_law(x, 1.0, radius, bound, y) for x in worlds]
+        logs = [_log_density(x, 1.0, radius, bound, y) for x in worlds]
         result: np.ndarray = np.round(logs[1] - logs[0], _DIGITS)
         return result
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=1.0,
         delta=0.0,
         trials=trials,
@@ -434,7 +447,7 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
 
 
 def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> AuditResult:
-    """A vector that is large in every rotated coordinate becomes its opposite.
+    """Audit a vector, large in every rotated coordinate, that becomes its opposite.
 
     d: a power of two. noise: a fault, multiplies the Laplace noise.
     """
@@ -453,7 +466,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
     for x, end in zip(worlds, _ENDS, strict=True):
         x[:, 0] = np.append(_OTHERS, end)
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
@@ -465,14 +478,14 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
         given = mechanism.rotated_radius, mechanism.rotated_bound, y
         columns = [x[:, 0] / math.sqrt(d) for x in worlds]
-        logs = [_log_law(c, mechanism.epsilon_coordinate, *given) for c in columns]
+        logs = [_log_density(c, mechanism.epsilon_coordinate, *given) for c in columns]
         result: np.ndarray = np.round((logs[1] - logs[0]).sum(axis=1), _DIGITS)
         return result
 
     return audit(
         name,
-        partial(play, 0),
-        partial(play, 1),
+        partial(simulate, 0),
+        partial(simulate, 1),
         claimed_epsilon=BUDGET.epsilon,
         delta=BUDGET.delta,
         trials=trials,
@@ -480,11 +493,11 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 
 
 def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
-    """A statistic plus Gaussian noise by one addition of doubles, of the claimed variance.
+    """Audit a statistic plus Gaussian noise by one addition of doubles, of the claimed variance.
 
-    The two records are of no special kind: what tells them apart are the doubles that are never
-    released. The statistic is whether the second record can have given the release, less whether
-    the first can.
+    The two records are of no special kind: they are told apart by the doubles that are never
+    released. The statistic is 1 if the second record can have given the release, less 1 if the
+    first can.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw, d = np.random.default_rng(check_seed(seed)), 6
@@ -497,7 +510,7 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
     rows, columns = np.tril_indices(d)
     stds = np.concatenate([np.full(d, bias), np.where(rows == columns, on, off)])
 
-    def play(world: int, n: int) -> np.ndarray:
+    def simulate(world: int, n: int) -> np.ndarray:
         released = records[world] + stds * draw.normal(size=(n, len(stds)))
         possible = [reachable(released, record, stds).all(axis=1) for record in records]
         result: np.ndarray = possible[1].astype(float) - possible[0]
@@ -505,8 +518,8 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
 
     return audit(
         name,
-        _by_chunks(trials, lambda runs: play(0, len(runs))),
-        _by_chunks(trials, lambda runs: play(1, len(runs))),
+        _by_chunks(trials, lambda runs: simulate(0, len(runs))),
+        _by_chunks(trials, lambda runs: simulate(1, len(runs))),
         claimed_epsilon=BUDGET.epsilon,
         delta=BUDGET.delta,
     )

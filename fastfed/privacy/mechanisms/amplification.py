@@ -1,7 +1,7 @@
 """Amplification by shuffling whole silos' p-sums (zhou-chowdhury-2024, Lemma F.2, Theorem 5.3).
 
 A shuffler between silos and server can only hide more, so the silo-level LDP guarantee of the same
-noise always holds too; what is reported is the better of both.
+noise always holds too; the reported one is the better of both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PARTS = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
 
 class Amplified(NamedTuple):
-    """Output of Lemma F.2, and whether its condition holds: the numbers prove nothing without."""
+    """Output of Lemma F.2, and if its condition holds: the numbers prove nothing without."""
 
     epsilon: float
     delta: float
@@ -54,16 +54,16 @@ class Amplified(NamedTuple):
 def amplified(
     epsilon0: float, delta0: float, points: float, silos: int, inner_delta: float
 ) -> Amplified:
-    """Lemma F.2: `silos` silos of `points` points each, a local (epsilon0, delta0) Gaussian
-    mechanism, and a shuffler.
+    """Lemma F.2 for `silos` silos of `points` points each and a shuffler.
 
+    The local mechanism is Gaussian and (epsilon0, delta0)-private.
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
     under the condition epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma uses
     the same delta0 between any two datasets of n points, at n epsilon0: classical noise
-    D sqrt(2 ln(1.25/delta0)) / epsilon0 gives that for n epsilon0 <= 1, tighter noise does not.
-    n >= 1 is how far apart two datasets may be in units of D, and need not be whole.
-    inner_delta: in (0, 1], free. A large exponent gives infinite epsilon and delta, not an error.
+    D sqrt(2 ln(1.25/delta0)) / epsilon0 gives that for n epsilon0 <= 1, tighter noise does not. n
+    >= 1 is the distance of two datasets in units of D, and need not be whole. inner_delta: in (0,
+    1], free. A large exponent gives infinite epsilon and delta, not an error.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
@@ -85,6 +85,7 @@ def _exponent(silos: int, inner_delta: float) -> float:
 
 
 def _epsilon_r(epsilon0: float, n: float, silos: int, inner_delta: float) -> float:
+    """The lemma's epsilon."""
     log4 = math.log(4.0) - math.log(inner_delta)
     clones = math.exp(n * epsilon0) / silos
     return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(clones * log4) + clones))
@@ -99,11 +100,11 @@ def amplified_std(
 ) -> float | None:
     """Least noise of one shuffled p-sum that Lemma F.2 proves to be (epsilon, delta)-private.
 
-    points: n >= 1, so that any two datasets of a silo are at most n `sensitivity` apart, where
-    `sensitivity` is how far one record moves the p-sum. The lemma is solved for epsilon0, for the
-    best inner delta, then for delta0; noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0,
-    with n epsilon0 <= 1 enforced (see `amplified`). None when the lemma proves nothing for so few
-    silos: its condition needs silos > 16 ln(2/inner delta), hence at least 12.
+    points: n >= 1, so that any two datasets of a silo are at most n `sensitivity` apart;
+    sensitivity: the most that one record moves the p-sum. The lemma is solved for epsilon0, for
+    the best inner delta, then for delta0; noise_std = sensitivity sqrt(2 ln(1.25/delta0)) /
+    epsilon0, with n epsilon0 <= 1 enforced (see `amplified`). None when the lemma proves nothing
+    for so few silos: its condition needs silos > 16 ln(2/inner delta), hence at least 12.
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
@@ -114,6 +115,7 @@ def amplified_std(
         return None
 
     def std(log_inner: float) -> float:
+        """Noise at this inner delta."""
         return sensitivity * _unit_std(epsilon, delta, n, silos, math.exp(min(log_inner, 0.0)))
 
     # The condition needs ln(2/inner) < N/16; an inner delta below 1e-300 is of no use to anyone.
@@ -220,10 +222,10 @@ def _composed_std(
 
 
 def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M).
+    """Compute s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
 
-    The order of zhou-chowdhury-2024, Theorem 5.3, with constant 1; horizon: T, rounds of a silo.
-    0 when nothing is released.
+    s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M); horizon: T,
+    rounds of a silo. 0 when nothing is released.
 
     Raises InputError for delta >= kappa / T, where the second logarithm is not positive.
     """
@@ -239,9 +241,10 @@ def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> 
 
 
 def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M).
+    """Compute s of the published experiment code of zhou-chowdhury-2024.
 
-    The published experiment code of zhou-chowdhury-2024. 0 when nothing is released.
+    s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M). 0 when
+    nothing is released.
     """
     kappa, silos, horizon, delta = _checked(budget, releases, silos, horizon)
     if kappa == 0:
@@ -254,6 +257,7 @@ def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: in
 def _checked(
     budget: Budget, releases: int, silos: int, horizon: int
 ) -> tuple[int, int, int, float]:
+    """Check the arguments; kappa, silos, horizon and delta."""
     return (
         depth(releases),
         integer("silos", silos, at_least=1),
@@ -273,11 +277,26 @@ HIDING = Condition(
 class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     """The p-sum tree with Gaussian noise by every silo, and a shuffler between silos and server.
 
-    silos: M. batch_size: B, points of a silo in one leaf. horizon: T. All else as in GaussianTree.
+    Parameters
+    ----------
+    silos : int
+        M.
+    batch_size : int
+        B, points of a silo in one leaf.
+    horizon : int
+        T. All other fields as in `GaussianTree`.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: towards everyone who sees shuffled messages, for one record as in GaussianTree, the
-    better of silo-level LDP, which holds without the shuffler, and Lemma F.2. With returning > 1 it
-    is silo-level LDP: the lemma is about one record.
+    better of silo-level LDP, which holds without the shuffler, and Lemma F.2. With returning > 1
+    it is silo-level LDP: the lemma is about one record.
+    Source: zhou-chowdhury-2024, Lemma F.2 and Theorem 5.3.
     """
 
     silos: int
@@ -285,6 +304,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     horizon: int
 
     def __post_init__(self) -> None:
+        """Check every field."""
         GaussianTree.__post_init__(self)
         integer("silos", self.silos, at_least=1)
         integer("batch_size", self.batch_size, at_least=1)
@@ -295,7 +315,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """The smaller of the exact silo-level LDP epsilon and what Lemma F.2 proves, at delta.
+        """Smaller of the exact silo-level LDP epsilon and the one that Lemma F.2 proves, at delta.
 
         With returning > 1 the former.
         """
@@ -323,11 +343,13 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return best
 
     def _lemma_covers(self, epsilon: float, delta: float, relation: str) -> bool:
+        """Test if the lemma proves epsilon at delta for this noise."""
         budget = Budget(epsilon, delta, relation)
         needed = self._lemma_std(budget)
         return needed is not None and needed <= self.noise_std
 
     def _lemma_std(self, budget: Budget) -> float | None:
+        """Least noise for which the lemma proves a budget."""
         return amplified_tree_std(
             budget,
             self.releases,
@@ -338,7 +360,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         )
 
     def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget under its relation: computed, never quoted."""
+        """The claim under its relation, computed, never quoted, and what is taken on trust."""
         budget, found = self.budget, self.exact()
         text = (
             f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
@@ -350,6 +372,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return [*others, *participation_conditions(self.returning), claim]
 
     def _remark(self, found: float) -> str:
+        """Say which argument holds, and what is known of the rule that chose the noise."""
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":
@@ -383,17 +406,38 @@ def calibrate_shuffled_tree(
     layout: str | None = None,
     returning: int = 1,
 ) -> AmplifiedTree:
-    """The p-sum tree whose noisy p-sums are shuffled over silos, for a budget.
+    """Calibrate the p-sum tree whose noisy p-sums are shuffled over silos.
 
-    releases: T / B. silos: M. batch_size: B. horizon: T, rounds of a silo.
-    calibration "exact": the smaller of the exact silo-level LDP noise and `amplified_tree_std`;
-    "theorem": `theorem_5_3_std`; "published-code": `published_shuffle_std`.
-    layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
-    returning: the most batches of one user, see `GaussianRelease`; with more than 1 the noise is
-    that of exact silo-level LDP, since the lemma is about one record. "exact" only.
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases : int
+        K = T / B.
+    silos : int
+        M.
+    batch_size : int
+        B.
+    horizon : int
+        T, rounds of a silo.
+    calibration : {"exact", "theorem", "published-code"}
+        "exact": the smaller of the exact silo-level LDP noise and `amplified_tree_std`; "theorem":
+        `theorem_5_3_std`; "published-code": `published_shuffle_std`.
+    layout : {"iid", "goe1", "goe2"}, optional
+        Free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    returning : int
+        The most batches of one user, see `GaussianRelease`; with more than 1 the noise is that of
+        exact silo-level LDP, since the lemma is about one record. "exact" only.
 
-    Raises InputError for delta = 0, the unit "silo", a layout or returning that belongs to another
-    calibration, and where Theorem 5.3's formula is not defined (delta >= kappa / T).
+    Returns
+    -------
+    AmplifiedTree
+
+    Raises
+    ------
+    InputError
+        For delta = 0, the unit "silo", a layout or returning that belongs to another calibration,
+        and where Theorem 5.3's formula is not defined (delta >= kappa / T).
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)

@@ -63,21 +63,45 @@ _EXACT_ROUNDING = 0.02
 class BinomialTree(msgspec.Struct, frozen=True):
     """The p-sum tree over two streams, x y and x x^T, every node a vector sum by shuffling.
 
-    releases: number of released nodes (T / B); 0 releases nothing. batch_points: n of a leaf, the
-    users of all silos in one batch (M B); a node of level j sums n_j = n 2^j users. dimension: d;
-    a node has s = d + d (d + 1)/2 coordinates (the matrix on and above its diagonal).
-    g, b: for each level, the encoding levels per unit and the noise bits that each user adds to
-    each coordinate, so a coordinate carries Bin(n_j b_j, 1/4). calibration: which rule chose them.
-    budget: what was asked for. source: where the rule is from. vector_scale: the factor of the
-    published code. honest_fraction: h; only floor(h n_j) users' noise is counted on. returning: M0,
-    the most batches that one user takes part in, at most once in each and at times that do not
-    depend on what was released.
+    Parameters
+    ----------
+    releases : int
+        Number of released nodes (T / B); 0 releases nothing.
+    batch_points : int
+        n of a leaf, the users of all silos in one batch (M B); a node of level j sums n_j = n 2^j
+        users.
+    dimension : int
+        d; a node has s = d + d (d + 1)/2 coordinates (the matrix on and above its diagonal).
+    g, b : tuple of int
+        For each level, the encoding levels per unit and the noise bits that each user adds to each
+        coordinate, so a coordinate carries Bin(n_j b_j, 1/4).
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chose them.
+    budget : Budget
+        The budget that was asked for.
+    source : str
+        Author-year of the rule.
+    vector_scale : float
+        The factor of the published code.
+    honest_fraction : float
+        h; only floor(h n_j) users' noise is counted on.
+    returning : int
+        M0, the most batches that one user takes part in, at most once in each and at times that do
+        not depend on what was released.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
     `returning` leaves at most, all released nodes of both streams together are
     (exact(), budget.delta)-private towards everyone who sees shuffled messages; proven in
     `fastfed.privacy.accounting.binomial`. A message has 2 g + b bits, and only the sum of a
     coordinate's bits is seen.
+    Source: zhou-chowdhury-2024, Algorithms 5 to 7.
     """
 
     releases: int
@@ -93,6 +117,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
+        """Check every field."""
         integer("releases", self.releases, at_least=0)
         integer("batch_points", self.batch_points, at_least=1)
         integer("dimension", self.dimension, at_least=1)
@@ -163,14 +188,16 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return math.sqrt(self.depth * -log_delta) * inner / epsilon
 
     def _sensitivity(self, relation: str | None) -> float:
+        """Joint sensitivity of one record."""
         relation = named_relation(relation, self.budget)
         return joint_sensitivity(relation, "iid", self.dimension)
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of the Gaussian noise of the same variance; for orientation, exact() is the proof.
+        """GDP parameter of Gaussian noise of the same variance.
 
-        mu^2 = sum_j 16 R_j g_j^2 D^2 / (3 N_j), D the joint sensitivity, N_j the counted bits and
-        R_j the sum of squares of `participation.level_squares`, 1 for one batch.
+        For orientation: exact() is the proof. mu^2 = sum_j 16 R_j g_j^2 D^2 / (3 N_j), D the joint
+        sensitivity, N_j the counted bits and R_j the sum of squares of
+        `participation.level_squares`, 1 for one batch.
         """
         d = self._sensitivity(relation)
         if any(self.counted(j) == 0 for j in range(self.depth)):
@@ -208,11 +235,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
-        """Whether these noise bits give the budget under its relation, by the proven account.
-
-        One computed condition for every calibration, and the assumptions about who adds noise and
-        when users return.
-        """
+        """The claim under its relation, by the proven account, and what is taken on trust."""
         budget = self.budget
         found = self.exact()
         what = (
@@ -243,17 +266,18 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
 
 def _honest(fraction: float, users: int) -> int:
+    """Number of users whose noise is counted on."""
     return users if fraction == 1.0 else math.floor(fraction * users)
 
 
 def _level(changed: tuple[int, int, int], trials: int, norm: float, coordinates: int) -> Node:
     """All nodes of one level that one user may change, for the account.
 
-    changed: of `level_squares`. norm: S, how far one record moves its encoded vector.
-    Of c records in a node each is rounded by itself, while the account moves one real vector. So
-    tell how all but one are rounded: with r = floor(w + U) and r' = floor(w + t + U), U uniform and
-    told, r' - r is within 1 of t in each coordinate. What is left is one record whose vector moves
-    by at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
+    changed: of `level_squares`. norm: S, the most that one record moves its encoded vector. Of c
+    records in a node each is rounded by itself, while the account moves one real vector. So tell
+    how all but one are rounded: with r = floor(w + U) and r' = floor(w + t + U), U uniform and
+    told, r' - r is within 1 of t in each coordinate. The rest is one record whose vector moves by
+    at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
     """
     squares, count, most = changed
     norm += (1.0 - 1.0 / most) * math.sqrt(coordinates)
@@ -261,13 +285,13 @@ def _level(changed: tuple[int, int, int], trials: int, norm: float, coordinates:
 
 
 def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
-    """(epsilon_0, delta_0) of one node and stream: half the budget, advanced composition."""
+    """Budget (epsilon_0, delta_0) of one node and stream: half of it, advanced composition."""
     epsilon, delta = budget.epsilon / 2.0, budget.delta / 2.0
     return epsilon / (2.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))), delta / (2.0 * kappa)
 
 
 def _usual_g(users: int, dimension: int) -> int:
-    """max(ceil(2 sqrt n), d, 4) (zhou-chowdhury-2024, Appendix F.2), in integers."""
+    """Compute max(ceil(2 sqrt n), d, 4) (zhou-chowdhury-2024, Appendix F.2) in integers."""
     return max(math.isqrt(4 * users - 1) + 1, dimension, 4)
 
 
@@ -281,27 +305,49 @@ def calibrate_vector_sum(
     honest_fraction: float = 1.0,
     returning: int = 1,
 ) -> BinomialTree:
-    """The vector-sum tree for a budget: encoding levels g_j and noise bits b_j of every level.
+    """Calibrate the vector-sum tree: encoding levels g_j and noise bits b_j of every level.
 
-    With n_j = batch_points 2^j users, kappa levels, and g_j = max(ceil(2 sqrt n_j), d, 4):
-    "theorem": b_j = ceil(24e4 g_j^2 ln(4 (d^2 + 1)/delta_0)^2 / (epsilon_0^2 n_j)), with
-    epsilon_0 = (epsilon/2) / (2 sqrt(2 kappa ln(4/delta))), delta_0 = delta / (4 kappa)
-    (zhou-chowdhury-2024, Theorem 5.5, for two streams).
-    "published-code": b_j = ceil(vector_scale g_j^2 ln(d^2/delta)^2 / (epsilon^2 n_j)), without
-    composition over the nodes; it often does not give the budget, see conditions().
-    "exact": the smallest b_j for which the budget is proven with equal shares mu^2 / kappa of the
-    nodes; g_j is raised where needed so that the noise has a standard deviation of at least 150
-    levels, which makes a coarse encoding's skewness negligible. A larger g changes no noise in
-    units of the sum, only the length 2 g + b of a message, b growing like g^2. With returning > 1
-    one record in a node has the share mu^2 / sum_j R_j, R_j the squares of
-    `participation.level_squares`, and g_j is raised until the roundings of the user's
-    other records cost at most two per cent of noise.
-    honest_fraction: h in (0, 1]; only floor(h n_j) users' noise is counted on, and "exact" makes
-    the others' share up. vector_scale: only for "published-code". returning: the most batches of
-    one user, see `BinomialTree`; more than 1 only for "exact".
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases : int
+        K.
+    batch_points : int
+        n of a leaf.
+    dimension : int
+        d.
+    calibration : {"exact", "theorem", "published-code"}
+        With n_j = batch_points 2^j users, kappa levels, and g_j = max(ceil(2 sqrt n_j), d, 4):
+        "theorem": b_j = ceil(24e4 g_j^2 ln(4 (d^2 + 1)/delta_0)^2 / (epsilon_0^2 n_j)), with
+        epsilon_0 = (epsilon/2) / (2 sqrt(2 kappa ln(4/delta))), delta_0 = delta / (4 kappa)
+        (zhou-chowdhury-2024, Theorem 5.5, for two streams).
+        "published-code": b_j = ceil(vector_scale g_j^2 ln(d^2/delta)^2 / (epsilon^2 n_j)), without
+        composition over the nodes; it often does not give the budget, see conditions().
+        "exact": the smallest b_j for which the budget is proven with equal shares mu^2 / kappa of
+        the nodes; g_j is raised where needed so that the noise has a standard deviation of at
+        least 150 levels, which makes a coarse encoding's skewness negligible. A larger g changes
+        no noise in units of the sum, only the length 2 g + b of a message, b growing like g^2.
+        With returning > 1 one record in a node has the share mu^2 / sum_j R_j, R_j the squares of
+        `participation.level_squares`, and g_j is raised until the roundings of the user's other
+        records cost at most two per cent of noise.
+    vector_scale : float
+        Only for "published-code".
+    honest_fraction : float
+        h in (0, 1]; only floor(h n_j) users' noise is counted on, and "exact" makes the others'
+        share up.
+    returning : int
+        The most batches of one user, see `BinomialTree`; more than 1 only for "exact".
 
-    Raises InputError for delta = 0, the unit "silo", a vector_scale or returning other than 1
-    elsewhere, and if nobody's noise can be counted on.
+    Returns
+    -------
+    BinomialTree
+
+    Raises
+    ------
+    InputError
+        For delta = 0, the unit "silo", a vector_scale or returning other than 1 elsewhere, and if
+        nobody's noise can be counted on.
     """
     releases = integer("releases", releases, at_least=0)
     batch_points = integer("batch_points", batch_points, at_least=1)
@@ -357,7 +403,7 @@ def _exact(
     honest_fraction: float,
     changed: list[tuple[int, int, int]],
 ) -> tuple[list[int], list[int]]:
-    """g_j and the smallest b_j, for the share of delta left to the windows that needs least."""
+    """Find g_j and the smallest b_j, for the best share of delta for the windows."""
     coordinates = dimension + dimension * (dimension + 1) // 2
     joint = joint_sensitivity(budget.relation, "iid", dimension)
     honest = [_honest(honest_fraction, n) for n in users]
@@ -382,9 +428,11 @@ def _exact(
         return gaussian_mu(budget.epsilon, rest) / parts, tail
 
     def node(j: int, trials: int) -> Node:
+        """The nodes of a level with so many noise bits."""
         return _level(changed[j], trials, joint * levels[j], coordinates)
 
     def ratio(j: int, b: int) -> float:
+        """mu of a node of a level with b bits a user."""
         made = node(j, honest[j] * b)
         return node_mu(Probits(made.trials), made.norm, coordinates, tail, False, made.window)
 
@@ -406,7 +454,7 @@ def _exact(
 
 
 def _smallest(need: float, mu: float, ratio: Callable[[int], float]) -> int:
-    """Smallest b with ratio(b) <= mu (to one part in 2^40), for ratio decreasing like 1/sqrt(b)."""
+    """Find the smallest b with ratio(b) <= mu (to one part in 2^40), ratio like 1/sqrt(b)."""
     low, high = 0, max(math.ceil(need), 1)  # low fails
     while not (found := ratio(high)) <= mu:
         low = high
@@ -414,7 +462,7 @@ def _smallest(need: float, mu: float, ratio: Callable[[int], float]) -> int:
         high = max(math.ceil(grown), high + 1)
     step = 1
     while high - low > max(1, high >> 40):
-        # The law leads to within a few units of the answer; from there by doubled steps, then
+        # The rule leads to within a few units of the answer; from there by doubled steps, then
         # by halving.
         middle = max(min(math.ceil(high * (found / mu) ** 2), high) - step, (low + high) // 2)
         value = ratio(middle)

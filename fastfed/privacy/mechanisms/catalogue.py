@@ -1,4 +1,4 @@
-"""The mechanisms by name: what `calibrate` can answer, one noise for one budget."""
+"""The mechanisms by name: `calibrate` finds the noise of a named mechanism for a budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,23 @@ from fastfed.privacy.sensitivity import Budget, sum_sensitivity
 
 
 class Calibrated(Displayed, msgspec.Struct, frozen=True):
-    """The answer of a calibration: the budget, the noise, and the ratio mu it amounts to."""
+    """The result of a calibration.
+
+    Parameters
+    ----------
+    mechanism : str
+        Its name.
+    epsilon, delta, relation
+        The budget.
+    releases : int
+        Number of releases.
+    noise_std : float
+        Standard deviation of the noise, see `calibrate`.
+    mu : float
+        The GDP parameter that everything released amounts to.
+    source : str
+        Author-year of the rule, and details.
+    """
 
     mechanism: str
     epsilon: float
@@ -41,10 +57,16 @@ class Calibrated(Displayed, msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """What some mechanisms need to know beside budget and releases.
+    """Sizes that some mechanisms need beside budget and releases.
 
-    users: of one leaf, silos times batch size. dimension: d. sensitivity: the most that neighbours
-    change one release, in its units; None: the mechanism's own.
+    Parameters
+    ----------
+    users : int, optional
+        Of one leaf, silos times batch size.
+    dimension : int, optional
+        d.
+    sensitivity : float, optional
+        The most that neighbours change one release, in its units; None: the mechanism's own.
     """
 
     users: int | None = None
@@ -59,13 +81,14 @@ NOTHING = "nothing is released"
 def _answer(
     name: str, budget: Budget, releases: int, std: float, mu: float, source: str
 ) -> Calibrated:
+    """Make the result of a calibration."""
     return Calibrated(
         name, budget.epsilon, budget.delta, budget.relation, releases, std, mu, source
     )
 
 
 def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Sums of vectors of norm at most 1, a record entering each of the releases."""
+    """Calibrate sums of vectors of norm at most 1, a record entering each of the releases."""
     releases = integer("releases", releases, at_least=0)
     delta = number("delta", budget.delta, above=0, below=1)
     each = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
@@ -79,6 +102,7 @@ def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _gaussian_release(name: str, made: GaussianRelease) -> Calibrated:
+    """Make the result for a Gaussian release of two streams."""
     source = made.source
     if made.calibration != "exact":
         source += f"; exact epsilon {rounded_up(made.exact())}"
@@ -86,6 +110,8 @@ def _gaussian_release(name: str, made: GaussianRelease) -> Calibrated:
 
 
 def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
+    """Make the function that calibrates the tree by this rule."""
+
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
 
@@ -93,6 +119,8 @@ def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrat
 
 
 def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
+    """Make the function that calibrates this release."""
+
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         return _gaussian_release(name, calibrate_release(name, budget, releases))
 
@@ -100,7 +128,7 @@ def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
 
 
 def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Both streams through the vector sum by shuffling, at every node of the tree."""
+    """Calibrate both streams through the vector sum by shuffling, at every node of the tree."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-sum needs users (of all silos in one batch) and dimension")
     integer("users", size.users, at_least=1)
@@ -115,7 +143,7 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
-    """Every user's own Gaussian noise, for a user of so many batches; noise_std of one message."""
+    """Make the function that calibrates users' own Gaussian noise; noise_std of one message."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
         if shuffled and size.users is None:
@@ -131,7 +159,7 @@ def _points(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrat
 
 
 def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """One agent's vector sums, for a user of so many batches; noise_std of one batch."""
+    """Calibrate one agent's vector sums, for a user of so many batches; noise_std of one batch."""
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
     if integer("releases", releases, at_least=0) == 0:
@@ -142,10 +170,10 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Choices of the least of many scores, each changed by at most 1; noise_std of one score.
+    """Calibrate choices of the least of many scores, each changed by at most 1.
 
-    mu is that of the Gaussian mechanism which many such choices, taken for (e, 0)-private each, are
-    like: sqrt(releases) e.
+    noise_std is of one score. mu is that of the Gaussian mechanism which many such choices, taken
+    for (e, 0)-private each, are like: sqrt(releases) e.
     """
     if integer("releases", releases, at_least=0) == 0:
         return _answer("noisy-argmin", budget, 0, 0.0, 0.0, NOTHING)
@@ -157,7 +185,7 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Laplace noise on every entry of statistics of L1 sensitivity 1; mu as for noisy-argmin."""
+    """Calibrate Laplace noise on statistics of L1 sensitivity 1; mu as for noisy-argmin."""
     if integer("releases", releases, at_least=0) == 0:
         return _answer("laplace", budget, 0, 0.0, 0.0, NOTHING)
     each = largest_share(budget.epsilon, budget.delta, "laplace", releases)
@@ -168,8 +196,11 @@ def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Choices with probability proportional to exp(-eta cost / 2); noise_std is that of the Gumbel
-    noise on each cost whose least is such a choice; mu as for noisy-argmin."""
+    """Calibrate choices with probability proportional to exp(-eta cost / 2).
+
+    noise_std is that of the Gumbel noise on each cost whose least is such a choice; mu as for
+    noisy-argmin.
+    """
     if integer("releases", releases, at_least=0) == 0:
         return _answer("exponential", budget, 0, 0.0, 0.0, NOTHING)
     eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
@@ -182,11 +213,12 @@ def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _sensitivity(size: Size) -> float:
-    """That of a number or a score: 1 by default."""
+    """Sensitivity of a number or a score: 1 by default."""
     return 1.0 if size.sensitivity is None else size.sensitivity
 
 
 def _of(size: Size) -> str:
+    """Say the sensitivity, if one was given."""
     return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 
@@ -208,11 +240,11 @@ BUILTIN: dict[str, Mechanism] = {
     "exponential": _exponential,
 }
 
-#: Whose noise is for a statistic of any sensitivity: the others' follows from features and rewards.
+#: Mechanisms for statistics of any sensitivity; the others' follows from features and rewards.
 SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
 
 
-#: What each is, in a line.
+#: One line about each.
 SUMMARIES = {
     "gaussian": "sums of vectors of norm at most 1, a record in every release",
     "gaussian-tree": "both streams of a linear bandit through the binary tree",
@@ -231,7 +263,7 @@ SUMMARIES = {
 
 _NODE = "of each bias entry of one node, in the units of the sums"
 _ROUND = "user: one context with its reward"
-#: What neighbours differ in, and what noise_std is, for each of our own.
+#: For each of our own: the record in which neighbours differ, and the quantity of noise_std.
 MEANINGS = {
     **dict.fromkeys(
         ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"), (_ROUND, _NODE)
@@ -250,9 +282,23 @@ MEANINGS = {
 
 
 class ListedMechanism(msgspec.Struct, frozen=True):
-    """One mechanism. unit: what neighbours differ in. noise_std: what that number is of. needs:
-    what has to be said beside budget and releases. sensitivity: whether another one can be said;
-    default_sensitivity: the own, where one number says it. summary: what it is, in a line."""
+    """A mechanism of the list.
+
+    Parameters
+    ----------
+    name, summary : str
+        Name, and one line about it.
+    unit : str
+        The record in which neighbours differ.
+    noise_std : str
+        What the number is the standard deviation of.
+    needs : tuple of str
+        Arguments needed beside budget and releases.
+    sensitivity : bool
+        True if another sensitivity can be given.
+    default_sensitivity : str or None
+        The own, where one number says it.
+    """
 
     name: str
     summary: str
@@ -263,7 +309,7 @@ class ListedMechanism(msgspec.Struct, frozen=True):
     default_sensitivity: str | None
 
 
-#: What must be said beside budget and releases.
+#: Arguments that are needed beside budget and releases.
 NEEDS = {
     "vector-sum": ("users", "dimension"),
     "vector-batches": ("users", "dimension"),
@@ -272,7 +318,7 @@ NEEDS = {
 
 
 def listed() -> list[ListedMechanism]:
-    """Every mechanism that can be calibrated, those of installed packages too."""
+    """List every mechanism that can be calibrated, those of installed packages too."""
     found = []
     refused = MECHANISMS.problems()
     for name in MECHANISMS:
@@ -289,12 +335,12 @@ def listed() -> list[ListedMechanism]:
 
 
 def summary(name: str) -> str:
-    """What a mechanism is, in a line."""
+    """Describe a mechanism in a line."""
     return SUMMARIES.get(name) or first_line(MECHANISMS[name])
 
 
 def check_mechanism(name: str, found: Any) -> Mechanism:
-    """What an entry point names, if it can be called."""
+    """Check that an entry point names a function."""
     if isinstance(found, type) or not callable(found):
         raise must_be("a function (budget, releases, size) -> Calibrated", found)
     mechanism: Mechanism = found
@@ -315,22 +361,48 @@ def calibrate(
     dimension: int | None = None,
     sensitivity: float | None = None,
 ) -> Calibrated:
-    """Noise of the named mechanism (a key of MECHANISMS) for a budget and number of releases.
+    """Calibrate the named mechanism to a budget and a number of releases.
 
-    users, dimension: for "vector-sum" and "vector-batches", the users of one leaf or batch and d;
-    users also for "shuffled-points". noise_std is that of each bias entry of one node, noise
-    vector, user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums.
-    For these last three, ``releases`` are the batches that one user may take part in. For
-    "noisy-argmin", "laplace" and "exponential" noise_std is that of one score, entry or cost, and
-    ``releases`` are the choices or statistics that one record enters.
+    Parameters
+    ----------
+    mechanism : str
+        A key of MECHANISMS.
+    budget : Budget
+        The budget.
+    releases : int
+        Number of releases. For "noisy-points", "shuffled-points" and "vector-batches" the batches
+        that one user may take part in; for "noisy-argmin", "laplace" and "exponential" the choices
+        or statistics that one record enters.
+    users, dimension : int, optional
+        For "vector-sum" and "vector-batches", the users of one leaf or batch and d; users also for
+        "shuffled-points".
+    sensitivity : float, optional
+        > 0, the most that neighbours change one release, for the mechanisms in SCALED: in L2 for
+        "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most 1),
+        in L1 for "laplace", of each score or cost for the others (default 1). Noise is
+        proportional to it. The sensitivity of other mechanisms follows from features of norm at
+        most 1 and rewards in [0, 1].
 
-    sensitivity: > 0, the most that neighbours change one release, for the mechanisms in SCALED:
-    in L2 for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most
-    1), in L1 for "laplace", of each score or cost for the others (default 1). Noise is proportional
-    to it. Raises InputError for other mechanisms, whose sensitivity follows from features of norm
-    at most 1 and rewards in [0, 1].
+    Returns
+    -------
+    Calibrated
+        Its noise_std is that of each bias entry of one node, noise vector, user's message
+        ("noisy-points", "shuffled-points") or batch, in the units of the sums; for "noisy-argmin",
+        "laplace" and "exponential" that of one score, entry or cost.
+
+    Raises
+    ------
+    InputError
+        For an unknown mechanism, values out of range, missing sizes, and a sensitivity that the
+        mechanism does not take.
+
+    Examples
+    --------
+    >>> from fastfed.privacy import Budget, calibrate
+    >>> round(calibrate("gaussian-tree", Budget(1.0, 1e-6), 400).noise_std, 2)
+    25.35
     """
-    # A name of our own needs no look at what is installed.
+    # A name of our own needs no look at installed packages.
     known = tuple(BUILTIN) if mechanism in BUILTIN else tuple(MECHANISMS)
     made = MECHANISMS[choice("mechanism", mechanism, known)]
     if sensitivity is not None:

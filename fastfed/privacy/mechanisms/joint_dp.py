@@ -1,8 +1,8 @@
-"""A trusted agent that adds noise to its own sums, and the published code that does not hide them.
+"""Joint differential privacy: a trusted agent that adds noise to its own sums.
 
-Joint differential privacy: users other than the changed one, all together, see the actions that
-the noisy sums led to, which is post-processing (chowdhury-zhou-2022, Appendix F; Shariff and
-Sheffet 2018).
+Users other than the changed one, all together, see the actions that the noisy sums led to, which is
+post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018). Beside it stands the
+noise of the published code, which does not hide the sums.
 """
 
 from __future__ import annotations
@@ -40,19 +40,28 @@ class JointDpTree(GaussianTree, frozen=True):
 
     @property
     def remark(self) -> str:
+        """A remark on the rule that chose the noise."""
         return "Proposition F.3 prints no constant" if self.calibration == "theorem" else ""
 
 
 class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix sums whose noise is the sum of the first 1 + floor(ln(k + 1)) of a few draws.
 
-    That is what the experiment code of chowdhury-zhou-2022 adds in place of a tree. Between two
-    draws consecutive releases carry the same noise, so their difference is a batch as it is: of the
-    sums no finite epsilon holds at any delta < 1, and of the actions alone nothing is proven.
+    The experiment code of chowdhury-zhou-2022 adds it in place of a tree. Between two draws
+    consecutive releases carry the same noise, so their difference is a batch as it is: of the sums
+    no finite epsilon holds at any delta < 1, and of the actions alone nothing is proven.
 
-    noise_std: of each bias entry of one draw, in the units of the sums of unit-norm features, where
-    the code's (u, 1) has norm sqrt 2: s / sqrt 2 of its s = sqrt(ln T) ln(2.5/delta) / epsilon. The
-    covariance stream has the layout "goe1" of parameter s / 2.
+    Parameters
+    ----------
+    budget : Budget
+        The budget that was asked for.
+    releases : int
+        K.
+    noise_std : float
+        Standard deviation of each bias entry of one draw, in the units of the sums of unit-norm
+        features, where the code's (u, 1) has norm sqrt 2: s / sqrt 2 of its
+        s = sqrt(ln T) ln(2.5/delta) / epsilon. The covariance stream has the layout "goe1" of
+        parameter s / 2.
     """
 
     budget: Budget
@@ -79,7 +88,7 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(("bias", "covariance", "covariance_diagonal"), self.stds, strict=True))
 
     def exact(self) -> float:
-        """Infinite: nothing is proven."""
+        """Epsilon is infinite: nothing is proven."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
@@ -103,15 +112,34 @@ def calibrate_joint_dp(
     covariance_ratio: float = 1.0,
     returning: int = 1,
 ) -> GaussianRelease | NestedNoise:
-    """The noise of a trusted agent for a budget; releases: T / B, horizon: T.
+    """Calibrate the noise of a trusted agent to a budget.
 
-    "exact": the least noise of the release ("tree", "honaker", "toeplitz") that truly gives the
-    budget to a user of at most ``returning`` batches. "theorem": Proposition F.1's
-    4 sqrt(2 ln(2.5/delta)) / epsilon times sqrt(kappa), kappa the nodes over one leaf, and times
-    ``returning`` for such users (Proposition E.7); tree only. "published-code": `NestedNoise`.
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases, horizon : int
+        T / B and T.
+    release : {"tree", "honaker", "toeplitz"}
+        The noise of prefix sums.
+    calibration : {"exact", "theorem", "published-code"}
+        "exact": the least noise of the release that truly gives the budget to a user of at most
+        ``returning`` batches. "theorem": Proposition F.1's 4 sqrt(2 ln(2.5/delta)) / epsilon times
+        sqrt(kappa), kappa the nodes over one leaf, and times ``returning`` for such users
+        (Proposition E.7); tree only. "published-code": `NestedNoise`.
+    layout, covariance_ratio : str, float
+        As in `GaussianRelease`.
+    returning : int
+        The most batches of one user.
 
-    Raises InputError for delta = 0, the unit "silo", and for keys that belong to another
-    calibration.
+    Returns
+    -------
+    GaussianRelease or NestedNoise
+
+    Raises
+    ------
+    InputError
+        For delta = 0, the unit "silo", and for keys that belong to another calibration.
     """
     choice("calibration", calibration, CALIBRATIONS)
     releases = integer("releases", releases, at_least=0)

@@ -1,7 +1,8 @@
 """Gaussian noise on every user's own data point, and a shuffler that permutes the noisy points.
 
-Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4): what leaves a device is private already; a trusted
-shuffler of each batch can only hide more, so what is reported is the better of both arguments.
+Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4): a message is private already when it leaves a device;
+a trusted shuffler of each batch can only hide more, so the reported guarantee is the better of both
+arguments.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _SMALLEST = -700.0
 
 
 class Shuffled(NamedTuple):
-    """Output of Lemma B.4, and whether its condition holds: the numbers prove nothing without."""
+    """Output of Lemma B.4, and if its condition holds: the numbers prove nothing without."""
 
     epsilon: float
     delta: float
@@ -64,13 +65,13 @@ class Shuffled(NamedTuple):
 
 
 def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> Shuffled:
-    """Lemma B.4: what `users` shuffled messages of an (epsilon0, delta0) local randomizer give.
+    """Lemma B.4 for `users` shuffled messages of an (epsilon0, delta0) local randomizer.
 
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^epsilon0 ln(4/inner)/n) + 8 e^epsilon0/n)),
     delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0 with n = users, under the condition
     epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta: in (0, 1], free. The randomizer must be
-    (epsilon0, delta0)-private between any two data points (replacement), since it is the others'
-    messages that hide one's own. A large exponent gives infinite values, not an error.
+    (epsilon0, delta0)-private between any two data points (replacement), since the others' messages
+    hide one's own. A large exponent gives infinite values, not an error.
 
     Source: chowdhury-zhou-2022, Lemma B.4; Feldman, McMillan & Talwar 2021, Theorem 3.8.
     """
@@ -93,14 +94,14 @@ def _limit(log_users: float, log_inner: float) -> float:
 
 
 def _growth(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """e^epsilon - 1 for the lemma's epsilon."""
+    """Compute e^epsilon - 1 for the lemma's epsilon."""
     clones = math.exp(epsilon0 - log_users)
     root = math.sqrt(clones * (math.log(4.0) - log_inner))
     return math.tanh(epsilon0 / 2.0) * 8.0 * (root + clones)
 
 
 def _log_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """ln of what the lemma multiplies delta0 with."""
+    """Compute ln of the factor of delta0 in the lemma."""
     grown = _growth(epsilon0, log_users, log_inner)
     return log_users + math.log(grown + 2.0) + math.log1p(math.exp(-epsilon0) / 2.0)
 
@@ -112,9 +113,9 @@ def _parts(delta: float, logit: float) -> tuple[float, float]:
 
 
 def _least(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
-    """The least value over the inner delta; the first entry ranks what proves nothing last.
+    """Minimise over the inner delta; the first entry ranks values that prove nothing last.
 
-    Infeasible points carry how far they are from being feasible: the feasible ones may lie between
+    Infeasible points carry their distance from being feasible: the feasible ones may lie between
     two points of the first grid.
     """
     low, high = _LOGITS
@@ -129,7 +130,7 @@ def _least(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
 
 
 def _root(function: Callable[[float], float], high: float) -> float:
-    """Where the function changes its sign between 0 and high, to relative accuracy."""
+    """Find the change of sign of a function between 0 and high, to relative accuracy."""
     from scipy.optimize import brentq
 
     return float(brentq(function, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000))
@@ -138,7 +139,7 @@ def _root(function: Callable[[float], float], high: float) -> float:
 def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
     """Least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages, or math.inf.
 
-    mu: ratio of one message between any two data points, sensitivity / noise_std. Every
+    mu: GDP parameter of one message between any two data points, sensitivity / noise_std. Every
     (epsilon0, delta_of(epsilon0, mu)) is a local guarantee, and the best one is taken, with the
     best inner delta. Rounded towards the larger epsilon.
     """
@@ -181,7 +182,7 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
 
 
 def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
-    """Largest ratio mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
+    """Largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
 
     The lemma solved for epsilon0 under its condition, then for delta0, then `mu_of`, at the best
     inner delta. 0 when the lemma proves nothing for so few users: its condition needs
@@ -239,7 +240,7 @@ def _returning_epsilon(mu: float, delta: float, users: int, count: int) -> float
 
 
 def _returning_mu(epsilon: float, delta: float, users: int, count: int) -> float:
-    """Largest ratio of one message over the shares, 0 if there is none."""
+    """Largest mu of one message over the shares, 0 if there is none."""
     return max(
         shuffled_mu(_share(epsilon, d, slack, count), d, users)
         for d, slack in _shares(delta, count)
@@ -267,20 +268,40 @@ HIDING = Condition(
 class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     """Both streams of every user's data point, x y and x x^T, with Gaussian noise of the user.
 
-    batch_size: B, the users of a batch. returning: M0, in how many batches one user may take part,
-    once in each. layout: of each symmetric noise matrix. noise_std: of each bias entry of one
-    user's message, in the units of one data point. covariance_ratio: r, the layout's parameter for
-    the covariance stream is r noise_std. calibration, budget, source: which rule chose the noise,
-    what was asked for, and where the rule is from. shuffled: whether a trusted shuffler of each
-    batch stands between users and server.
+    Parameters
+    ----------
+    batch_size : int
+        B, the users of a batch.
+    layout : {"iid", "goe1", "goe2"}
+        Layout of each symmetric noise matrix.
+    noise_std : float
+        Standard deviation of each bias entry of one user's message, in the units of one data point.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chose the noise.
+    budget : Budget
+        The budget that was asked for.
+    source : str
+        Author-year of the rule.
+    returning : int
+        M0, the most batches that one user takes part in, once in each.
+    covariance_ratio : float
+        r > 0: the layout's parameter for the covariance stream is r noise_std.
+    shuffled : bool
+        True if a trusted shuffler of each batch stands between users and server.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: for one user with ||x||_2 <= 1 and |y| <= 1 in each of at most M0 batches. Without a
-    shuffler, towards everyone who sees messages: one Gaussian mechanism of ratio mu(relation), also
-    when later points are chosen in view of earlier messages. With it, towards everyone who sees
-    shuffled batches: the better of that and Lemma B.4, composed over M0 batches. Permuting one
-    stream of a shuffled batch once more is post-processing.
-
-    Raises InputError for values out of range.
+    shuffler, towards everyone who sees messages: one Gaussian mechanism of GDP parameter
+    mu(relation), also when later points are chosen in view of earlier messages. With it, towards
+    everyone who sees shuffled batches: the better of that and Lemma B.4, composed over M0 batches.
+    Permuting one stream of a shuffled batch once more is post-processing.
+    Source: chowdhury-zhou-2022, Algorithms 2 to 4.
     """
 
     batch_size: int
@@ -294,6 +315,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
     shuffled: bool = False
 
     def __post_init__(self) -> None:
+        """Check every field."""
         integer("batch_size", self.batch_size, at_least=1)
         integer("returning", self.returning, at_least=1)
         choice("layout", self.layout, LAYOUTS)
@@ -322,7 +344,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(names, self.stds, strict=True))
 
     def _message_mu(self, relation: str) -> float:
-        """Ratio of one message."""
+        """GDP parameter of one message."""
         return joint_sensitivity(
             relation,
             self.layout,
@@ -331,7 +353,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of everything one user sends: sqrt(M0) joint sensitivity / std."""
+        """GDP parameter of everything one user sends: sqrt(M0) joint sensitivity / std."""
         relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
@@ -352,17 +374,14 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return _returning_epsilon(mu, delta, self.batch_size, self.returning)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """What is proven at delta: `ldp`, and where batches are shuffled at most `amplified`."""
+        """Proven epsilon at delta: `ldp`, and where batches are shuffled at most `amplified`."""
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
             return local
         return min(local, self.amplified(delta, relation))
 
     def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget under its relation: computed, never quoted.
-
-        For returning users also what has to be taken on trust.
-        """
+        """The claim under its relation, computed, never quoted, and what is taken on trust."""
         budget, found = self.budget, self.exact()
         text = (
             f"the exact epsilon of this noise, {rounded_up(found)} at delta {budget.delta:g} under "
@@ -377,7 +396,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return [*others, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
-        """What holds beside the claim, at the budget's delta.
+        """List the guarantees that hold beside the claim, at the budget's delta.
 
         Shuffled batches: the guarantee that is left without the shuffler. Otherwise the one that a
         shuffler would add, where the lemma proves any.
@@ -396,7 +415,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return [Side(model, source, best, (HIDING, *trust))]
 
     def _remark(self, found: float) -> str:
-        """Which argument holds, and what is known of the rule that chose the noise."""
+        """Say which argument holds, and what is known of the rule that chose the noise."""
         said = []
         if self.shuffled:
             said.append(self._argument(found))
@@ -428,6 +447,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(said)
 
     def _argument(self, found: float) -> str:
+        """Say by which argument a found epsilon holds."""
         if found < self.ldp():
             return "by Lemma B.4"
         users, least = self.batch_size, self.amplified()
@@ -449,6 +469,7 @@ class LocalGaussian(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _verb(holds: bool) -> str:
+    """Say "holds" or "fails"."""
     return "holds" if holds else "fails"
 
 
@@ -466,28 +487,48 @@ def calibrate_local_gaussian(
     covariance_ratio: float = 1.0,
     batches: int | None = None,
 ) -> LocalGaussian:
-    """Noise on every user's data point for a budget, with or without a shuffler of each batch.
+    """Calibrate the noise on every user's data point, with or without a shuffler of each batch.
 
-    batch_size: B. returning: M0, in how many batches one user may take part, once in each. batches:
-    how many there are, where known; nobody takes part in more.
-    calibration "exact": the least noise, sqrt(M0) D / mu_of(epsilon, delta), D the joint
-    sensitivity of one data point; shuffled: that or, if less, the least noise for which Lemma B.4
-    proves the budget (M0 > 1: of each batch, composed).
-    "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
-    shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1, which
-    claims O(epsilon, delta) only). M0 > 1: the same at the budget of `budget_per_batch`. That is
-    what Theorem E.3 says it prints; as printed it is too small, by
-    sqrt(ln(4 M0/delta) / ln(2/delta)).
-    "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, shuffled
-    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std s/sqrt(2) and covariance_ratio
-    1/sqrt(2): the published experiments' features have norm sqrt(2), so in features of norm 1 the
-    noise of x y is divided by sqrt(2) and that of x x^T by 2. It need not give the budget, see
-    conditions(). For returning = 1 only.
-    layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
-    covariance_ratio: free for "exact".
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    batch_size : int
+        B.
+    returning : int
+        M0, the most batches that one user takes part in, once in each.
+    shuffled : bool
+        True with a shuffler.
+    calibration : {"exact", "theorem", "published-code"}
+        "exact": the least noise, sqrt(M0) D / mu_of(epsilon, delta), D the joint sensitivity of one
+        data point; shuffled: that or, if less, the least noise for which Lemma B.4 proves the
+        budget (M0 > 1: of each batch, composed).
+        "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
+        shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1, which
+        claims O(epsilon, delta) only). M0 > 1: the same at the budget of `budget_per_batch`. That
+        is what Theorem E.3 says it prints; as printed it is too small, by
+        sqrt(ln(4 M0/delta) / ln(2/delta)).
+        "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, shuffled
+        s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std s/sqrt(2) and covariance_ratio
+        1/sqrt(2): the published experiments' features have norm sqrt(2), so in features of norm 1
+        the noise of x y is divided by sqrt(2) and that of x x^T by 2. It need not give the budget,
+        see conditions(). For returning = 1 only.
+    layout : {"iid", "goe1", "goe2"}, optional
+        Free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    covariance_ratio : float
+        Free for "exact", else 1.
+    batches : int, optional
+        Number of batches, where known; nobody takes part in more.
 
-    Raises InputError for delta = 0, for the unit "silo" (this accounts for one user's points), and
-    for a layout, ratio or number of batches that does not belong to the calibration.
+    Returns
+    -------
+    LocalGaussian
+
+    Raises
+    ------
+    InputError
+        For delta = 0, for the unit "silo" (this accounts for one user's points), and for a layout,
+        ratio or number of batches that does not belong to the calibration.
     """
     users = integer("batch_size", batch_size, at_least=1)
     count = integer("returning", returning, at_least=1)
@@ -528,6 +569,7 @@ def calibrate_local_gaussian(
 def _exact_std(
     budget: Budget, users: int, count: int, shuffled: bool, layout: str, ratio: float
 ) -> float:
+    """Least noise that is proven to give the budget."""
     local = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
     if not shuffled:
         return local
@@ -545,7 +587,7 @@ def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
 
 
 def _within_budget(points: LocalGaussian) -> LocalGaussian:
-    """The same with as much more noise as rounding, and the two searches' grids, may ask for."""
+    """Add as much noise as rounding, and the two searches' grids, may ask for."""
     step = 1e-12
     while points.exact() > points.budget.epsilon:
         points = msgspec.structs.replace(points, noise_std=points.noise_std * (1.0 + step))
@@ -554,6 +596,7 @@ def _within_budget(points: LocalGaussian) -> LocalGaussian:
 
 
 def _source(calibration: str, shuffled: bool, count: int) -> str:
+    """Source of a calibration."""
     if calibration == "published-code":
         return f"constants of the published experiment code of {_PAPER}, for features of norm 1"
     if calibration == "exact":

@@ -1,4 +1,9 @@
-"""Sparse vector technique, noisy argmin, and sparse switching, which combines them."""
+"""Sparse vector technique, noisy argmin, and sparse switching, which combines them.
+
+The sparse vector technique tells which query is the first to cross a threshold, the noisy argmin
+which of many scores is the least, and nothing else. Sources: Dwork & Roth 2014, Algorithm 1
+(AboveThreshold) and Section 3.3; Lyu, Su & Li 2017; gao-2024, Algorithm 5, corrected.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,13 @@ from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.laplace import Exponential, laplace_quantile, log_cdf
 from fastfed.privacy.sensitivity import Budget
 
-# The sparse vector technique: which query is the first to cross a threshold, and nothing else.
-# Source: Dwork & Roth 2014, Algorithm 1 (AboveThreshold); Lyu, Su & Li 2017 for its variants.
+# ---- the sparse vector technique -----------------------------------------------------------------
 
 
 def minimal_scales(
     epsilon: float, sensitivity: float = 1.0, *, common_shift: bool = False
 ) -> tuple[float, float]:
-    """Least (threshold, query) scales for which AboveThreshold costs epsilon.
+    """Compute the least (threshold, query) scales for which AboveThreshold costs epsilon.
 
     In general 1/a + 2/b = epsilon/sensitivity leaves one choice, made for the least variance of
     threshold and query noise together: b = 2^{1/3} a. With common_shift a = b =
@@ -36,16 +40,32 @@ def minimal_scales(
 
 
 class AboveThreshold(msgspec.Struct, frozen=True):
-    """One threshold with Lap(threshold_scale), and fresh Lap(query_scale) on each query, until the
-    first query is strictly above.
+    """The sparse vector technique up to the first crossing.
 
-    sensitivity: the most that neighbouring datasets change any query. common_shift: neighbouring
-    datasets leave the queries up to some time alone and change all later ones by one and the same
-    amount, as sums over time do when one summand is replaced.
+    One threshold gets Lap(threshold_scale), and each query fresh Lap(query_scale), until the first
+    query is strictly above.
 
+    Parameters
+    ----------
+    threshold_scale, query_scale : float
+        a and b > 0, in the units of the queries.
+    sensitivity : float
+        > 0, the most that neighbouring datasets change any query.
+    common_shift : bool
+        True if neighbouring datasets leave the queries up to some time alone and change all later
+        ones by one and the same amount, as sums over time do when one summand is replaced.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: (epsilon, 0) for the index of the first query above, or none; the threshold's noise
-    must not be used again after it. epsilon = sensitivity (1/a + 2/b) for scales a, b; with
-    common_shift it is only sensitivity max(1/a, 1/b).
+    must not be used again after it. epsilon = sensitivity (1/a + 2/b); with common_shift it is only
+    sensitivity max(1/a, 1/b).
+    Source: Dwork & Roth 2014, Algorithm 1; Lyu, Su & Li 2017 for its variants.
     """
 
     threshold_scale: float
@@ -62,6 +82,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     # The same two lines without a crossing query cover the outcome "none".
 
     def __post_init__(self) -> None:
+        """Check every field."""
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
@@ -69,7 +90,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
 
     @property
     def epsilon(self) -> float:
-        """What one pass costs."""
+        """Epsilon of the comparisons up to the first crossing."""
         a, b = self.threshold_scale, self.query_scale
         if self.common_shift:
             return self.sensitivity * max(1.0 / a, 1.0 / b)
@@ -78,7 +99,12 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     def first_above(self, queries: object, threshold: float, uniforms: object) -> int | None:
         """Index from 0 of the first noisy query above the noisy threshold; None if there is none.
 
-        queries: (n,). uniforms: (n + 1,) in (0, 1), the threshold's first, none used again.
+        Parameters
+        ----------
+        queries : array_like (n,)
+        threshold : float
+        uniforms : array_like (n + 1,)
+            In (0, 1), the threshold's first, none used again.
         """
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
@@ -88,7 +114,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return int(above[0]) if len(above) else None
 
     def log_crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """ln of crossing_probabilities, also where they underflow."""
+        """Compute ln of crossing_probabilities, also where they underflow."""
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
         if not len(q):
@@ -110,7 +136,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return np.array([*found, _log_sum(logs)])
 
     def crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """P(first crossing is query k) for each of the n queries, and last P(none), (n + 1,).
+        """Compute P(first crossing is query k) for each of n queries, and last P(none), (n + 1,).
 
         The queries' noises are independent once the threshold's is given, so each probability is
         one integral over it, by Gauss-Legendre; relative accuracy about 1e-12. O(n^2).
@@ -143,11 +169,12 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
 
 
 def _log_sum(logs: np.ndarray) -> float:
+    """Compute ln of a sum of exponentials."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum())) if math.isfinite(top) else -math.inf
 
 
-# The noisy argmin: which of many scores is the least after Laplace noise, and nothing else.
+# ---- the noisy argmin ----------------------------------------------------------------------------
 # Let neighbouring datasets change every score by at most D, and all noise be of scale b.
 # 1. P(i) <= e^(2 D/b) P'(i). Fix the noises of all candidates but i. Candidate i is chosen if its
 # noise is below a limit, the least other noisy score minus its own score. On the other dataset that
@@ -167,12 +194,25 @@ def _log_sum(logs: np.ndarray) -> float:
 class NoisyArgmin(msgspec.Struct, frozen=True):
     """Index of the least of d scores plus Laplace noise of one scale each ("report noisy min").
 
-    scale: > 0, in the units of the scores. sensitivity: > 0, the most that neighbouring datasets
-    change any score. monotone: neighbouring datasets change all scores in one direction.
+    Parameters
+    ----------
+    scale : float
+        > 0, in the units of the scores.
+    sensitivity : float
+        > 0, the most that neighbouring datasets change any score.
+    monotone : bool
+        True if neighbouring datasets change all scores in one direction.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: (epsilon, 0), epsilon = 2 sensitivity/scale, or sensitivity/scale if monotone, for
     the unit and relation that the sensitivity is of, and no less in the worst case of two or more
-    candidates. The proof stands at the top of this module, also for noises that are sums.
+    candidates. The proof stands above this class, also for noises that are sums.
     Source: Dwork & Roth 2014, Section 3.3.
     """
 
@@ -181,23 +221,26 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
     monotone: bool = False
 
     def __post_init__(self) -> None:
+        """Check every field."""
         number("scale", self.scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
         boolean("monotone", self.monotone)
 
     @property
     def epsilon(self) -> float:
-        """What one choice costs."""
+        """Epsilon of one choice."""
         return (1.0 if self.monotone else 2.0) * self.sensitivity / self.scale
 
     def choose(self, scores: object, noise: object) -> int:
-        """Index of the least of scores (d,) + scale noise; noise: (d,) standard Laplace
-        (`laplace.laplace_quantile`), none used again. Of equal ones the first."""
+        """Choose the least of scores (d,) + scale noise; return its index, of equal ones the first.
+
+        noise: (d,) standard Laplace (`laplace.laplace_quantile`), none used again.
+        """
         values = _scores(scores)
         return int(np.argmin(values + self.scale * array("noise", noise, shape=values.shape)))
 
     def log_probabilities(self, scores: object) -> np.ndarray:
-        """ln P(i) (d,), also where P(i) itself underflows.
+        """Compute ln P(i) (d,), also where P(i) itself underflows.
 
         One integral over the least noisy score for each candidate, by Gauss-Legendre; relative
         accuracy of P(i) about 1e-12. Takes O(d^2), about a second for d = 100.
@@ -217,15 +260,16 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def probabilities(self, scores: object) -> np.ndarray:
-        """P(i) (d,)."""
+        """Compute P(i) (d,)."""
         result: np.ndarray = np.exp(self.log_probabilities(scores))
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """ln(P'(i)/P(i)) of the worse of two candidates whose scores are `gap` apart under P and
-        move as far towards each other as neighbouring datasets allow under P'.
+        """Privacy loss ln(P'(i)/P(i)) of the worse of two candidates.
 
-        Increases with the gap, to epsilon: the guarantee is not attained, but is the supremum.
+        Their scores are `gap` apart under P and move as far towards each other as neighbouring
+        datasets allow under P'. Increases with the gap, to epsilon: the guarantee is not attained,
+        but is the supremum.
         """
         here = number("gap", gap)
         moved = (1.0 if self.monotone else 2.0) * self.sensitivity
@@ -233,6 +277,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
 
 
 def _scores(scores: object) -> np.ndarray:
+    """Check scores (d,), d >= 1."""
     values = array("scores", scores, ndim=1)
     if not len(values):
         raise InputError("scores must hold at least one candidate, got shape (0,)")
@@ -245,31 +290,31 @@ def _log_tail(g: float) -> float:
     return tail if g >= 0.0 else math.log1p(-math.exp(tail))
 
 
-# Sparse switching: the one expert of all clients is changed when it has lost too much, and seldom.
+# ---- sparse switching ----------------------------------------------------------------------------
 # The mechanism (gao-2024, Algorithm 5, corrected). Losses are in [0, 1]. At fixed times the query,
-# the sum of all clients' losses of the played experts since the last switch, plus Lap(b) is
+# the sum of all clients' losses of the chosen experts since the last switch, plus Lap(b) is
 # compared with L + Lap(a), whose noise was drawn at the last switch. If it is strictly above, the
 # next expert is chosen by the exponential mechanism of range eta from the scores s(x) = max(sum of
 # all clients' losses of x so far, m L*), and the threshold gets fresh noise. After kappa switches
 # all stays as it is.
 #
 # Let one loss function, of one client in round t0, be replaced.
-# 1. Until the first comparison after t0 all outputs have the same law. Let the switch before it be
-# given. Up to the next switch, or the end, the comparisons are an AboveThreshold whose queries up
-# to t0 are the same and whose later ones all move by one constant, l'(x) - l(x) in [-1, 1] for the
-# expert x of round t0, which the outputs so far have fixed. It costs max(1/a, 1/b)
+# 1. Until the first comparison after t0 all outputs have the same distribution. Let the switch
+# before it be given. Up to the next switch, or the end, the comparisons are an AboveThreshold whose
+# queries up to t0 are the same and whose later ones all move by one constant, l'(x) - l(x) in [-1,
+# 1] for the expert x of round t0, which the outputs so far have fixed. It costs max(1/a, 1/b)
 # (`sparse_vector.AboveThreshold`, common_shift).
 # 2. After that switch the threshold's noise is a new one, and queries start after t0: given the
-# outputs so far, the later comparisons have one law. So comparisons cost max(1/a, 1/b) once,
-# however many switches there are. (Were the old noise kept, the law of the later comparisons, given
-# the outputs, would still depend on the loss: it depends on what they tell of the noise.)
-# 3. Each later choice of an expert, at most kappa, sees the loss in its scores. A maximum with a
-# constant is 1-Lipschitz, so each score moves by at most 1, up or down: eta each, of bounded range.
-# One after the other these are adaptive, so they compose as in `privacy_loss`; fewer than
-# kappa choices are kappa of which some tell nothing. For many choices the pair of distributions
-# that stands for one of them there is worse than what they are together, kappa eta^2/8-zCDP
-# (`composition`). So two accounts hold, and the lesser one is taken: all parts by their privacy
-# losses, or epsilon of the comparisons plus epsilon of the choices by zCDP.
+# outputs so far, the later comparisons have one distribution. So comparisons cost max(1/a, 1/b)
+# once, however many switches there are. (Were the old noise kept, the distribution of the later
+# comparisons, given the outputs, would still depend on the loss: it depends on what they tell of
+# the noise.) 3. Each later choice of an expert, at most kappa, sees the loss in its scores. A
+# maximum with a constant is 1-Lipschitz, so each score moves by at most 1, up or down: eta each, of
+# bounded range. One after the other these are adaptive, so they compose as in `privacy_loss`; fewer
+# than kappa choices are kappa of which some tell nothing. For many choices the pair of
+# distributions that stands for one of them there is worse than what they are together, kappa
+# eta^2/8-zCDP (`composition`). So two accounts hold, and the lesser one is taken: all parts by
+# their privacy losses, or epsilon of the comparisons plus epsilon of the choices by zCDP.
 
 
 CALIBRATIONS = ("exact", "printed", "zcdp")
@@ -284,15 +329,34 @@ _SOURCE = {
 
 
 class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
-    """The noise of sparse switching.
+    """Sparse switching: one expert for all clients, changed seldom and only if it lost too much.
 
-    budget: what was asked for. switches: kappa >= 0, how often the expert may be changed.
-    threshold_scale, query_scale: a and b of the Laplace noises, in losses. eta: of the exponential
-    mechanism. calibration: which rule chose them. source: where it is from.
+    Parameters
+    ----------
+    budget : Budget
+        The budget that was asked for.
+    switches : int
+        kappa >= 0, how often the expert may be changed.
+    threshold_scale, query_scale : float
+        a and b of the Laplace noises, in losses.
+    eta : float
+        Of the exponential mechanism.
+    calibration : {"exact", "printed", "zcdp"}
+        The rule that chose them.
+    source : str
+        Author-year of the rule.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: if one loss function of one client in one round becomes any other, the sequence of
     experts is (exact(), budget.delta)-private. Clients send sums of raw losses: the server is
-    trusted. The proof stands at the top of this module.
+    trusted. The proof stands above this class.
+    Source: gao-2024, Algorithm 5, corrected.
     """
 
     budget: Budget
@@ -304,6 +368,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
+        """Check every field."""
         integer("switches", self.switches, at_least=0)
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
@@ -321,7 +386,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """What one loss pays for, for composed_epsilon."""
+        """List the mechanisms that one loss pays for, for composed_epsilon."""
         if self.switches == 0:  # nothing is compared either
             return []
         return [
@@ -345,7 +410,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return {"threshold": root * self.threshold_scale, "query": root * self.query_scale}
 
     def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget, computed, and what is taken on trust."""
+        """The claim, computed, and the assumptions that are taken on trust."""
         budget, found = self.budget, self.exact()
         return [
             Condition("losses are in [0, 1]", True),
@@ -364,17 +429,31 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 def calibrate_switching(
     budget: Budget, *, switches: int, calibration: str = "exact"
 ) -> SparseSwitching:
-    """The noise of sparse switching for a budget and kappa = switches.
+    """Calibrate sparse switching to a budget and kappa = switches.
 
-    "exact": a = b = 2/epsilon, so that comparisons cost epsilon/2, and the largest eta for which
-    they and kappa choices are proven (epsilon, delta); at delta = 0 that is epsilon/(2 kappa).
-    "printed" (gao-2024, Theorem D.1): a = 4/epsilon, b = 8/epsilon, and eta = epsilon/(2 kappa) at
-    delta = 0, otherwise epsilon / sqrt(kappa ln(1/delta)), which may be above the budget: exact()
-    says by how much. "zcdp": a = b = 2/epsilon and eta = sqrt(8 rho/kappa), sqrt(rho) =
-    sqrt(ln(1/delta) + epsilon/2) - sqrt(ln(1/delta)).
+    Parameters
+    ----------
+    budget : Budget
+        Unit "user": one loss function of one client in one round, for replacement, which covers
+        "zero-out".
+    switches : int
+        kappa >= 0.
+    calibration : {"exact", "printed", "zcdp"}
+        "exact": a = b = 2/epsilon, so that comparisons cost epsilon/2, and the largest eta for
+        which they and kappa choices are proven (epsilon, delta); at delta = 0 that is epsilon/(2
+        kappa). "printed" (gao-2024, Theorem D.1): a = 4/epsilon, b = 8/epsilon, and eta =
+        epsilon/(2 kappa) at delta = 0, otherwise epsilon / sqrt(kappa ln(1/delta)), which may be
+        above the budget: exact() says by how much. "zcdp": a = b = 2/epsilon and eta = sqrt(8
+        rho/kappa), sqrt(rho) = sqrt(ln(1/delta) + epsilon/2) - sqrt(ln(1/delta)).
 
-    Unit: one loss function of one client in one round ("user"), for replacement, which covers
-    "zero-out". Raises InputError for another unit, for switches < 0, and for "zcdp" with delta = 0.
+    Returns
+    -------
+    SparseSwitching
+
+    Raises
+    ------
+    InputError
+        For another unit, for switches < 0, and for "zcdp" with delta = 0.
     """
     choice("calibration", calibration, CALIBRATIONS)
     choice("unit", budget.unit, ("user",))
@@ -407,7 +486,7 @@ def calibrate_switching(
 
 
 def _largest_rho(epsilon: float, delta: float) -> float:
-    """The largest rho for which rho-zCDP is proven (epsilon, delta), to a relative 1e-9 or so."""
+    """Largest rho for which rho-zCDP is proven (epsilon, delta), to a relative 1e-9 or so."""
     from scipy.optimize import brentq
 
     low = rho_of_epsilon(epsilon, delta)  # by the classic formula, which is never better

@@ -13,7 +13,6 @@ import msgspec
 
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
-    ONES,
     TAIL_SHARES,
     Node,
     VectorSumAccount,
@@ -21,7 +20,13 @@ from fastfed.privacy.accounting.binomial import (
 )
 from fastfed.privacy.accounting.gdp import gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
-from fastfed.privacy.mechanisms.binomial_tree import _honest, _smallest, _usual_g
+from fastfed.privacy.mechanisms.binomial_tree import (
+    _EXACT_LEVELS,
+    _VARIANCE,
+    _honest,
+    _smallest,
+    _usual_g,
+)
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_ratio
 from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
 from fastfed.privacy.sensitivity import (
@@ -40,29 +45,51 @@ _EVERYBODY = (
     "all users of every batch add their noise bits, and none tells the server which (taken on "
     "trust)"
 )
-_VARIANCE = ONES * (1.0 - ONES)
-# "exact" raises g until the noise has at least this many levels of standard deviation: with it the
-# skewness of the binomial costs below two per cent of noise at every usual budget.
-_EXACT_LEVELS = 150.0
 
 
 class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     """The vector sums of batches of users, x y and x x^T together, simply added up.
 
-    batch_size: B users in a batch. dimension: d; a vector has s = d + d (d + 1)/2 coordinates (the
-    matrix on and above its diagonal). g: encoding levels per unit of the bias stream and of the
-    covariance stream. b: the noise bits that each user adds to each coordinate, so that a
-    coordinate of a batch carries Bin(B b, 1/4). returning: M0, in how many batches one user may
-    take part, once in each. calibration: which rule chose g and b. budget: what was asked for.
-    source: where the rule is from. vector_scale: the factor of the published code.
-    honest_fraction: h; only floor(h B) users' noise is counted on. local: whether the claim is
-    local privacy (chowdhury-zhou-2022, Corollary C.3), where only the user's own b bits count.
+    Parameters
+    ----------
+    batch_size : int
+        B users in a batch.
+    dimension : int
+        d; a vector has s = d + d (d + 1)/2 coordinates (the matrix on and above its diagonal).
+    g : tuple of int
+        Encoding levels per unit of the bias stream and of the covariance stream.
+    b : int
+        The noise bits that each user adds to each coordinate, so that a coordinate of a batch
+        carries Bin(B b, 1/4).
+    returning : int
+        M0, the most batches that one user takes part in, once in each.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chose g and b.
+    budget : Budget
+        The budget that was asked for.
+    source : str
+        Author-year of the rule.
+    vector_scale : float
+        The factor of the published code.
+    honest_fraction : float
+        h; only floor(h B) users' noise is counted on.
+    local : bool
+        True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3), where only the
+        user's own b bits count.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: for one user with at most M0 records (x, y), ||x||_2 <= 1 and |y| <= 1, all batches
     together are (exact(), budget.delta)-private towards everyone who sees shuffled messages, or,
     when local, the user's own messages; proven in `fastfed.privacy.accounting.binomial`. A message
     has 2 g + b bits a coordinate, and only the number of ones among them counts: nobody may learn
     which are noise, so a message that is not shuffled with others' says that number alone.
+    Source: chowdhury-zhou-2022, Algorithms 5 to 7.
     """
 
     batch_size: int
@@ -78,6 +105,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     local: bool = False
 
     def __post_init__(self) -> None:
+        """Check every field."""
         integer("batch_size", self.batch_size, at_least=1)
         integer("dimension", self.dimension, at_least=1)
         levels = tuple(integer("g", v, at_least=1) for v in self.g)
@@ -137,9 +165,9 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return _norm(relation, self.dimension, self.g)
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of the Gaussian noise of the same variance; for orientation, exact() is the proof.
+        """GDP parameter of Gaussian noise of the same variance.
 
-        mu^2 = M0 16 S^2 / (3 N), N the counted bits.
+        For orientation: exact() is the proof. mu^2 = M0 16 S^2 / (3 N), N the counted bits.
         """
         if self.counted == 0:
             return math.inf
@@ -150,6 +178,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return self._account(self.counted, relation)
 
     def _account(self, trials: int, relation: str | None = None) -> VectorSumAccount:
+        """Account with so many counted bits."""
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
@@ -180,7 +209,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remark(self) -> str:
-        """What the rule that chose the noise says of itself, beyond its own account."""
+        """A remark on the rule that chose the noise, beyond its account."""
         if self.calibration == "theorem":
             epsilon, delta = budget_per_batch(self.budget, self.returning)
             met = "met" if epsilon <= 15.0 and delta < 0.5 else "not met"
@@ -194,11 +223,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Whether these noise bits give the budget under its relation, by the proven account.
-
-        One computed condition for every calibration, and the assumptions about who adds noise and
-        who comes back.
-        """
+        """The claim under its relation, by the proven account, and what is taken on trust."""
         budget = self.budget
         found = self.exact()
         if found == math.inf:
@@ -224,6 +249,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return [*self._trust(), claim]
 
     def _trust(self) -> list[Condition]:
+        """Conditions that are taken on trust."""
         trusted = []
         if not self.local and self.honest_fraction == 1.0:
             trusted.append(f"{_EVERYBODY}; honest_fraction < 1 counts on fewer")
@@ -238,7 +264,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def sides(self) -> list[Side]:
-        """What the same noise proves under other trust, at the budget's delta.
+        """List the guarantees of the same noise under other trust, at the budget's delta.
 
         Entries without a finite epsilon are left out.
         """
@@ -268,27 +294,50 @@ def calibrate_vector_batches(
     covariance_ratio: float = 1.0,
     published_log: str = "ln(d/delta)",
 ) -> VectorBatches:
-    """Encoding levels g and noise bits b of batches of vector sums for a budget.
+    """Calibrate batches of vector sums: encoding levels g and noise bits b.
 
-    With n = batch_size, or 1 when local, and G = max(ceil(2 sqrt n), d, 4):
-    "theorem": g = (G, G), b = ceil(24e4 G^2 ln(4 (d^2 + 1)/delta)^2 / (epsilon^2 n))
-    (chowdhury-zhou-2022, Theorem C.1; Corollary C.3 when local). For returning = M0 > 1 at the
-    budget of one batch, epsilon / (2 sqrt(2 M0 ln(2/delta))) and delta / (2 M0), which is their
-    Theorem E.5 before its constant is rounded up.
-    "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
-    ln(d^2/delta), and g = (G, round(sqrt2 G)): there G levels stand for the norm sqrt2 of the
-    features, in both streams. It often does not give the budget, see conditions().
-    "exact": the smallest b for which the budget is proven, with g_1 = ceil(g_0 / covariance_ratio),
-    so that a ratio below 1 means less noise in the covariance stream. Both are at least G, and g_0
-    is raised where needed so that the counted noise has a standard deviation of at least 150
-    levels, which makes a coarse encoding's skewness negligible. A larger g changes no noise in
-    units of the sums, only the length 2 g + b of a message, b growing like g^2.
-    honest_fraction: h in (0, 1]; only floor(h B) users' noise is counted on, and "exact" makes the
-    others' share up. vector_scale, published_log: only for "published-code", which is neither
-    local nor for returning users.
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    batch_size, dimension : int
+        B and d.
+    returning : int
+        M0, the most batches of one user.
+    local : bool
+        True for local privacy.
+    calibration : {"exact", "theorem", "published-code"}
+        With n = batch_size, or 1 when local, and G = max(ceil(2 sqrt n), d, 4):
+        "theorem": g = (G, G), b = ceil(24e4 G^2 ln(4 (d^2 + 1)/delta)^2 / (epsilon^2 n))
+        (chowdhury-zhou-2022, Theorem C.1; Corollary C.3 when local). For returning = M0 > 1 at the
+        budget of one batch, epsilon / (2 sqrt(2 M0 ln(2/delta))) and delta / (2 M0), which is their
+        Theorem E.5 before its constant is rounded up.
+        "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
+        ln(d^2/delta), and g = (G, round(sqrt2 G)): there G levels stand for the norm sqrt2 of the
+        features, in both streams. It often does not give the budget, see conditions().
+        "exact": the smallest b for which the budget is proven, with
+        g_1 = ceil(g_0 / covariance_ratio), so that a ratio below 1 means less noise in the
+        covariance stream. Both are at least G, and g_0 is raised where needed so that the counted
+        noise has a standard deviation of at least 150 levels, which makes a coarse encoding's
+        skewness negligible. A larger g changes no noise in units of the sums, only the length 2 g
+        + b of a message, b growing like g^2.
+    vector_scale, published_log : float, str
+        Only for "published-code", which is neither local nor for several batches of a user.
+    honest_fraction : float
+        h in (0, 1]; only floor(h B) users' noise is counted on, and "exact" makes the others' share
+        up.
+    covariance_ratio : float
+        Only for "exact".
 
-    Raises InputError for delta = 0, the unit "silo", options of another calibration,
-    honest_fraction < 1 when local, and if nobody's noise can be counted on.
+    Returns
+    -------
+    VectorBatches
+
+    Raises
+    ------
+    InputError
+        For delta = 0, the unit "silo", options of another calibration, honest_fraction < 1 when
+        local, and if nobody's noise can be counted on.
     """
     batch_size = integer("batch_size", batch_size, at_least=1)
     d = integer("dimension", dimension, at_least=1)
@@ -338,7 +387,7 @@ def calibrate_vector_batches(
 
 
 def _fitting(calibration: str, scale: float, log: str, local: bool, returning: int) -> None:
-    """InputError for options that this calibration does not know."""
+    """Refuse options that this calibration does not know. Raises InputError."""
     if calibration == "published-code":
         wrong = [
             ("local", "false", "true", local),
@@ -358,6 +407,7 @@ def _fitting(calibration: str, scale: float, log: str, local: bool, returning: i
 
 
 def _own_bits_only(local: bool, honest_fraction: float) -> None:
+    """Refuse an honest fraction below 1 where no other user is counted on."""
     if local and honest_fraction != 1.0:
         raise InputError(
             "honest_fraction must be 1 when the claim is local, where no other user is counted "
@@ -366,6 +416,7 @@ def _own_bits_only(local: bool, honest_fraction: float) -> None:
 
 
 def _source(calibration: str, local: bool, returning: int, log: str) -> str:
+    """Source of a calibration."""
     if calibration == "exact":
         return (
             "proven accounting of binomial noise (chowdhury-zhou-2022, Algorithms 5 to 7, with "
@@ -380,15 +431,17 @@ def _source(calibration: str, local: bool, returning: int, log: str) -> str:
 
 
 def _coordinates(dimension: int) -> int:
+    """Length s of a vector."""
     return dimension + dimension * (dimension + 1) // 2
 
 
 def _norm(relation: str, dimension: int, g: tuple[int, int]) -> float:
+    """Largest L2 change of the encoded vector of one record, in levels."""
     return joint_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
 
 
 def _account(trials: int, norm: float, returning: int, coordinates: int) -> VectorSumAccount:
-    """M0 batches, in each of which one record of the user changes."""
+    """Account of M0 batches, in each of which one record of the user changes."""
     node = Node(trials, norm, squares=float(returning), count=returning)
     return VectorSumAccount([node], coordinates)
 
@@ -396,7 +449,7 @@ def _account(trials: int, norm: float, returning: int, coordinates: int) -> Vect
 def _exact(
     budget: Budget, adding: int, usual: int, dimension: int, returning: int, ratio: float
 ) -> tuple[tuple[int, int], int]:
-    """g and the smallest b when `adding` users' bits are counted, for the best share of delta."""
+    """Find g and the smallest b when `adding` users' bits are counted."""
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = _coordinates(dimension)
     joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
@@ -411,6 +464,7 @@ def _exact(
     ]
 
     def excess(bits: int) -> float:
+        """Least ratio of the account and the budget over the shares."""
         account = _account(adding * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in parts)
 
@@ -418,6 +472,6 @@ def _exact(
 
 
 def _down(value: float) -> str:
-    """Value to three significant digits, never above it."""
+    """Format with three significant digits, never above the value."""
     down = Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
     return f"{float(down):g}"

@@ -1,11 +1,11 @@
-"""Noise on the leaves of DP-FW trees, and what one loss function costs there.
+"""Noise on the leaves of DP-FW trees, and its account for one loss function.
 
 Setting (one phase of one client; gao-2024, Algorithm 3, after Asi et al. 2021). T1 binary trees, of
 depths j = 1..T1, are visited depth first, left before right. Tree j's root has b losses of its own
 and v = their mean gradient; a left child takes over v of its parent; a right child s at depth h,
 with b / 2^h losses of its own, adds to its parent's v their mean of grad(x_s) - grad(x_parent). At
 each leaf all d coordinates of v, the scores of the d experts, get Laplace noise of scale lambda_j;
-the least one is the expert w that the leaf plays, and x <- (1 - eta_k) x + eta_k w with eta_k =
+the least one is the expert w that the leaf chooses, and x <- (1 - eta_k) x + eta_k w with eta_k =
 2/(k + 1) for the k-th leaf of the phase, counted over all trees.
 
 Sets are disjoint and chosen without looking at the losses. So one loss is in one set, of one phase
@@ -63,8 +63,8 @@ SOURCES = {
 class VertexSet(msgspec.Struct, frozen=True):
     """The worst set of losses at one depth of one tree.
 
-    tree: j, from 1. depth: h, 0 for the root. leaves: how many leaves below it use it. change: the
-    most that one of its losses, replaced, moves any score of each of them.
+    tree: j, from 1. depth: h, 0 for the root. leaves: number of leaves below that use it. change:
+    the most that one of its losses, replaced, moves any score of each of them.
     """
 
     tree: int
@@ -74,7 +74,7 @@ class VertexSet(msgspec.Struct, frozen=True):
 
 
 def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tuple[VertexSet, ...]:
-    """The sets of T1 = trees trees, the worst one of each depth, root first.
+    """List the sets of T1 = trees trees, the worst one of each depth, root first.
 
     batch: b, a power of two, at least 2^trees. spread: > 0, length of the interval that all
     coordinates of all gradients lie in (2 alpha for alpha-Lipschitz losses). smoothness: beta >= 0
@@ -98,8 +98,10 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
 
 
 def max_change(first: int, leaves: int) -> float:
-    """2 (1 - prod (1 - eta_k)), eta_k = 2/(k + 1), over leaves k = first, first + 1, ...: how far x
-    may move in L1 over so many leaves."""
+    """Largest L1 move of x over so many leaves: 2 (1 - prod (1 - eta_k)), eta_k = 2/(k + 1).
+
+    The product is over leaves k = first, first + 1, ....
+    """
     a, n = integer("first", first, at_least=1), integer("leaves", leaves, at_least=0)
     if n == 0:
         return 0.0
@@ -107,21 +109,41 @@ def max_change(first: int, leaves: int) -> float:
 
 
 class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """Laplace noise for the leaves of one phase.
-
-    budget: what was asked for. batch, trees, spread, smoothness: as in `vertex_sets`. experts: d.
-    scales: lambda_1..lambda_T1, of the noise on each score of one client at a leaf of tree j.
-    protect: "experts" or "messages", what the budget is for. calibration: which rule chose the
-    scales. source: where it is from.
+    """Laplace noise for the leaves of one phase of DP-FW trees.
 
     With local noise every client adds Lap(lambda_j) to each of its scores. With central noise the
     server adds Lap(lambda_j / m) to each average over m clients: same account for the experts, and
     messages that are not protected.
 
+    Parameters
+    ----------
+    budget : Budget
+        The budget that was asked for.
+    batch, trees, spread, smoothness : int, int, float, float
+        As in `vertex_sets`.
+    experts : int
+        d.
+    scales : tuple of float
+        lambda_1..lambda_T1, of the noise on each score of one client at a leaf of tree j.
+    protect : {"experts", "messages"}
+        The outputs that the budget is for.
+    calibration : {"exact", "corrected", "printed"}
+        The rule that chose the scales.
+    source : str
+        Author-year of the rule.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: if one loss function of one client in one round becomes any other, the experts of the
     phase are together (exact(), budget.delta)-private, and with local noise that client's messages
     (exact_messages(), budget.delta)-private. Over phases and clients the largest of their values
     holds. The proof stands at the top of this module.
+    Source: gao-2024, Algorithm 3; Asi et al. 2021.
     """
 
     budget: Budget
@@ -136,6 +158,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
+        """Check every field."""
         vertex_sets(self.batch, self.trees, self.spread, self.smoothness)
         integer("experts", self.experts, at_least=2)
         choice("protect", self.protect, PROTECTED)
@@ -160,6 +183,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return self._worst(d, "messages", delta)
 
     def _worst(self, experts: int, protect: str, delta: float | None) -> float:
+        """Epsilon of the set that costs most."""
         at = self.budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
         # Costs grow with leaves and with relative changes: sets that another covers are left out.
         sizes = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
@@ -181,7 +205,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return {f"tree {j}": math.sqrt(2.0) * s for j, s in enumerate(self.scales, start=1)}
 
     def conditions(self) -> list[Condition]:
-        """Whether these scales give the budget, computed, and what is taken on trust."""
+        """The claim, computed, and the assumptions that are taken on trust."""
         budget = self.budget
         found = self.exact() if self.protect == "experts" else self.exact_messages()
         what = "the experts" if self.protect == "experts" else "one client's messages"
@@ -202,8 +226,10 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ways(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """Accounts of a set with so many leaves below: (kind, its epsilon over change/lambda, how many
-    mechanisms). Each of them holds."""
+    """List the accounts of a set with so many leaves below; each of them holds.
+
+    Each is (kind, its epsilon over change/lambda, number of mechanisms).
+    """
     found = []
     if protect == "experts":
         found.append(("randomized-response", 2.0, leaves))
@@ -225,19 +251,40 @@ def calibrate_vertices(
     protect: str = "experts",
     calibration: str = "exact",
 ) -> VertexNoise:
-    """The noise of one phase for a budget.
+    """Calibrate the noise of one phase to a budget.
 
-    "exact": the least lambda_j for which the experts, or with protect="messages" one client's
-    messages, are proven (epsilon, delta). "printed": 4 alpha 2^j / (b epsilon), alpha = lipschitz
-    (gao-2024, Lemma C.6), which gives the experts up to 2 epsilon and messages up to d epsilon.
-    "corrected": 8 alpha 2^j / (b epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages.
-    Both take no account of delta, of spread and of smoothness; exact() does.
+    Parameters
+    ----------
+    budget : Budget
+        Unit "user": one loss function of one client in one round, for replacement, which covers
+        "zero-out" if zero is a loss.
+    batch, trees : int
+        b and T1 >= 0.
+    lipschitz : float
+        alpha > 0 with respect to the L1 norm, the bound on every coordinate's size.
+    spread : float, optional
+        In (0, 2 alpha], default 2 alpha.
+    smoothness : float
+        beta; math.inf if there is none.
+    experts : int
+        d >= 2.
+    protect : {"experts", "messages"}
+        The outputs that the budget is for.
+    calibration : {"exact", "corrected", "printed"}
+        "exact": the least lambda_j for which the experts, or one client's messages, are proven
+        (epsilon, delta). "printed": 4 alpha 2^j / (b epsilon) (gao-2024, Lemma C.6), which gives
+        the experts up to 2 epsilon and messages up to d epsilon. "corrected": 8 alpha 2^j / (b
+        epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages. Both take no account of
+        delta, of spread and of smoothness; exact() does.
 
-    lipschitz: alpha > 0 with respect to the L1 norm, the bound on every coordinate's size. spread:
-    in (0, 2 alpha], default 2 alpha. smoothness: beta, math.inf if there is none. trees: >= 0.
+    Returns
+    -------
+    VertexNoise
 
-    Unit: one loss function of one client in one round ("user"), for replacement, which covers
-    "zero-out" if zero is a loss. Raises InputError for another unit and for values out of range.
+    Raises
+    ------
+    InputError
+        For another unit and for values out of range.
     """
     choice("calibration", calibration, CALIBRATIONS)
     choice("protect", protect, PROTECTED)
@@ -271,7 +318,7 @@ def calibrate_vertices(
 
 
 def _least(budget: Budget, s: VertexSet, experts: int, protect: str) -> float:
-    """The least scale for one set."""
+    """Find the least scale for one set."""
     if s.change == 0.0:
         return 0.0
     found = []

@@ -50,7 +50,7 @@ _MOST_BINS = 2**50
 
 
 def bin_count(radius: float, bound: float) -> int:
-    """ell = ceil(bound / radius): the bins of width 2 radius that cover [-bound, bound].
+    """Compute ell = ceil(bound / radius), the bins of width 2 radius that cover [-bound, bound].
 
     Raises InputError unless both are > 0 and ell is at most 2^50.
     """
@@ -67,16 +67,32 @@ def private_range(
     bound: float,
     uniform: float | None = None,
 ) -> tuple[float, float]:
-    """An interval of length 4 radius where most of the values (M,), M >= 1, are, if any is.
+    """Choose an interval of length 4 radius where most of the values are, if any is.
 
     Every value goes to the nearest of ell = ceil(bound / radius) midpoints -bound + (2k + 1) radius
     (the lower of two), which do not depend on the values; one out of range goes to the last, one
     that is not finite counts as 0. A midpoint with b values strictly below it and a above costs
     max(a, b); it is chosen with probability proportional to exp(-epsilon cost / 2), by inverting
-    the cdf at `uniform` in (0, 1), and returned -+ 2 radius. By default the uniform is the
-    operating system's, and the choice is exact; a given one is for simulations.
-    epsilon > 0, 0 < radius, 0 < bound. Takes O(M log M), however many midpoints there are.
+    the cdf at `uniform`, and returned -+ 2 radius. Takes O(M log M), however many midpoints there
+    are.
 
+    Parameters
+    ----------
+    values : array_like (M,)
+        M >= 1.
+    epsilon, radius, bound : float
+        > 0.
+    uniform : float, optional
+        In (0, 1), for simulations. By default it is the operating system's, and the choice is
+        exact.
+
+    Returns
+    -------
+    tuple of float
+        Ends of the interval.
+
+    Notes
+    -----
     Guarantee: (epsilon, 0) for one value replaced by any other, and the range of the privacy loss
     is bounded by epsilon, since no cost changes by more than 1.
     Source: huang-2023, Algorithm 2; Feldman & Steinke 2017.
@@ -91,7 +107,7 @@ def private_range(
 def range_distribution(
     values: object, epsilon: float, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The midpoints (ell,) that private_range chooses from and their log probabilities (ell,).
+    """Midpoints (ell,) that private_range chooses from and their log probabilities (ell,).
 
     Written out for every midpoint, so for moderate bound / radius only.
     """
@@ -112,15 +128,29 @@ def winsorized_mean_1d(
     range_uniform: float | None = None,
     laplace_uniform: float | None = None,
 ) -> float:
-    """The mean of values (M,), M >= 1, moved into a private range, plus Laplace noise.
+    """Mean of values, moved into a private range, plus Laplace noise.
 
     Half of epsilon is for private_range, the other half for noise of scale 8 radius / (M epsilon),
     which is the sensitivity 4 radius / M over epsilon / 2. Values that are not finite count as 0.
-    range_uniform, laplace_uniform: in (0, 1), never used again, for simulations (default: from the
-    operating system, and released exactly). Near the mean when all values are within `radius` of
-    each other and of [-bound, bound],
-    and M epsilon / 8 is well above ln(bound / radius).
+    Near the mean when all values are within `radius` of each other and of [-bound, bound], and M
+    epsilon / 8 is well above ln(bound / radius).
 
+    Parameters
+    ----------
+    values : array_like (M,)
+        M >= 1.
+    epsilon, radius, bound : float
+        > 0.
+    range_uniform, laplace_uniform : float, optional
+        In (0, 1), never used again, for simulations. By default randomness is the operating
+        system's, and the release is exact.
+
+    Returns
+    -------
+    float
+
+    Notes
+    -----
     Guarantee: (epsilon, 0) for one value replaced by any other.
     Source: huang-2023, Algorithm 3; Levy et al. 2021.
     """
@@ -145,10 +175,12 @@ def _values(values: object) -> np.ndarray:
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
+    """Replace what is not finite by 0."""
     return np.where(np.isfinite(x), x, 0.0)
 
 
 def _midpoint(k: Any, radius: float, bound: float) -> Any:
+    """Midpoint of bin k."""
     return (2 * k + 1) * radius - bound
 
 
@@ -185,7 +217,7 @@ def _segments(
 def _range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """private_range of finite values, in float64 at a given uniform."""
+    """Compute private_range of finite values, in float64 at a given uniform."""
     starts, lengths, costs = _segments(x, radius, bound)
     least = costs[lengths > 0].min()
     each = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
@@ -202,7 +234,7 @@ def _range(
 def _middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """The midpoint that private_range chooses, as with real weights."""
+    """Choose the midpoint of private_range, as with real weights."""
     starts, lengths, costs = _segments(x, radius, bound)
     at, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
     return float(_midpoint(int(starts[at]) + place, radius, bound))
@@ -211,7 +243,7 @@ def _middle(
 def _mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """winsorized_mean_1d of finite values, in float64 at given uniforms."""
+    """Compute winsorized_mean_1d of finite values, in float64 at given uniforms."""
     low, high = _range(x, epsilon / 2.0, radius, bound, u)
     # About the middle, which is released already: sums of the values themselves would round away
     # noise that is small beside them. One after the other, as a compiled loop adds.
@@ -229,10 +261,10 @@ def _exact_means(
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """winsorized_mean_1d of each row (n,) of ``columns`` (k, n), released exactly.
+    """Compute winsorized_mean_1d of each row (n,) of ``columns`` (k, n), released exactly.
 
     Each value enters the sum about the middle as a multiple of a unit, so that sums are exact; the
-    noise pays for what that adds to the sensitivity 4 radius.
+    noise pays for the addition to the sensitivity 4 radius.
     """
     k, n = columns.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
@@ -247,6 +279,7 @@ def _exact_means(
 
 
 def _laplace_scale(count: int, epsilon: float, radius: float) -> float:
+    """Scale of the Laplace noise on a mean."""
     return 8.0 * radius / (count * epsilon)
 
 
@@ -254,12 +287,12 @@ def _laplace_scale(count: int, epsilon: float, radius: float) -> float:
 
 
 def padded_dimension(dimension: int) -> int:
-    """d2, the least power of two that is at least d."""
+    """Least power of two that is at least d."""
     return 1 << (integer("dimension", dimension, at_least=1) - 1).bit_length()
 
 
 def hadamard(values: np.ndarray) -> np.ndarray:
-    """H v for each vector v along the last axis, whose length is a power of two.
+    """Apply the Hadamard matrix H to each vector along the last axis, of length a power of two.
 
     H is symmetric with entries -+1 and H H = n. Additions are in the order h = 1, 2, 4, ...: at
     each, pairs h apart become their sum and their difference.
@@ -278,17 +311,40 @@ def hadamard(values: np.ndarray) -> np.ndarray:
 class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     """The winsorized mean of vectors, one of each silo, in rotated coordinates, several times.
 
-    dimension: d. padded: d2, the least power of two >= d. silos: M, one vector each.
-    radius: r, of a ball that is expected to hold all vectors; a guess costs accuracy, never
-    privacy, but it must not depend on the vectors (see `at` for another one in every release).
-    bound: B; the rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)], where they are if all
-    coordinates are in [-B, B]. For vectors of L2 norm <= R, R / sqrt(d2) suffices.
-    concentration_failure: beta, the probability that the rotation may fail to spread the vectors.
-    epsilon_coordinate: epsilon', of one coordinate of one release, half of it for the range and
-    half for the noise. releases: how often a mean is released.
-    calibration: which rule chose epsilon'. budget: what was asked for. source: where it is from.
-    remark: what the rule says of itself, beyond its account.
+    Parameters
+    ----------
+    dimension, padded : int
+        d, and d2, the least power of two >= d.
+    silos : int
+        M, one vector each.
+    radius : float
+        r, of a ball that is expected to hold all vectors; a guess costs accuracy, never privacy,
+        but it must not depend on the vectors (see `at` for another one in every release).
+    bound : float
+        B; the rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)], where they are if all
+        coordinates are in [-B, B]. For vectors of L2 norm <= R, R / sqrt(d2) suffices.
+    concentration_failure : float
+        beta, the probability that the rotation may fail to spread the vectors.
+    epsilon_coordinate : float
+        epsilon', of one coordinate of one release, half of it for the range and half for the noise.
+    releases : int
+        How often a mean is released.
+    calibration : {"exact", "printed"}
+        The rule that chose epsilon'.
+    budget : Budget
+        The budget that was asked for.
+    source : str
+        Author-year of the rule.
+    remark : str
+        A remark on the rule, beyond its account.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: if one silo's vectors become any others, in all releases, the means are together
     (exact(), budget.delta)-private, also when later vectors are chosen in view of earlier means.
     Each coordinate of each release is an exponential mechanism of range epsilon'/2 and a Laplace
@@ -310,6 +366,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
+        """Check every field."""
         d2 = padded_dimension(self.dimension)
         if self.padded != d2:
             raise InputError(
@@ -337,7 +394,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bins(self) -> int:
-        """How many midpoints private_range has to choose from."""
+        """Number of midpoints that private_range chooses from."""
         return bin_count(self.rotated_radius, self.rotated_bound)
 
     @property
@@ -351,7 +408,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def feasible(self) -> bool:
-        """Whether the private range can work: one bin, or M epsilon' / 8 > ln(10 bins).
+        """True if the private range can work: one bin, or M epsilon' / 8 > ln(10 bins).
 
         Otherwise it often misses the vectors by far, whatever their number of dimensions. With one
         bin there is nothing to choose, and the noise is for all vectors within the bound.
@@ -360,20 +417,20 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return known or self.bins == 1
 
     def at(self, radius: float) -> WinsorizedMean:
-        """The same mechanism for another radius, which changes nothing of its privacy."""
+        """Return the same mechanism for another radius, which changes nothing of its privacy."""
         return msgspec.structs.replace(self, radius=radius)
 
     def parts(self) -> list[Part]:
-        """What all releases consist of, for composed_epsilon."""
+        """List the mechanisms of all releases, for composed_epsilon."""
         half, count = self.epsilon_coordinate / 2.0, self.releases * self.padded
         return [("bounded-range", half, count), ("laplace", half, count)]
 
     def exact(self, delta: float | None = None) -> float:
-        """The epsilon proven for all releases together at delta (default: the budget's)."""
+        """Epsilon proven for all releases together at delta (default: the budget's)."""
         return composed_epsilon(self.parts(), self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
-        """Whether this epsilon' gives the budget, computed, and what is taken on trust."""
+        """The claim, computed, and the assumptions that are taken on trust."""
         budget = self.budget
         found = self.exact()
         notes = f"computed; {self.remark}" if self.remark else "computed"
@@ -392,7 +449,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def apply(
         self, vectors: object, signs: object, range_uniforms: object, laplace_uniforms: object
     ) -> np.ndarray:
-        """The private mean (d,) of vectors (M, d), one release.
+        """Compute the private mean (d,) of vectors (M, d), one release, at given uniforms.
 
         signs: (d2,) of -+1, drawn at random and independent of the vectors; they may be public.
         range_uniforms, laplace_uniforms: (d2,) in (0, 1), secret and never used again. A vector
@@ -424,7 +481,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def release(
         self, vectors: object, signs: object, ranges: Uniforms, noises: Laplaces
     ) -> np.ndarray:
-        """The same, released exactly from ideal draws (d2,): what the certificate is of."""
+        """Release a mean exactly from ideal draws (d2,): the certificate is of this."""
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         flips = array("signs", signs, shape=(self.padded,))
         each, radius, bound = self.epsilon_coordinate, self.rotated_radius, self.rotated_bound
@@ -442,6 +499,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return np.ascontiguousarray(rotated.T)
 
     def _back(self, means: np.ndarray, flips: np.ndarray) -> np.ndarray:
+        """Rotate means back."""
         back: np.ndarray = hadamard(means) / math.sqrt(self.padded) * flips
         return back[: self.dimension]
 
@@ -458,18 +516,34 @@ def calibrate_winsorized(
     calibration: str = "exact",
     phases: int | None = None,
 ) -> WinsorizedMean:
-    """The winsorized mean for a budget, released `releases` times.
+    """Calibrate the winsorized mean, released `releases` times, to a budget.
 
-    "exact": the largest epsilon' whose proven composition over releases x d2 coordinates gives the
-    budget. "printed": eps0 = epsilon / sqrt(6 P ln(2/delta)), delta0 = delta / (2 P) for each of
-    P = phases (default: releases) and epsilon' = eps0 / sqrt(6 d2 ln(1/delta0)) for a coordinate
-    (huang-2023, Algorithms 1 and 4), mostly far below what the budget allows. silos, dimension,
-    radius, bound, concentration_failure: as in `WinsorizedMean`; epsilon' depends on dimension
-    only.
+    Parameters
+    ----------
+    budget : Budget
+        The unit is whoever gives the vectors: "user" or "silo". The guarantee is for replacement,
+        which covers "zero-out".
+    silos, dimension, radius, bound, concentration_failure
+        As in `WinsorizedMean`; epsilon' depends on dimension only.
+    releases : int
+        >= 0.
+    calibration : {"exact", "printed"}
+        "exact": the largest epsilon' whose proven composition over releases x d2 coordinates gives
+        the budget. "printed": eps0 = epsilon / sqrt(6 P ln(2/delta)), delta0 = delta / (2 P) for
+        each of P = phases and epsilon' = eps0 / sqrt(6 d2 ln(1/delta0)) for a coordinate
+        (huang-2023, Algorithms 1 and 4), mostly far below what the budget allows.
+    phases : int, optional
+        P, default releases.
 
-    The unit is whoever gives the vectors: "user" or "silo". The guarantee is for replacement,
-    which covers "zero-out". Raises InputError for another unit, for phases < releases or other
-    than releases when calibration is "exact", and for delta = 0 when it is "printed".
+    Returns
+    -------
+    WinsorizedMean
+
+    Raises
+    ------
+    InputError
+        For another unit, for phases < releases or other than releases when calibration is "exact",
+        and for delta = 0 when it is "printed".
     """
     choice("calibration", calibration, CALIBRATIONS)
     choice("unit", budget.unit, ("user", "silo"))
@@ -504,7 +578,7 @@ def calibrate_winsorized(
 
 
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
-    """What the composition that huang-2023 quotes (Lemma G.1) makes of its P phases of eps0.
+    """Epsilon of P phases of eps0 by the composition that huang-2023 quotes (Lemma G.1).
 
     eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), which may be above the budget: its
     Corollary G.2 needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
@@ -516,6 +590,7 @@ def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
 
 
 def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
+    """Compare the printed composition with the budget."""
     total = printed_composition(budget, eps0, phases)
     if total > 1e6:
         return "the printed composition says nothing of an epsilon this large"
@@ -528,10 +603,11 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 
 def _largest(budget: Budget, coordinates: int) -> float:
-    """The largest epsilon' for which that many coordinates are within the budget."""
+    """Largest epsilon' for which that many coordinates are within the budget."""
     from scipy.optimize import brentq
 
     def excess(each: float) -> float:
+        """Epsilon of all coordinates, less the budget."""
         parts: list[Part] = [
             (kind, each / 2.0, coordinates) for kind in ("bounded-range", "laplace")
         ]
@@ -549,7 +625,7 @@ def _largest(budget: Budget, coordinates: int) -> float:
     return low
 
 
-# ---- the public door -----------------------------------------------------------------------------
+# ---- the public function -------------------------------------------------------------------------
 
 
 def winsorized_mean(
@@ -563,27 +639,51 @@ def winsorized_mean(
     seed: int | None = None,
     calibration: str = "exact",
 ) -> tuple[np.ndarray, Certificate]:
-    """A private mean (d,) of vectors (n, d), one of each user, and its certificate.
+    """Private mean of vectors, one of each user, and its certificate.
 
-    Accurate when the users agree: noise is for the ball of radius `radius` that is expected to hold
-    all vectors, wherever in the ball of radius `bound` it lies, and not for the latter. It takes
-    enough users to find that ball: with fewer the mean may be far off, and a caveat of the
+    Accurate when the users agree: noise is for the ball of radius `radius` that is expected to
+    hold all vectors, wherever in the ball of radius `bound` it lies, and not for the latter. It
+    takes enough users to find that ball: with fewer the mean may be far off, and a caveat of the
     certificate says so.
 
-    Vectors are scaled to L2 norm <= bound; one that is not finite counts as zero. radius, bound:
-    > 0, in the units of the vectors, chosen without looking at them. epsilon > 0; delta in [0, 1),
-    0 not for "printed". concentration_failure: in (0, 1), the probability that the mean may be off
-    although the users agree; smaller means a little more noise. calibration: "exact" or "printed",
-    see `calibrate_winsorized`. Randomness comes from the operating system, unless seed is given
-    (simulations: whoever knows it can remove the noise).
+    Parameters
+    ----------
+    vectors : array_like (n, d)
+        One row of each user. They are scaled to L2 norm <= bound; one that is not finite counts as
+        zero.
+    epsilon : float
+        > 0.
+    delta : float
+        In [0, 1), 0 not for "printed".
+    radius, bound : float
+        > 0, in the units of the vectors, chosen without looking at them.
+    concentration_failure : float
+        In (0, 1), the probability that the mean may be off although the users agree; smaller means
+        a little more noise.
+    seed : int, optional
+        For simulations: whoever knows it can remove the noise. By default randomness comes from the
+        operating system.
+    calibration : {"exact", "printed"}
+        See `calibrate_winsorized`.
 
+    Returns
+    -------
+    mean : ndarray (d,)
+    certificate : Certificate
+
+    Raises
+    ------
+    InputError
+        For values out of range and for other shapes, but never because of the vectors' values.
+
+    Notes
+    -----
     Guarantee: (epsilon, delta), unit "user" (one row replaced by any other), relation "replace",
     towards those who see the mean and trust who computes it. n is public.
     Source: huang-2023, Algorithm 4; Levy et al. 2021.
 
-    Raises InputError for values out of range and for other shapes, but never for what is in the
-    vectors.
-
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(1).normal([0.3, -0.2, 0.1], 0.01, size=(5000, 3))
     >>> mean, certificate = winsorized_mean(x, epsilon=1.0, delta=1e-6, radius=0.06, seed=1)
@@ -617,6 +717,7 @@ def winsorized_mean(
 
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
+    """Certificate of one mean."""
     budget = mechanism.budget
     caveats = [REALS if seeded else SAMPLER]
     if not mechanism.feasible:

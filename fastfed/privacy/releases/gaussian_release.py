@@ -1,4 +1,8 @@
-"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz factor."""
+"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz factor.
+
+A mechanism and its accounting are one object: whatever formula chose the noise, its privacy is
+computed from the noise itself.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,6 @@ from fastfed.privacy.sensitivity import (
     stds_of_layout,
 )
 
-# ---- Gaussian noise on both streams of a linear bandit: what one record's change amounts to ------
-
-
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 #: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
@@ -33,23 +34,45 @@ RELEASES = ("tree", "honaker", "toeplitz")
 
 
 class GaussianRelease(msgspec.Struct, frozen=True):
-    """A continual release of two streams, x y and x x^T, with Gaussian noise.
+    """Continual release of two streams, x y and x x^T, with Gaussian noise.
 
-    release: how the noise of prefix sums is made: "tree" (a noise vector for each released p-sum),
-    "honaker" (one for each node of the binary tree) or "toeplitz" (one for each step). Released are
-    the noisy p-sums in "tree", the noisy prefix sums alone in the others.
-    releases: number of releases (T / B of them); 0 releases nothing and costs nothing.
-    layout: of each symmetric noise matrix. noise_std: of each bias entry of each independent noise
-    vector, in the units of the sums. calibration: which rule chose it. budget: what was asked for.
-    source: where the rule is from. covariance_ratio: r, the layout's parameter for the covariance
-    stream is r noise_std. returning: M0, the most batches that one user takes part in, at most once
-    in each and at times that do not depend on what was released.
+    Parameters
+    ----------
+    releases : int
+        Number of releases, K = T / B; 0 releases nothing and costs nothing.
+    layout : {"iid", "goe1", "goe2"}
+        Layout of each symmetric noise matrix.
+    noise_std : float
+        Standard deviation of each bias entry of each independent noise vector, in the units of the
+        sums.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chose the noise.
+    budget : Budget
+        The budget that was asked for.
+    source : str
+        Author-year of the rule.
+    covariance_ratio : float
+        r > 0: the layout's parameter for the covariance stream is r noise_std.
+    release : {"tree", "honaker", "toeplitz"}
+        The noise of prefix sums: a noise vector for each released p-sum, for each node of the
+        binary tree, or for each step. "tree" releases the noisy p-sums, the others the noisy
+        prefix sums alone.
+    returning : int
+        M0, the most batches that one user takes part in, at most once in each and at times that do
+        not depend on what was released.
 
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
     Guarantee: for one user's records (x, y), ||x||_2 <= 1 and |y| <= 1, entering one leaf each,
     `returning` leaves at most, everything released of both streams together is one Gaussian
-    mechanism of ratio mu(relation), also when later leaves are chosen in view of earlier releases
-    (by adaptive composition of the releases, "honaker": each given all before it; "toeplitz": since
-    its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
+    mechanism of GDP parameter mu(relation), also when later leaves are chosen in view of earlier
+    releases (by adaptive composition of the releases, "honaker": each given all before it;
+    "toeplitz": since its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
     """
 
     releases: int
@@ -63,6 +86,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
+        """Check every field."""
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
         choice("layout", self.layout, LAYOUTS)
@@ -110,7 +134,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return dict(zip(names, self.stds, strict=True))
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of everything released for one user: sqrt(sensitivity_squared) joint / std."""
+        """GDP parameter of everything released: sqrt(sensitivity_squared) joint / std."""
         relation = named_relation(relation, self.budget)
         if self.releases == 0:
             return 0.0
@@ -128,11 +152,12 @@ class GaussianRelease(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """What the rule that chose the noise does not say itself, if anything.
+        """A remark on the rule that chose the noise, if it says less than the account.
 
         The proof of Theorem 5.1 covers zero-out neighbours only; under replacement its noise
-        suffices by slack for all but extreme budgets, so it is checked rather than quoted. It knows
-        no returning users; their factor is that of chowdhury-zhou-2022, Proposition E.7.
+        suffices by slack for all but extreme budgets, so it is checked rather than quoted. It
+        covers one batch of a user; the factor for more is that of chowdhury-zhou-2022, Proposition
+        E.7.
         """
         if self.calibration == "theorem":
             remarks = []
@@ -146,9 +171,10 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Whether this noise gives the budget under the budget's relation, by exact accounting.
+        """The claim under the budget's relation, by exact accounting.
 
-        One computed condition for every calibration, and what returning users take on trust.
+        One computed condition for every calibration, and what users of several batches take on
+        trust.
         """
         budget = self.budget
         found = self.exact()
@@ -170,11 +196,12 @@ def exact_std(
     covariance_ratio: float = 1.0,
     returning: int = 1,
 ) -> float:
-    """The least noise_std that truly gives the budget: sqrt(leaf_squared) D / mu_of(budget).
+    """Compute the least noise_std that truly gives the budget: sqrt(q) D / mu_of(budget).
 
-    release, releases, layout, returning: as in `GaussianRelease`. D: the joint sensitivity of one
-    record in both streams, the covariance stream's noise being covariance_ratio times the bias
-    stream's. Arguments must have been checked before.
+    q: the squared sensitivity of the release (`participation.max_squared_sensitivity`). D: the
+    joint sensitivity of one record in both streams, the covariance stream's noise being
+    covariance_ratio times the bias stream's. Other arguments as in `GaussianRelease`; all must
+    have been checked.
     """
     joint = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
     leaf = squared_sensitivity(release, releases, returning)
@@ -182,7 +209,7 @@ def exact_std(
 
 
 def layout_of(calibration: str, layout: str | None) -> str:
-    """The layout of the noise matrix: free for "exact", each other calibration's own."""
+    """Layout of the noise matrix: free for "exact", each other calibration's own."""
     choice("calibration", calibration, CALIBRATIONS)
     return fitting_layout(calibration, choice("layout", layout, LAYOUTS) if layout else None)
 
@@ -199,7 +226,7 @@ def fitting_layout(calibration: str, layout: str | None) -> str:
 
 
 def check_single_participation(calibration: str, returning: int) -> None:
-    """InputError for returning users where the calibration knows none."""
+    """Refuse several batches of a user where the calibration knows none."""
     if returning != 1:
         raise InputError(
             f'returning must be 1 when calibration is "{calibration}", got {returning}'
@@ -207,7 +234,7 @@ def check_single_participation(calibration: str, returning: int) -> None:
 
 
 def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
-    """InputError for a ratio that no paper's constants are made for."""
+    """Refuse a ratio that no paper's constants are made for. Raises InputError."""
     if calibration != "exact" and covariance_ratio != 1.0:
         raise InputError(
             f'covariance_ratio must be 1 when calibration is "{calibration}", '
@@ -215,10 +242,7 @@ def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
         )
 
 
-# From a budget to a noise standard deviation, and from the noise back to what really holds.
-# A mechanism and its accounting are one object: whatever formula chose the noise, its privacy is
-# computed from the noise itself.
-
+# ---- the p-sum tree ------------------------------------------------------------------------------
 
 _SOURCE = {
     "exact": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the p-sum tree "
@@ -230,10 +254,11 @@ _RETURNING = "; returning users: the variance times M0^2, chowdhury-zhou-2022, P
 
 
 class GaussianTree(GaussianRelease, frozen=True):
-    """The p-sum tree over two streams, x y and x x^T, with Gaussian noise on every released node.
+    """The p-sum tree over two streams with Gaussian noise on every released node.
 
-    Fields and guarantee as in `GaussianRelease`; a record enters kappa nodes at most. Prefix sums
-    made from the nodes are post-processing.
+    Parameters and guarantee as in `GaussianRelease`; a record enters kappa nodes at most. Prefix
+    sums made from the nodes are post-processing. Source: Chan et al. 2011; zhou-chowdhury-2024,
+    Algorithm 2.
     """
 
     @property
@@ -250,21 +275,39 @@ def calibrate_tree(
     covariance_ratio: float = 1.0,
     returning: int = 1,
 ) -> GaussianTree:
-    """The tree mechanism for a budget, with kappa = floor(log2(releases)) + 1.
+    """Calibrate the tree mechanism to a budget, with kappa = floor(log2(releases)) + 1.
 
-    calibration "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives
-    the budget (D the joint sensitivity of one record under the budget's relation and the layout);
-    with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
-    `fastfed.privacy.releases.participation.max_squared_sensitivity`.
-    "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem 5.1),
-    times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
-    "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with which
-    the paper's figures were drawn; it often does not give the budget, see conditions().
-    layout: free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
-    covariance_ratio: free for "exact"; returning: 1 for "published-code"; see `GaussianRelease`.
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases : int
+        K >= 0.
+    calibration : {"exact", "theorem", "published-code"}
+        "exact": s = sqrt(kappa) D / mu_of(epsilon, delta), the least noise that truly gives the
+        budget (D the joint sensitivity of one record under the budget's relation and the layout);
+        with returning = M0 > 1 the largest sum of squares of M0 leaves stands for kappa, see
+        `fastfed.privacy.releases.participation.max_squared_sensitivity`.
+        "theorem": s^2 = 8 kappa (ln(2/delta) + epsilon) / epsilon^2 (zhou-chowdhury-2024, Theorem
+        5.1), times M0^2 (chowdhury-zhou-2022, Proposition E.7), M0 <= releases.
+        "published-code": s = sqrt(kappa (ln(1/delta) + epsilon)) / epsilon, the constants with
+        which the paper's figures were drawn; it often does not give the budget, see conditions().
+    layout : {"iid", "goe1", "goe2"}, optional
+        Free for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
+    covariance_ratio : float
+        Free for "exact", else 1; see `GaussianRelease`.
+    returning : int
+        M0, the most batches of one user; 1 for "published-code".
 
-    Raises InputError for delta = 0, for the unit "silo" (this accounts for one user's records), and
-    for a layout, ratio or returning that belongs to another calibration.
+    Returns
+    -------
+    GaussianTree
+
+    Raises
+    ------
+    InputError
+        For delta = 0, for the unit "silo" (this accounts for one user's records), and for a layout,
+        ratio or returning that belongs to another calibration.
     """
     releases = integer("releases", releases, at_least=0)
     layout = layout_of(calibration, layout)
@@ -316,8 +359,7 @@ def tree_for(
     )
 
 
-# Continual releases with less noise than the p-sum tree: Honaker's estimator and square-root
-# Toeplitz noise, each with its exact privacy.
+# ---- less noise than the tree: Honaker's estimator and square-root Toeplitz noise ----------------
 # Not for shuffled protocols: there a node's noise is added in parts, by users who share none of it,
 # while here the noise of one step reappears in later ones.
 
@@ -343,18 +385,38 @@ def calibrate_release(
     covariance_ratio: float = 1.0,
     returning: int = 1,
 ) -> GaussianRelease:
-    """The least noise with which a continual release truly gives the budget.
+    """Calibrate a continual release to a budget: the least noise that truly gives it.
 
-    noise_std = sqrt(q) D / mu_of(epsilon, delta), with q = `honaker.sensitivity_squared` for
-    "honaker" (0.84 to 1 times floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz",
-    and D the joint sensitivity of one record in both streams under the budget's relation, the
-    layout (default "goe2") and covariance_ratio.
-    returning: the most batches of one user; if more than 1, q is the largest squared sensitivity to
-    that many leaves, or for "honaker" a bound on it (`participation.max_squared_sensitivity`).
-    calibration: "exact" only; no paper states other constants for these releases.
+    Parameters
+    ----------
+    release : {"honaker", "toeplitz"}
+        How noise is shared between prefixes.
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases : int
+        K >= 0.
+    calibration : {"exact"}
+        No paper states other constants for these releases. noise_std = sqrt(q) D / mu_of(epsilon,
+        delta), with q = `honaker.sensitivity_squared` for "honaker" (0.84 to 1 times
+        floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint
+        sensitivity of one record in both streams.
+    layout : {"iid", "goe1", "goe2"}, optional
+        Default "goe2".
+    covariance_ratio : float
+        Noise of the covariance stream over that of the bias stream.
+    returning : int
+        The most batches of one user; if more than 1, q is the largest squared sensitivity to that
+        many leaves, or for "honaker" a bound on it (`participation.max_squared_sensitivity`).
 
-    Raises InputError for another calibration, for delta = 0, and for the unit "silo" (this
-    accounts for one user's records).
+    Returns
+    -------
+    GaussianRelease
+
+    Raises
+    ------
+    InputError
+        For another calibration, for delta = 0, and for the unit "silo" (this accounts for one
+        user's records).
     """
     choice("release", release, SHARED)
     releases = integer("releases", releases, at_least=0)
@@ -392,10 +454,7 @@ def release_for(
     )
 
 
-# The privatizer of FedUCB: prefix sums of [x; y][x; y]^T from a tree, and what a schedule costs.
-# Its matrices are (d + 1) x (d + 1), with noise of layout goe2. The last entry, sum y^2, is never
-# released, so what remains is the tree of two streams (calibration.py) with one noise for both.
-
+# ---- the privatizer of FedUCB --------------------------------------------------------------------
 
 PRIVATIZER_CALIBRATIONS = ("exact", "theorem")
 _LAYOUT = "goe2"
@@ -407,22 +466,26 @@ _PRIVATIZER_SOURCE = {
 
 
 class Privatizer(GaussianTree, frozen=True):
-    """Algorithm 2 of dubey-pentland-2020, over a schedule that reads no raw data.
+    """The privatizer of FedUCB (dubey-pentland-2020, Algorithm 2).
 
-    Fields and guarantee as in `GaussianRelease`. Where ``schedule_rounds`` > 0 the schedule reads
-    the data through noisy prefix sums of its own: of x x^T alone, one leaf a round, a new tree
-    after each synchronisation, node noise goe2 of ``schedule_std`` (zhou-chowdhury-2024, Appendix
-    D.2). A record then enters depth(schedule_rounds) of those nodes at most as well, however the
-    rounds fall, all of them before its nodes of the sums. Filled up with empty releases both
-    numbers are fixed, so both are one Gaussian mechanism by adaptive composition, although the
-    data choose the leaves.
+    It releases prefix sums of [x; y][x; y]^T from a tree. Its matrices are (d + 1) x (d + 1), with
+    noise of layout goe2. The last entry, sum y^2, is never released, so the rest is the tree of two
+    streams with one noise for both. Parameters and guarantee are those of `GaussianRelease`, over a
+    schedule that reads no raw data.
+
+    Where ``schedule_rounds`` > 0 the schedule reads the data through noisy prefix sums of its own:
+    of x x^T alone, one leaf a round, a new tree after each synchronisation, node noise goe2 of
+    ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then enters
+    depth(schedule_rounds) of those nodes at most as well, however the rounds fall, all of them
+    before its nodes of the sums. Filled up with empty releases both numbers are fixed, so both are
+    one Gaussian mechanism by adaptive composition, although the data choose the leaves.
     """
 
     schedule_std: float = 0.0
     schedule_rounds: int = 0
 
     def mu(self, relation: str | None = None) -> float:
-        """Ratio of all that is released for one record, the schedule's sums included."""
+        """GDP parameter of all releases for one record, the schedule's sums included."""
         own = GaussianTree.mu(self, relation)
         if not self.schedule_rounds:
             return own
@@ -432,6 +495,7 @@ class Privatizer(GaussianTree, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
+        """Standard deviations by stream, as a certificate lists them."""
         stds = dict(super().noise_stds)
         if self.schedule_rounds:
             stds["schedule"] = self.schedule_std
@@ -439,14 +503,15 @@ class Privatizer(GaussianTree, frozen=True):
 
     @property
     def remark(self) -> str:
+        """No remark: both calibrations are accounted for as they are."""
         return ""
 
 
 def privatizer_levels(releases: int) -> int:
-    """m = 1 + ceil(log2 n), dubey-pentland-2020, Algorithm 2, line 2; log is log2 (Section 4.3).
+    """Compute m = 1 + ceil(log2 n), dubey-pentland-2020, Algorithm 2, line 2.
 
-    Never below the floor(log2 n) + 1 releases that one leaf touches (`tree.depth`), so noise
-    calibrated to m is enough.
+    Its log is log2 (Section 4.3). Never below the floor(log2 n) + 1 releases that one leaf touches
+    (`tree.depth`), so noise calibrated to m is enough.
     """
     return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
 
@@ -454,9 +519,10 @@ def privatizer_levels(releases: int) -> int:
 def node_noise_std(
     epsilon: float, delta: float, releases: int, *, feature_bound: float = 1.0
 ) -> float:
-    """s_N of dubey-pentland-2020, Algorithm 2, line 5: 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon.
+    """Compute s_N of dubey-pentland-2020, Algorithm 2, line 5.
 
-    The std off the diagonal of a node's (N + N')/sqrt 2 (layout goe2); on it sqrt 2 s_N.
+    4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon: the std off the diagonal of a node's (N + N')/sqrt 2
+    (layout goe2); on it sqrt 2 s_N.
 
     Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
     realised (x, y), ||x|| <= L and |y| <= 1, as long as the schedule looks at no raw data and, with
@@ -475,12 +541,28 @@ def node_noise_std(
 def calibrate_privatizer(
     budget: Budget, releases: int, calibration: str = "exact", *, schedule_rounds: int = 0
 ) -> Privatizer:
-    """The privatizer for a budget and n = ``releases``: T where the data decide the schedule.
+    """Calibrate the privatizer to a budget and n = ``releases``.
 
-    calibration "theorem": `node_noise_std`. "exact": the least noise that truly gives the budget.
-    schedule_rounds: rounds of a private schedule, 0 for none; it and the sums then share the budget
-    evenly (mu^2 / 2 each), which no paper settles, so "exact" only.
-    Raises InputError for delta = 0 and for the unit "silo".
+    Parameters
+    ----------
+    budget : Budget
+        delta > 0; unit "user" or "item".
+    releases : int
+        n: T where the data decide the schedule.
+    calibration : {"exact", "theorem"}
+        "theorem": `node_noise_std`. "exact": the least noise that truly gives the budget.
+    schedule_rounds : int
+        Rounds of a private schedule, 0 for none; it and the sums then share the budget evenly
+        (mu^2 / 2 each), which no paper settles, so "exact" only.
+
+    Returns
+    -------
+    Privatizer
+
+    Raises
+    ------
+    InputError
+        For delta = 0, for the unit "silo", and for another calibration.
     """
     choice(
         "calibration", calibration, PRIVATIZER_CALIBRATIONS if not schedule_rounds else ("exact",)
@@ -514,5 +596,5 @@ def calibrate_privatizer(
 
 
 def _covariance_sensitivity(relation: str) -> float:
-    """Of one record in sum x x^T alone, in units of goe2 noise: 1, or 1/sqrt 2 for zero-out."""
+    """Sensitivity of sum x x^T alone in goe2 noise: 1, or 1/sqrt 2 for zero-out."""
     return joint_sensitivity(relation, _LAYOUT, bias_std=math.inf)

@@ -56,18 +56,18 @@ Node = tuple[int, int]
 
 
 def nodes_at(release: int) -> tuple[Node, ...]:
-    """The nodes (release, level) complete at this step: those that end here, level 0 first."""
+    """List the nodes (release, level) complete at this step: those that end here, level 0 first."""
     return tuple((release, level) for level in range(node_level(release) + 1))
 
 
 def node_count(releases: int) -> int:
-    """Nodes complete after K releases: 2 K minus the number of set bits of K."""
+    """Count the nodes complete after K releases: 2 K minus the number of set bits of K."""
     releases = integer("releases", releases, at_least=0)
     return 2 * releases - releases.bit_count()
 
 
 def node_number(release: int, level: int) -> int:
-    """The place of a node in the order of completion, from 1: its noise's key, the same for all K.
+    """Number of a node in the order of completion, from 1: its noise's key, the same for all K.
 
     Release 1 has node 1; release 2 has nodes 2 (its leaf) and 3 (leaves 1 and 2).
     """
@@ -77,13 +77,13 @@ def node_number(release: int, level: int) -> int:
 
 
 def _squared_shift(size: int, inner: int) -> float:
-    """s^2 / u of a seen block with G = size and G' = inner."""
+    """Compute s^2 / u of a seen block with G = size and G' = inner."""
     return 3 * ((1 << size) - (1 << inner)) ** 2 / ((1 << 2 * size) - 1)
 
 
 @cache
 def _worst(size: int) -> tuple[float, int]:
-    """W(size), and the G' at which it is attained."""
+    """Compute W(size), and the G' at which it is attained."""
     if size == 0:
         return 0.0, 0
     found = ((_worst(inner)[0] + _squared_shift(size, inner), inner) for inner in range(size))
@@ -91,7 +91,7 @@ def _worst(size: int) -> tuple[float, int]:
 
 
 def max_by_depth(size: int) -> float:
-    """W(size), the most that a leaf moves a complete block of level size - 1, squared."""
+    """Compute W(size), the most that a leaf moves a complete block of level size - 1, squared."""
     return _worst(integer("size", size, at_least=0))[0]
 
 
@@ -104,7 +104,7 @@ def sensitivity_squared(releases: int) -> float:
 
 
 def worst_leaf(releases: int) -> int:
-    """A leaf at which `sensitivity_squared` is attained, 1 <= leaf <= releases."""
+    """Find a leaf at which `sensitivity_squared` is attained, 1 <= leaf <= releases."""
     releases = integer("releases", releases, at_least=1)
     size, leaf = depth(releases), 1
     while size:
@@ -118,7 +118,7 @@ def worst_leaf(releases: int) -> int:
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
     """Squared sensitivity for records in these leaves, per unit of one record's sensitivity.
 
-    The sum over seen blocks of the square of the records' s/sqrt(u), exactly.
+    Sum over seen blocks of the square of the records' s/sqrt(u), exactly.
     """
     releases = integer("releases", releases, at_least=0)
     shifts: defaultdict[int, float] = defaultdict(float)
@@ -134,13 +134,13 @@ def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
 
 
 def weight(level: int) -> float:
-    """v_h: the weight of a node's own noisy value, and the variance of its estimate."""
+    """Weight v_h of a node's own noisy value, and the variance of its estimate."""
     level = integer("level", level, at_least=0)
     return 1.0 / (2.0 - 0.5**level)
 
 
 def coefficients(release: int) -> dict[Node, float]:
-    """c(node) with prefix k = sum of c(node) (raw + noise of the node), k = release.
+    """Coefficients c(node) with prefix k = sum of c(node) (raw + noise of the node), k = release.
 
     A node of level g under a block of level h has c = v_g prod_{g<j<=h} (1 - v_j) = v_h 2^{g-h},
     since 1 - v_j = v_j / (2 v_{j-1}).
@@ -156,19 +156,21 @@ def coefficients(release: int) -> dict[Node, float]:
 
 
 def prefix_variance(release: int) -> float:
-    """Variance of the noise in prefix k = release, in units of one node's: sum of v_h over the set
-    bits h of k."""
+    """Variance of the noise in prefix k = release, in units of one node's.
+
+    Sum of v_h over the set bits h of k.
+    """
     release = integer("release", release, at_least=0)
     return sum(weight(h) for h in range(release.bit_length()) if release >> h & 1)
 
 
 def combine(estimates: np.ndarray, nodes: np.ndarray) -> None:
-    """In place: estimates[h] becomes the estimate of the node of level h released now.
+    """Update estimates in place: estimates[h] becomes that of the node of level h released now.
 
-    estimates: (levels, s), of the latest block of each level, as the steps before left them.
-    nodes: (h + 1, s), noisy values (or noises alone: the sums are not changed by it) of nodes_at
-    this step, level 0 first. Prefix k then is the sum of estimates[j] over the set bits j of k, as
-    the kernel `prefix` adds them. O(h s) a step, O(levels s) memory.
+    estimates: (levels, s), of the latest block of each level, as the steps before left them. nodes:
+    (h + 1, s), noisy values (or noises alone: the sums are not changed by it) of nodes_at this
+    step, level 0 first. Prefix k then is the sum of estimates[j] over the set bits j of k, as the
+    kernel `prefix` adds them. O(h s) a step, O(levels s) memory.
     """
     estimate = nodes[0]
     for level in range(1, len(nodes)):

@@ -1,4 +1,4 @@
-"""Users who come back: how far all the records of one user move a continual release.
+"""Sensitivity of a continual release to all records of one user, who takes part several times.
 
 A user takes part in at most M0 = `returning` batches, once in each: in at most M0 leaves, all
 distinct. By the triangle inequality a node with c of these records moves by at most c times what
@@ -67,10 +67,26 @@ from fastfed.privacy.sensitivity import Budget
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
     """Largest squared sensitivity of a whole release to one user, per unit of one record's.
 
-    release: "tree", "honaker" or "toeplitz"; releases: K >= 0. returning: the most batches that
-    one user takes part in, once in each; more than K counts as K. Exact, but for "honaker" with
-    1 < returning < K, where it is an upper bound (proofs: top of this module). 1 gives
-    kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K for "toeplitz".
+    Parameters
+    ----------
+    release : {"tree", "honaker", "toeplitz"}
+        How the noise of prefix sums is made.
+    releases : int
+        K >= 0.
+    returning : int
+        The most batches that one user takes part in, once in each; more than K counts as K.
+
+    Returns
+    -------
+    float
+        Exact, but for "honaker" with 1 < returning < K, where it is an upper bound (proofs: top of
+        this module). 1 gives kappa = floor(log2 K) + 1 for "tree", W(kappa) for "honaker" and S_K
+        for "toeplitz".
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
     choice("release", release, tuple(_MOST))
     return squared_sensitivity(release, *_checked(releases, returning))
@@ -82,7 +98,7 @@ def squared_sensitivity(release: str, releases: int, returning: int) -> float:
 
 
 def proposition_e_7_squared(releases: int, returning: int) -> int:
-    """M0^2 kappa, the bound of chowdhury-zhou-2022, Proposition E.7, for both trees.
+    """Bound M0^2 kappa of chowdhury-zhou-2022, Proposition E.7, for both trees.
 
     As if all of the user's records were in one leaf. returning counts as K if it is more.
     """
@@ -91,11 +107,12 @@ def proposition_e_7_squared(releases: int, returning: int) -> int:
 
 
 def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, int]:
-    """(squares, nodes, most): what one user does to the released p-sums of one level at most.
+    """Bound (squares, nodes, most): one user's effect on the released p-sums of one level.
 
-    squares: the sum of c^2 over the nodes of this level, c the user's records in a node; nodes: how
-    many have c > 0; most: the largest c. 0 <= level < kappa. Each is exact for its level, but one
-    set of leaves need not attain all, so squares add up to more than most_squared("tree", ...).
+    squares: the sum of c^2 over the nodes of this level, c the user's records in a node; nodes: the
+    number of nodes with c > 0; most: the largest c. 0 <= level < kappa. Each is exact for its
+    level, but one set of leaves need not attain all, so squares add up to more than
+    max_squared_sensitivity("tree", ...).
     """
     releases, returning = _checked(releases, returning)
     level = integer("level", level, at_least=0, at_most=depth(releases) - 1)
@@ -107,7 +124,7 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
 
 
 def participation_conditions(returning: int) -> list[Condition]:
-    """What a guarantee for a user of several batches takes on trust; nothing for one batch."""
+    """List what several batches of a user take on trust; nothing for one batch."""
     if returning == 1:
         return []
     text = (
@@ -118,10 +135,10 @@ def participation_conditions(returning: int) -> list[Condition]:
 
 
 def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
-    """(epsilon, delta) of each of `returning` batches that hold the same user; all for one.
+    """Split a budget: (epsilon, delta) of each of `returning` batches that hold the same user.
 
-    epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0): chowdhury-zhou-2022, Theorem E.2 and the
-    proof of Theorem E.3, with M0 batches for all M.
+    All for one batch, else epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0):
+    chowdhury-zhou-2022, Theorem E.2 and the proof of Theorem E.3, with M0 batches for all M.
     """
     count = integer("returning", returning, at_least=1)
     epsilon, delta = budget.epsilon, number("delta", budget.delta, above=0, below=1)
@@ -130,15 +147,17 @@ def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
     return epsilon / (2.0 * math.sqrt(2.0 * count * math.log(2.0 / delta))), delta / (2.0 * count)
 
 
-# ---- the mechanism -------------------------------------------------------------------------------
+# ---- one formula for each release ----------------------------------------------------------------
 
 
 def _checked(releases: int, returning: int) -> tuple[int, int]:
+    """Check both numbers; more participations than releases count as as many."""
     releases = integer("releases", releases, at_least=0)
     return releases, min(integer("returning", returning, at_least=1), releases)
 
 
 def _tree(releases: int, returning: int) -> float:
+    """Sum of c^2 over the released p-sums, for the first leaves."""
     total = 0
     for level in range(tree_levels(releases)):
         size = 1 << level
@@ -150,6 +169,7 @@ def _tree(releases: int, returning: int) -> float:
 
 
 def _honaker(releases: int, returning: int) -> float:
+    """Least of the bounds over l, for all leaves."""
     levels = tree_levels(releases)
     seen, least = 0, math.inf
     for level in range(levels + 1):
@@ -164,6 +184,7 @@ def _honaker(releases: int, returning: int) -> float:
 
 
 def _toeplitz(releases: int, returning: int) -> float:
+    """Squared norm of C n, for the first leaves."""
     if returning <= 1:
         return toeplitz.sensitivity_squared(releases)
     # Row k of C adds up f_{k-1}, ..., f_{k-M0}: a difference of two partial sums.

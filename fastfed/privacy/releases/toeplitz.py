@@ -23,14 +23,17 @@ from fastfed._validate import array, integer
 
 
 def coefficients(releases: int) -> np.ndarray:
-    """f_0, ..., f_{K-1} (K,): f_0 = 1, f_k = f_{k-1} (2 k - 1) / (2 k) = binom(2k, k) / 4^k."""
+    """Coefficients f_0, ..., f_{K-1} (K,) of (1 - x)^{-1/2}.
+
+    f_0 = 1, f_k = f_{k-1} (2 k - 1) / (2 k) = binom(2k, k) / 4^k.
+    """
     releases = integer("releases", releases, at_least=0, at_most=2**27)
     k = np.arange(1.0, max(releases, 1))
     return np.concatenate([np.ones(1), np.cumprod((2.0 * k - 1.0) / (2.0 * k))])[:releases]
 
 
 def factor(releases: int) -> np.ndarray:
-    """C (K, K), lower triangular, C C = the lower triangular matrix of ones; for small K."""
+    """Matrix C (K, K), lower triangular, C C = the lower triangular matrix of ones; for small K."""
     f = coefficients(releases)
     i = np.arange(len(f))
     lag = i[:, None] - i
@@ -38,15 +41,16 @@ def factor(releases: int) -> np.ndarray:
 
 
 def prefix_variances(releases: int) -> np.ndarray:
-    """S_1, ..., S_K (K,): variance of the noise in each prefix, in units of noise_std^2."""
+    """Variances S_1, ..., S_K (K,) of the noise in each prefix, in units of noise_std^2."""
     result: np.ndarray = np.cumsum(coefficients(releases) ** 2)
     return result
 
 
 def sensitivity_squared(releases: int) -> float:
-    """S_K = sum_{k<K} f_k^2, about (ln K + 0.577 + ln 16) / pi; 0 when nothing is released.
+    """Squared sensitivity S_K = sum_{k<K} f_k^2, about (ln K + 0.577 + ln 16) / pi.
 
-    The squared norm of C's longest column, which is that of the first leaf.
+    0 when nothing is released. The squared norm of C's longest column, which is that of the first
+    leaf.
     """
     f = coefficients(releases)
     return float(f @ f)

@@ -25,7 +25,7 @@ def node_span(release: int) -> tuple[int, int]:
 
 
 def prefix_nodes(release: int) -> tuple[int, ...]:
-    """Releases, in increasing order, whose nodes add up to the prefix 1..release (line 14).
+    """List the releases, in increasing order, whose nodes add up to prefix 1..release (line 14).
 
     They are disjoint and there is one for each set bit of release; 0 gives the empty prefix.
     """
@@ -38,7 +38,7 @@ def prefix_nodes(release: int) -> tuple[int, ...]:
 
 
 def depth(releases: int) -> int:
-    """kappa = floor(log2(releases)) + 1, the number of levels; 0 when nothing is released.
+    """Number of levels kappa = floor(log2(releases)) + 1; 0 when nothing is released.
 
     The paper's 1 + log(T/B) has to be read with base 2.
     """
@@ -51,7 +51,7 @@ def tree_levels(releases: int) -> int:
 
 
 def touches(leaf: int, releases: int) -> tuple[int, ...]:
-    """Releases, in increasing order, whose node contains the leaf (1 <= leaf <= releases)."""
+    """List the releases, in increasing order, whose node contains the leaf, 1 <= leaf <= releases."""
     releases = integer("releases", releases, at_least=1)
     k = integer("leaf", leaf, at_least=1, at_most=releases)
     found = []
@@ -82,9 +82,9 @@ def max_prefix_nodes(releases: int) -> int:
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
     """Squared tree sensitivity for records in these leaves, per unit of one record's sensitivity.
 
-    sum over released nodes of (number of the records in the node)^2, by the triangle inequality in
-    each node. Name a leaf as often as it holds a record of the group. At most
-    len(leaves)^2 depth(releases).
+    Sum over released nodes of (number of the records in the node)^2, by the triangle inequality in
+    each node. Name a leaf as often as it holds a record of the group. At most len(leaves)^2
+    depth(releases).
     """
     releases = integer("releases", releases, at_least=0)
     counts: Counter[int] = Counter()

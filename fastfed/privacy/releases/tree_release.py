@@ -38,27 +38,46 @@ _SOURCE = (
 class TreeRelease(Once):
     """Noisy running sums of vectors x_1, x_2, ... of norm at most 1, one after each vector.
 
-    dimension: d. releases: the most vectors that may be added; noise grows with the square root of
-    its number of binary digits. Noise is set by epsilon and delta (the least that gives the
-    budget) or by noise_std, the standard deviation of each entry of each tree node, in the units
-    of x; delta is then optional and only names the certificate's. relation: "replace" or
-    "zero-out".
+    Parameters
+    ----------
+    dimension : int
+        d.
+    releases : int
+        The most vectors that may be added; noise grows with the square root of its number of binary
+        digits.
+    epsilon, delta : float, optional
+        The budget; the noise is the least that gives it.
+    noise_std : float, optional
+        In place of epsilon: the standard deviation of each entry of each tree node, in the units
+        of x; delta is then optional and only names the certificate's.
+    relation : {"replace", "zero-out"}
+        Neighbouring datasets.
+    noise : callable, optional
+        A function that is called once with each release's number k = 1, 2, ... and returns the d
+        standard normals of its node.
+    seed : int, optional
+        For simulations: whoever knows the seed can remove the noise. By default noise comes from
+        the operating system.
 
-    Noise comes from the operating system, unless seed (simulations: whoever knows the seed can
-    remove it) or noise is given: a function that is called once with each release's number
-    k = 1, 2, ... and returns the d standard normals of its node. No node's noise is drawn twice,
-    and a copy of this object must not be used beside it.
+    Raises
+    ------
+    InputError
+        For values out of range, and unless exactly one of (epsilon, delta) and noise_std sets the
+        noise.
+
+    Notes
+    -----
+    No node's noise is drawn twice, and a copy of this object must not be used beside it.
 
     Guarantee: if one vector changes, all releases together are (epsilon, delta)-indistinguishable
     under the relation, also when later vectors are chosen in view of earlier releases. Each vector
     enters at most kappa = floor(log2(releases)) + 1 nodes, so this is one Gaussian mechanism of
-    ratio mu = sqrt(kappa) Delta / noise_std, Delta = 2 (replace) or 1 (zero-out).
+    GDP parameter mu = sqrt(kappa) Delta / noise_std, Delta = 2 (replace) or 1 (zero-out).
     Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Unlike there, the statistic is one
     vector a step and not a pair of streams.
 
-    Raises InputError for values out of range, and unless exactly one of (epsilon, delta) and
-    noise_std sets the noise.
-
+    Examples
+    --------
     >>> total = TreeRelease(dimension=3, releases=1000, epsilon=1.0, delta=1e-6)
     >>> total.add([0.6, 0.0, 0.8]).shape
     (3,)
@@ -76,6 +95,7 @@ class TreeRelease(Once):
         noise: Callable[[int], Any] | None = None,
         seed: int | None = None,
     ) -> None:
+        """Check the arguments and choose the noise."""
         self.dimension = integer("dimension", dimension, at_least=1)
         # A node's number is one 32-bit word of a seeded key.
         self.releases = integer("releases", releases, at_least=1, at_most=2**32 - 1)
@@ -109,22 +129,22 @@ class TreeRelease(Once):
 
     @property
     def released(self) -> int:
-        """Vectors added so far."""
+        """Number of vectors added so far."""
         return self._released
 
     @property
     def clipped(self) -> int:
-        """Vectors whose norm was above 1 by more than rounding, and was scaled to 1."""
+        """Number of vectors whose norm was above 1 by more than rounding, scaled to 1."""
         return self._clipped
 
     @property
     def mu(self) -> float:
-        """Ratio of the Gaussian mechanism that all releases together amount to."""
+        """GDP parameter of the Gaussian mechanism that all releases together amount to."""
         touched = max_touches(self.releases)
         return math.sqrt(touched) * sum_sensitivity(self.relation) / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """The least epsilon that holds for all releases together at delta (default: the own)."""
+        """Least epsilon that holds for all releases together at delta (default: the own)."""
         delta = self.delta if delta is None else delta
         if delta is None:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")
@@ -132,10 +152,22 @@ class TreeRelease(Once):
 
     @once
     def add(self, x: object) -> np.ndarray:
-        """Add x (d,), scaled to norm <= 1; returns the noisy sum of all vectors so far, (d,).
+        """Add a vector; return the noisy sum of all vectors so far.
 
-        Raises InputError for a vector of another shape or not finite, and once `releases` vectors
-        were added; nothing is then added and no noise drawn.
+        Parameters
+        ----------
+        x : array_like (d,)
+            Scaled to norm <= 1.
+
+        Returns
+        -------
+        ndarray (d,)
+
+        Raises
+        ------
+        InputError
+            For a vector of another shape or not finite, and once `releases` vectors were added;
+            nothing is then added and no noise drawn.
         """
         k = self._released + 1
         if k > self.releases:
@@ -155,14 +187,16 @@ class TreeRelease(Once):
 
     @property
     def _exact(self) -> bool:
-        """Whether the noise is the operating system's, and the release of real numbers."""
+        """True if the noise is the operating system's, and the release of real numbers."""
         return self._noise is None and self._seed is None
 
     @property
     def _unit(self) -> float:
+        """Unit of fixed-point vectors."""
         return exact_release.quantum(self.releases)
 
     def _noisy(self, values: np.ndarray, node: int) -> np.ndarray:
+        """Add a node's noise to its sum."""
         d, std = self.dimension, self.noise_std
         if self._exact:
             larger = std * exact_release.inflation(self._unit, d, d)
@@ -177,7 +211,7 @@ class TreeRelease(Once):
 
     @property
     def certificate(self) -> Certificate:
-        """What all releases guarantee, computed from the noise; unproven for a noise function.
+        """Certificate of all releases, computed from the noise; unproven for a noise function.
 
         Raises InputError when no delta was given.
         """

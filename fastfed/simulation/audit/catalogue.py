@@ -68,8 +68,8 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
     silo = Silo(quiet, 0, SeededNoise(0))
     silo.select(x[None])
     silo.observe(1.0)
-    assert silo.clock is not None
-    return silo.clock.value
+    assert silo.trigger is not None
+    return silo.trigger.value
 
 
 def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
