@@ -3,9 +3,12 @@
 OpenMP and dispatch by processor (GNU ifunc) are probed. Without them the build is plain, slower
 and gives the same bits; the build log and `fastfed doctor` say which it was.
 
-Where there is dispatch, the compiler makes clones of what it vectorises by itself. Vectors that are
-written out are to be as wide as a processor's registers, which is known only when a whole file is
-compiled for it: those files are compiled once for each level, and ff_levels.c chooses.
+Where there is dispatch, the compiler clones the loops that it vectorises by itself. Vectors that
+are written out should be as wide as a processor's registers, which is known only when a whole file
+is compiled for it: those files are compiled once for each level, and ff_levels.c chooses.
+
+All bindings and all C files become one shared object, `fastfed._kernels._native`, which
+`fastfed/_kernels/__init__.py` loads the modules from.
 
 `FASTFED_BUILD`, in the environment, is for scripts/sanitize and takes words: `plain` leaves
 optimization and processor to CC and CFLAGS, `checked` has Cython check indices, None and overflow.
@@ -15,6 +18,7 @@ import os
 import re
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -22,22 +26,24 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
-SOURCES = [
-    *("random", "bits", "release", "protocol", "clock", "contend", "mean", "play"),
-    *("short", "short_model", "shorten", "widths"),
-]
-#: With vectors written out. The sieves alone may fuse multiplications and additions: what they keep
+#: One module each; `_native` is the shared object itself.
+BINDINGS = ("_native", "rng", "linalg", "aggregation", "environments", "losses", "driver")
+#: The module of what Cython needs for views of arrays, which the bindings share.
+VIEWS = "fastfed._kernels._views"
+#: With vectors written out. Screening alone may fuse multiplications and additions: what it keeps
 #: is scored exactly.
 EXACT = [KERNELS / "src" / f"ff_{name}.c" for name in ("linalg", "scores", "environment")]
-FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("sieve", "sieve_small")]
+FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("screen_f32", "screen_f32_small")]
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
+#: Compiled once.
+ONCE = sorted({*(KERNELS / "src").glob("*.c")} - {*EXACT, *FUSED, CHOICE})
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
-ASKED = os.environ.get("FASTFED_BUILD", "").split()
-PLAIN = "plain" in ASKED
+WORDS = os.environ.get("FASTFED_BUILD", "").split()
+PLAIN = "plain" in WORDS
 #: An index below zero counts as outside, checked or not.
 DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
-    ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in ASKED
+    ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
 )
 
 CLONES_PROBE = """
@@ -87,21 +93,27 @@ class BuildKernels(build_ext):
 
     def build_extensions(self) -> None:
         compile_args, link_args, macros = self.flags()
-        for extension in self.extensions:
-            extension.extra_compile_args = compile_args
-            extension.extra_link_args = link_args
-            extension.define_macros += macros
-        linear = self.extensions[0]
-        if ("FF_TARGET_CLONES", "1") in macros:
-            names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
-            linear.extra_objects += self.objects("", [CHOICE], compile_args, [])
-            for level, flags in LEVELS.items():
-                own = [(name, f"{name}_{level}") for name in names]
-                linear.extra_objects += self.vectors(level, [*compile_args, *flags], own)
-        else:
-            linear.extra_objects += self.vectors("", compile_args, [])
+        (native,) = self.extensions
+        native.extra_link_args = link_args
+        wrappers, native.sources = native.sources, []
+        native.depends += wrappers
         # The wrappers take longer than all else, so they are compiled side by side.
-        self.parallel = self.parallel or True
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = [
+                pool.submit(self.objects, "", [Path(one)], compile_args, macros)
+                for one in [*wrappers, *ONCE]
+            ]
+            if ("FF_TARGET_CLONES", "1") in macros:
+                names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
+                parts.append(pool.submit(self.objects, "", [CHOICE], compile_args, []))
+                for level, flags in LEVELS.items():
+                    own = [(name, f"{name}_{level}") for name in names]
+                    args = level, [*compile_args, *flags], own
+                    parts.append(pool.submit(self.vectors, *args))
+            else:
+                parts.append(pool.submit(self.vectors, "", compile_args, []))
+            for part in parts:
+                native.extra_objects += part.result()
         super().build_extensions()
 
     def vectors(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
@@ -158,22 +170,26 @@ class BuildKernels(build_ext):
         return compile_args, link_args, macros
 
 
-def extension(name: str, sources: list[str]) -> Extension:
-    """An extension of its wrapper and the C files behind it."""
-    return Extension(
-        f"fastfed._kernels.{name}",
-        [str(KERNELS / f"{name}.pyx"), *(str(KERNELS / "src" / f"ff_{s}.c") for s in sources)],
+def bindings() -> list[Extension]:
+    """One extension of all bindings."""
+    made = cythonize(
+        [
+            *(Extension(f"fastfed._kernels.{n}", [str(KERNELS / f"{n}.pyx")]) for n in BINDINGS),
+            Extension(VIEWS, [str(KERNELS / "_views.c")]),
+        ],
+        compiler_directives=DIRECTIVES,
+        shared_utility_qualified_name=VIEWS,
+    )
+    native = Extension(
+        "fastfed._kernels._native",
+        [source for each in made for source in each.sources],
         include_dirs=[str(KERNELS / "src")],
         depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
+        export_symbols=[f"PyInit_{name}" for name in (*BINDINGS, "_views")],
     )
+    return [native]
 
 
-if set(ASKED) - {"plain", "checked"}:
-    sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(ASKED)}")
-setup(
-    ext_modules=cythonize(
-        [extension("_native", SOURCES), extension("_losses", ["random", "losses"])],
-        compiler_directives=DIRECTIVES,
-    ),
-    cmdclass={"build_ext": BuildKernels},
-)
+if set(WORDS) - {"plain", "checked"}:
+    sys.exit(f"FASTFED_BUILD takes the words plain and checked, got {' '.join(WORDS)}")
+setup(ext_modules=bindings(), cmdclass={"build_ext": BuildKernels})

@@ -28,7 +28,7 @@ def timed(benchmark, curve):
     )
     opened = e.environment.open(0, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    benchmark(dispatch.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.run, opened, plans, e.checkpoints)
     each = 1e6 * benchmark.stats["median"] / e.agent_rounds([0])
     benchmark.extra_info["microseconds_per_agent_round"] = each
 

@@ -1,11 +1,12 @@
-"""The compiled driver against `fastfed/_reference.py` and against the step driver."""
+"""The compiled driver against `reference.py` and against the step driver."""
 
 from dataclasses import replace
 
 import pytest
+from reference_cases import reference_microseconds
 
 from fastfed.environments import Sphere
-from fastfed.simulation import bench, compiled, step
+from fastfed.simulation import bench, compiled, server
 
 
 @pytest.fixture(params=bench.CASES, ids=lambda case: case.name)
@@ -24,7 +25,7 @@ def test_compiled_driver(benchmark, case):
     experiment, _ = bench.experiments_of(case)
     benchmark.group = case.name
     plans = [c.system.plan for c in experiment.curves]
-    benchmark(compiled.play, opened(experiment), plans, experiment.checkpoints)
+    benchmark(compiled.run, opened(experiment), plans, experiment.checkpoints)
     benchmark.extra_info["microseconds_per_agent_round"] = (
         1e6 * benchmark.stats["median"] / experiment.agent_rounds([0])
     )
@@ -33,7 +34,7 @@ def test_compiled_driver(benchmark, case):
 def test_reference(benchmark, case):
     _, experiment = bench.experiments_of(case)
     benchmark.group = case.name
-    benchmark.pedantic(bench.reference_microseconds, args=(experiment,), rounds=2)
+    benchmark.pedantic(reference_microseconds, args=(experiment,), rounds=2)
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "shuffle-vector"])
@@ -44,5 +45,5 @@ def test_drivers(benchmark, driver, protocol):
     experiment = bench.bench_experiment(sphere, 25, protocol, bench.SILOS, bench.BATCH)
     benchmark.group = f"drivers on the sphere, {protocol}"
     plans = [c.system.plan for c in experiment.curves]
-    play = compiled.play if driver == "compiled" else step.play
+    play = compiled.run if driver == "compiled" else server.run_steps
     benchmark.pedantic(play, args=(opened(experiment), plans, experiment.checkpoints), rounds=2)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import twins
+from twins import compiled
 
 from fastfed import kernels
-from fastfed._kernels import implementation
 
 SIZES = [(10, 100), (57, 120), (135, 120)]
 
@@ -26,11 +27,16 @@ def problem(request):
     }
 
 
-both = pytest.mark.parametrize("use_native", [True, False], ids=["native", "numpy"])
+@pytest.fixture(params=["compiled", "numpy"])
+def implementation(request, monkeypatch):
+    """The functions to be timed."""
+    if request.param == "compiled":
+        return compiled
+    twins.stand_in(monkeypatch)
+    return twins
 
 
-@both
-def test_ucb_argmax(benchmark, problem, use_native):
+def test_ucb_argmax(benchmark, problem, implementation):
     benchmark.group = f"ucb_argmax d={problem['d']}"
     benchmark(
         kernels.ucb_argmax,
@@ -38,49 +44,41 @@ def test_ucb_argmax(benchmark, problem, use_native):
         problem["factor"],
         problem["theta"],
         2.0,
-        use_native=use_native,
     )
 
 
-@both
-def test_rank_one_update(benchmark, problem, use_native):
+def test_rank_one_update(benchmark, problem, implementation):
     benchmark.group = f"rank_one_update d={problem['d']}"
     gram, bias = problem["v"].copy(), np.zeros(problem["d"])
-    benchmark(kernels.rank_one_update, gram, bias, problem["x"], 1.0, use_native=use_native)
+    benchmark(kernels.rank_one_update, gram, bias, problem["x"], 1.0)
 
 
-@both
-def test_sherman_morrison(benchmark, problem, use_native):
+def test_sherman_morrison(benchmark, problem, implementation):
     benchmark.group = f"sherman_morrison d={problem['d']}"
     inverse = problem["inverse"].copy()
-    benchmark(kernels.sherman_morrison, inverse, problem["x"], use_native=use_native)
+    benchmark(kernels.sherman_morrison, inverse, problem["x"])
 
 
-@both
-def test_inverse_factor(benchmark, problem, use_native):
+def test_inverse_factor(benchmark, problem, implementation):
     benchmark.group = f"inverse_factor d={problem['d']}"
-    benchmark(kernels.inverse_factor, problem["v"], use_native=use_native)
+    benchmark(kernels.inverse_factor, problem["v"])
 
 
-@both
-def test_shuffle_bits(benchmark, use_native):
+def test_shuffle_bits(benchmark, implementation):
     benchmark.group = "shuffle_bits 65 x 100"
     bits = kernels.encode_bits(np.arange(65), 100)
-    benchmark(kernels.shuffle_bits, bits, 1, use_native=use_native)
+    benchmark(kernels.shuffle_bits, bits, 1)
 
 
-@both
-def test_round_point(benchmark, use_native):
+def test_round_point(benchmark, implementation):
     """One data point at one tree node, d = 10."""
     benchmark.group = "round_point s = 65"
     draw = np.random.default_rng(0)
     point, words = draw.uniform(-1, 1, 65), draw.integers(0, 2**32, 65, dtype=np.uint32)
-    run = implementation(use_native)
-    benchmark(run.round_point, point, 100.0, True, words, np.zeros(65))
+    benchmark(implementation.round_point, point, 100.0, True, words, np.zeros(65))
 
 
-@both
-def test_binomials(benchmark, use_native):
+def test_binomials(benchmark, implementation):
     """The noise of one silo at one node, d = 10."""
     benchmark.group = "binomials 65 x Bin(10^6, 1/4)"
-    benchmark(implementation(use_native).binomials, 1, 8, 0, 0, 1, 10**6, 65)
+    benchmark(implementation.binomials, 1, 8, 0, 0, 1, 10**6, 65)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from reference_cases import reference_microseconds
 
 from fastfed.simulation import bench
 
@@ -24,7 +25,7 @@ def test_ratio(benchmark, baseline, case):
         mine.append(bench.ours_microseconds(ours))
 
     def play_reference() -> None:
-        theirs.append(bench.reference_microseconds(other)[0])
+        theirs.append(reference_microseconds(other)[0])
 
     def ratio(last: int) -> float:
         pairs = zip(theirs[-last:], mine[-last:], strict=True)

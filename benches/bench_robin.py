@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed.environments import Sphere
 from fastfed.privacy.mechanisms.winsorized import calibrate_winsorized
 from fastfed.privacy.sensitivity import Budget
@@ -28,7 +28,7 @@ def test_phases(benchmark, keys):
         silos=SILOS,
     )
     opened, plans = e.environment.open(0, 0, SILOS), [c.system.plan for c in e.curves]
-    benchmark(dispatch.play, opened, plans, e.checkpoints)
+    benchmark(dispatch.run, opened, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize("dimension", [5, 57])
@@ -37,7 +37,7 @@ def test_least_squares(benchmark, dimension):
     rows = np.random.default_rng(0).normal(size=(10 * dimension, dimension))
     gram = (rows.T @ rows)[np.tril_indices(dimension)]
     statistic = np.concatenate([rows.sum(axis=0), gram])[None]
-    benchmark(native.least_squares, statistic, dimension)
+    benchmark(linalg.least_squares, statistic, dimension)
 
 
 @pytest.mark.parametrize("silos", [50, 3200])

@@ -1,85 +1,166 @@
 """fastfed: differentially private federated bandits at compiled speed.
 
-Everything public is here and loads when first used; see the README for the ten lines to start.
+The names here are those of `fastfed.api`; they and the public submodules load when they are first
+used. The README has ten lines to start with.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from fastfed import _display
+
+if TYPE_CHECKING:
+    from fastfed import advice as advice
+    from fastfed import counter_rng as counter_rng
+    from fastfed import environments as environments
+    from fastfed import experiments as experiments
+    from fastfed import kernels as kernels
+    from fastfed import off_policy as off_policy
+    from fastfed import parties as parties
+    from fastfed import privacy as privacy
+    from fastfed import protocols as protocols
+    from fastfed import reporting as reporting
+    from fastfed import results as results
+    from fastfed import simulation as simulation
+    from fastfed.api import Budget as Budget
+    from fastfed.api import Certificate as Certificate
+    from fastfed.api import InputError as InputError
+    from fastfed.api import LinUCB as LinUCB
+    from fastfed.api import Results as Results
+    from fastfed.api import audit as audit
+    from fastfed.api import calibrate as calibrate
+    from fastfed.api import compare as compare
+    from fastfed.api import load as load
+    from fastfed.api import make_system as make_system
+    from fastfed.api import plan as plan
+    from fastfed.api import report as report
+    from fastfed.api import reproduce as reproduce
+    from fastfed.api import run as run
+    from fastfed.api import simulate as simulate
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "simulate": "fastfed.simulation.run",
-    "advise": "fastfed.advice",
-    "load": "fastfed.simulation.run",
-    "run": "fastfed.simulation.run",
-    "load_experiment": "fastfed.simulation.experiment",
-    "make_system": "fastfed.simulation.systems",
-    "LinUCB": "fastfed.bandits.linucb",
-    "Silo": "fastfed.bandits.silo",
-    "Peer": "fastfed.bandits.silo",
-    "Graph": "fastfed.protocols.network",
-    "Server": "fastfed.protocols.server",
-    "Shuffler": "fastfed.protocols.shuffler",
-    "User": "fastfed.protocols.randomizer",
-    "Client": "fastfed.bandits.silo",
-    "Averager": "fastfed.protocols.server",
-    "ExpertClient": "fastfed.experts.parties",
-    "ExpertServer": "fastfed.experts.parties",
-    "VectorSum": "fastfed.protocols.vector_sum",
-    "Report": "fastfed.protocols.messages",
-    "LocalEstimate": "fastfed.protocols.phases",
-    "Model": "fastfed.protocols.phases",
-    "Broadcast": "fastfed.protocols.messages",
-    "TreeRelease": "fastfed.privacy.releases.tree_release",
-    "audit": "fastfed.privacy.audit.function",
-    "SeededNoise": "fastfed._random",
-    "SystemNoise": "fastfed._random",
-    "InputError": "fastfed._validate",
-    "inverse_propensity": "fastfed.off_policy",
-    "self_normalised": "fastfed.off_policy",
-    "doubly_robust": "fastfed.off_policy",
-    "cross_fitted_ridge": "fastfed.off_policy",
-    "Sphere": "fastfed.environments",
-    "Gap": "fastfed.environments",
-    "FixedSet": "fastfed.environments",
-    "HardInstance": "fastfed.environments",
-    "NoDiversity": "fastfed.environments",
-    "Letor": "fastfed.environments",
-    "Classification": "fastfed.environments",
-    "Replay": "fastfed.environments",
-    "Python": "fastfed.environments",
-    "environment_signature": "fastfed.environments",
-    "StochasticLosses": "fastfed.environments",
-    "ObliviousLosses": "fastfed.environments",
-    "RealizableLosses": "fastfed.environments",
-    "NearRealizableLosses": "fastfed.environments",
-    "LowerBoundLosses": "fastfed.environments",
-    "GradientLosses": "fastfed.environments",
-    "LossSpec": "fastfed.environments",
-    "Score": "fastfed.protocols.score",
-    "score_signature": "fastfed.protocols.score",
-    "losses_signature": "fastfed.environments",
-    "gradient_signature": "fastfed.environments",
+__all__ = [
+    "Budget",
+    "Certificate",
+    "InputError",
+    "LinUCB",
+    "Results",
+    "__version__",
+    "audit",
+    "calibrate",
+    "compare",
+    "load",
+    "make_system",
+    "plan",
+    "report",
+    "reproduce",
+    "run",
+    "simulate",
+]
+
+#: Public submodules, which load as attributes too.
+_SUBMODULES = (
+    "advice",
+    "counter_rng",
+    "environments",
+    "experiments",
+    "kernels",
+    "off_policy",
+    "parties",
+    "privacy",
+    "protocols",
+    "reporting",
+    "results",
+    "simulation",
+)
+
+#: Modules of names that were here in 0.1, which warn, and go in 0.3.
+_MOVED = {
+    "fastfed.simulation": ("load_experiment",),
+    "fastfed.parties": (
+        "Averager",
+        "Broadcast",
+        "Client",
+        "ExpertClient",
+        "ExpertServer",
+        "Graph",
+        "LocalEstimate",
+        "Model",
+        "Peer",
+        "Report",
+        "SeededNoise",
+        "Server",
+        "Shuffler",
+        "Silo",
+        "SystemNoise",
+        "User",
+        "VectorSum",
+    ),
+    "fastfed.privacy": ("TreeRelease",),
+    "fastfed.environments": (
+        "Classification",
+        "FixedSet",
+        "Gap",
+        "GradientLosses",
+        "HardInstance",
+        "Letor",
+        "LossSpec",
+        "LowerBoundLosses",
+        "NearRealizableLosses",
+        "NoDiversity",
+        "ObliviousLosses",
+        "Python",
+        "RealizableLosses",
+        "Replay",
+        "Sphere",
+        "StochasticLosses",
+        "environment_signature",
+        "gradient_signature",
+        "losses_signature",
+    ),
+    "fastfed.off_policy": (
+        "cross_fitted_ridge",
+        "doubly_robust",
+        "inverse_propensity",
+        "self_normalised",
+    ),
+    "fastfed.protocols.score": ("Score", "score_signature"),
 }
-_MODULES = ("kernels", "keyed", "privacy")
-#: Doors from lower layers to higher ones, for which these need not be imported; not public.
-_DOORS = {"_notebook": "fastfed.report.notebook"}
+#: Old name: (module, new name).
+_DEPRECATED = {
+    **{name: (module, name) for module, names in _MOVED.items() for name in names},
+    "LossFacts": ("fastfed.environments", "LossSpec"),
+    "advise": ("fastfed", "plan"),
+    "keyed": ("fastfed", "counter_rng"),
+}
 
-__all__ = ["__version__", *_PUBLIC, *_MODULES]
+# Type checkers must not see it: to them every name would be there, with type Any.
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(importlib.import_module("fastfed.api"), name)
+        if name in _SUBMODULES:
+            return importlib.import_module(f"fastfed.{name}")
+        if name in _DEPRECATED:
+            import warnings
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"fastfed.{name}")
-    if name in _DOORS:
-        return importlib.import_module(_DOORS[name])
-    raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
+            module, new = _DEPRECATED[name]
+            message = f"fastfed.{name} is now {module}.{new}; the old name goes in 0.3"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return getattr(importlib.import_module(module), new)
+        raise AttributeError(f"module 'fastfed' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_SUBMODULES])
+
+
+def _load_renderer() -> Any:
+    return importlib.import_module("fastfed.reporting.notebook")
+
+
+_display.register_renderer(_load_renderer)

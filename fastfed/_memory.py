@@ -1,4 +1,4 @@
-"""How much memory this process may still take, and how sizes are written and read."""
+"""Memory that this process may still take, and sizes as text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE
 
 
 def available(proc: Path = _PROC) -> int | None:
-    """Bytes that can still be taken; None where the system does not say.
+    """Return the bytes that can still be taken, or None where the system does not say.
 
-    The least of what the system has free (pages that it would give up at once count as free), what
-    the control groups of this process leave it (versions 1 and 2), and its limit of addresses.
+    This is the least of three: free memory of the system (pages that it would give up at once
+    count as free), what the control groups of this process (versions 1 and 2) leave it, and what
+    its limit of address space leaves.
     """
     found = [_system(proc), *_groups(proc), _addresses(proc)]
     known = [max(0, size) for size in found if size is not None]
@@ -27,7 +28,7 @@ def available(proc: Path = _PROC) -> int | None:
 
 
 def _system(proc: Path) -> int | None:
-    """Of the whole system; elsewhere than on Linux all that it has."""
+    """Return free memory of the whole system; where it is not Linux, perhaps all memory."""
     try:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -43,7 +44,7 @@ def _system(proc: Path) -> int | None:
 
 
 def _groups(proc: Path) -> Iterator[int]:
-    """What every control group that this process is in, and each group around it, has left."""
+    """Yield what is left in each control group of this process, and in each group around it."""
     root = proc.parent / "sys" / "fs" / "cgroup"
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
@@ -59,7 +60,7 @@ def _groups(proc: Path) -> Iterator[int]:
 
 
 def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Limit less usage, of a group and of all around it. In a container its own is the root."""
+    """Yield limit less usage of a group and all around it; in a container its own is the root."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         folder = root.joinpath(*parts[:depth])
@@ -68,11 +69,12 @@ def _left(root: Path, path: str, limit: str, usage: str, cached: str) -> Iterato
             used = int((folder / usage).read_text())
         except (OSError, ValueError):
             continue
-        # Files that were read lie in memory until somebody needs it.
+        # Cached files stay in memory only until it is needed.
         yield most - max(0, used - _statistic(folder / "memory.stat", cached))
 
 
 def _statistic(path: Path, name: str) -> int:
+    """Return a number of a memory.stat file, 0 where there is none."""
     try:
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -84,7 +86,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def _addresses(proc: Path) -> int | None:
-    """What `ulimit -v` leaves."""
+    """Return what ``ulimit -v`` leaves, or None where there is no such limit."""
     try:
         import resource
 
@@ -97,8 +99,11 @@ def _addresses(proc: Path) -> int | None:
         return None
 
 
-def size_of(name: str, value: object) -> int:
-    """Bytes of a size such as 40GB, 1.5 GiB or 4e9 (a number: bytes); InputError if it is none."""
+def parse_size(name: str, value: object) -> int:
+    """Return the bytes of a size such as 40GB, 1.5 GiB or 4e9; a number counts bytes.
+
+    Raises InputError, with the name of the argument, for anything else.
+    """
     if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
         unit = found[2].lower()
         size = float(found[1]) * {**_UNITS, **_BINARY}[unit]
@@ -109,8 +114,8 @@ def size_of(name: str, value: object) -> int:
     raise InputError(f'{name} must be a size such as "40GB" or bytes >= 1, got {show(value)}')
 
 
-def shown(size: float) -> str:
-    """Bytes as they should appear in a sentence: 31 GB."""
+def format_size(size: float) -> str:
+    """Return bytes as text for a sentence, such as 31 GB."""
     for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= 0.9995 * scale:
             number = size / scale

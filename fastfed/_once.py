@@ -1,8 +1,8 @@
-"""Objects that act once: they hold secrets or noise, and two of them would give two views.
+"""Objects that must not be duplicated, because they hold private data or its noise.
 
 A copy, a pickle or a forked process that releases the same data again draws other noise for it, and
-the average of many such releases is the data. So these objects cannot be copied, pickled or used
-in a process that they were not made in, and one call at a time has them.
+the average of many such releases is the data. So these objects cannot be copied or pickled, work
+only in the process that made them, and run one call at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Once:
-    """Of a class whose objects act once; methods that change or release anything are ``once``."""
+    """Base of classes that must not be duplicated.
+
+    Methods that change or release anything are decorated with ``once``.
+    """
 
     def __new__(cls, *args: Any, **keys: Any) -> Any:
         made: Any = super().__new__(cls)
@@ -28,6 +31,7 @@ class Once:
         return made
 
     def _refuse(self, what: str) -> NoReturn:
+        """Raise InputError: this object cannot be copied, pickled or shared."""
         raise InputError(
             f"a {type(self).__name__} cannot be {what}: two of it would release the same data "
             "under two noises; keep one object in one process (save and load, which seal what was "
@@ -45,7 +49,7 @@ class Once:
 
 
 def once(method: F) -> F:
-    """A method that one caller at a time may run, in the process that made the object."""
+    """Make a method run for one caller at a time, and only in the process that made the object."""
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **keys: Any) -> Any:

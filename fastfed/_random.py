@@ -1,8 +1,8 @@
-"""Randomness as a function: keyed streams, and where privacy noise comes from.
+"""Sources of randomness: counter-based streams for simulations, system entropy for deployments.
 
-Every stream starts from a key (seed, purpose, replicate, silo, round or node), never from a
-thread, a call order or a curve. Simulations draw from seeded keys; a deployment draws from the
-operating system and remembers which nodes it drew, so that none is drawn twice.
+Every stream of a simulation starts from a key (seed, purpose, replicate, silo, round or node),
+never from a thread, a call order or a curve. A deployment draws from the operating system and
+remembers the nodes that it drew, so that none is drawn twice.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Protocol, TypeGuard
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._once import Once, once
 from fastfed._sampling import Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
 
-#: Purposes of streams; the same numbers stand in src/ff_random.h.
+#: Purposes of streams; the same numbers are in src/ff_random.h, and never change.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
 SCORE_KEY = 20
-#: What the server's uniform numbers are for.
+#: Names of the purposes of a server's uniform numbers, for messages.
 PURPOSES = {
     ROTATION: "the rotation",
     RANGE: "the range",
@@ -39,37 +39,37 @@ BELOW_ONE = 1.0 - 2.0**-53
 #: Purpose of the noise bits of single data points; the level of their node is added.
 POINT_NOISE = 64
 
-#: The silo index under which a server draws noise of its own is the number of silos.
+# A server draws noise of its own under the silo index M, the number of silos.
 
 
 def check_seed(seed: object) -> int:
-    """A seed: an integer in [0, 2^63)."""
+    """Return a seed if it is an integer in [0, 2^63)."""
     return integer("seed", seed, at_least=0, at_most=2**63 - 1)
 
 
 class NoiseSource(Protocol):
-    """Where silos, shuffler and server draw from; never two different draws for one key."""
+    """Interface of the noise of silos, shuffler and server; one key never has two draws."""
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         ...
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        """Uniform words of 32 bits (count,) that round the data point of one round."""
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        """Draw uniform 32-bit integers (count,) that round the data point of one round."""
         ...
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
-        """Draws of Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
+        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         ...
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
-        """The same for one data point at a node of one level."""
+        """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
         ...
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
-        """The order in which the shuffler passes on ``count`` messages, or one stream of them."""
+        """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
         ...
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
@@ -77,31 +77,31 @@ class NoiseSource(Protocol):
         ...
 
     def action(self, silo: int, round: int, count: int) -> int:
-        """A uniform action out of ``count``."""
+        """Draw a uniform action out of ``count``."""
         ...
 
     def score_key(self, silo: int, round: int) -> int:
-        """64 uniform bits for the score function of one silo in one round."""
+        """Draw 64 uniform bits for the score function of one silo in one round."""
         ...
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
-        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         ...
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
-        """Uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
+        """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         ...
 
     def uniform(self, purpose: int, release: int) -> float:
-        """The one of ``uniforms`` with count 1."""
+        """Draw the number of ``uniforms`` with count 1."""
         ...
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
-        """Standard Laplace draws (count,) that hide the scores of one release."""
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         ...
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
-        """The order (count,) in which one silo takes the losses of a phase as samples."""
+        """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
         ...
 
 
@@ -110,95 +110,122 @@ class IdealSource(NoiseSource, Protocol):
 
     @property
     def exact(self) -> bool:
-        """True."""
+        """True: the source has ideal draws."""
         ...
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        """The d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         ...
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
-        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         ...
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        """Standard Laplace draws (count,) that hide the scores of one release."""
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         ...
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        """Uniform numbers (count,) for the mean, or the choice, of one release."""
+        """Draw uniform numbers (count,) for the mean, or the choice, of one release."""
         ...
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        """Standard Laplace draws (count,) for the mean, or the comparison, of one release."""
+        """Draw standard Laplace noise (count,) for the mean, or the comparison, of one release."""
         ...
 
 
 def is_exact(noise: NoiseSource) -> TypeGuard[IdealSource]:
-    """Whether a source has ideal draws, so that releases can be exact."""
+    """Return True if a source has ideal draws, so that releases can be exact."""
     return getattr(noise, "exact", False) is True
 
 
 class SeededNoise:
-    """Keyed noise for simulations: reproducible by anyone who knows the seed, so not private."""
+    """Counter-based noise for simulations. Who knows the seed can remove it: it protects nothing.
+
+    Parameters
+    ----------
+    seed : int
+        Seed in [0, 2^63).
+    replicate : int
+        Number of the replicate, in [0, 2^32).
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+    """
 
     def __init__(self, seed: int, replicate: int = 0) -> None:
         self.seed = check_seed(seed)
         self.replicate = integer("replicate", replicate, at_least=0, at_most=2**32 - 1)
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        return native.node_normals(self.seed, self.replicate, silo, node, dimension)
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        return rng.node_normals(self.seed, self.replicate, silo, node, dimension)
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        return native.words(self.seed, ROUNDING, self.replicate, silo, round, count)
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        """Draw uniform 32-bit integers (count,) that round the data point of one round."""
+        return rng.random_u32(self.seed, ROUNDING, self.replicate, silo, round, count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         key = self.seed, BIT_NOISE, self.replicate, silo, node
-        return native.binomials(*key, trials, count)
+        return rng.binomials(*key, trials, count)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
         key = self.seed, POINT_NOISE + level, self.replicate, silo, round
-        return native.binomials(*key, trials, count)
+        return rng.binomials(*key, trials, count)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
-        return native.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
+        """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
+        return rng.permutation(self.seed, SHUFFLE, self.replicate, stream, node, count)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        native.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
+        """Permute the bits (n,) of one label in place."""
+        rng.shuffle_bits(self.seed, SHUFFLE, self.replicate, label + 1, node, bits)
 
     def action(self, silo: int, round: int, count: int) -> int:
-        return native.below(self.seed, POLICY, self.replicate, silo, round, count)
+        """Draw a uniform action out of ``count``."""
+        return rng.uniform_int(self.seed, POLICY, self.replicate, silo, round, count)
 
     def score_key(self, silo: int, round: int) -> int:
-        return native.key(self.seed, SCORE_KEY, self.replicate, silo, round)
+        """Draw 64 uniform bits for the score function of one silo in one round."""
+        return rng.key(self.seed, SCORE_KEY, self.replicate, silo, round)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
-        return native.normals_f64(*key, dimension * (dimension + 1) // 2)
+        return rng.normals_f64(*key, dimension * (dimension + 1) // 2)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         key = self.seed, purpose, self.replicate
-        drawn = np.array([native.uniform(*key, label, release) for label in range(count)])
+        drawn = np.array([rng.uniform(*key, label, release) for label in range(count)])
         return np.minimum(drawn, BELOW_ONE)
 
     def uniform(self, purpose: int, release: int) -> float:
-        return min(native.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
+        """Draw the number of ``uniforms`` with count 1."""
+        return min(rng.uniform(self.seed, purpose, self.replicate, 0, release), BELOW_ONE)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
-        return native.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
+        """Draw standard Laplace noise (count,) for the scores of one release."""
+        return rng.laplace(self.seed, SCORE_NOISE, self.replicate, silo, release, count)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
-        return native.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
+        """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
+        return rng.permutation(self.seed, SAMPLE, self.replicate, silo, phase, count)
 
 
 @dataclass(frozen=True)
 class InterleavedNoise:
-    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_play.h).
+    """The source of one of ``stride`` systems that take turns, number ``phase`` (src/ff_run.h).
 
-    Round u of this system is round t = phase modulo stride of the play; its silo i is silo
-    ``names[i]`` there; its tree nodes are numbered so that no two systems ask for one draw.
+    Round u of this system is the u-th round t of the run with t = phase modulo stride; its silo i
+    is silo ``names[i]`` of the run; its tree nodes are numbered so that no two systems share a
+    draw.
     """
 
     source: NoiseSource
@@ -208,83 +235,110 @@ class InterleavedNoise:
 
     @property
     def exact(self) -> bool:
+        """True if the source has ideal draws."""
         return is_exact(self.source)
 
     @property
     def _ideal(self) -> IdealSource:
+        """The source, which must have ideal draws."""
         assert is_exact(self.source)
         return self.source
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         return self._ideal.ideal(self.names[silo], self._key(node), dimension)
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         return self._ideal.ideal_trigger(self.names[silo], self._time(round), dimension)
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         return self._ideal.ideal_laplace(self.names[silo], self._key(release), count)
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
+        """Draw uniform numbers (count,) for the mean, or the choice, of one release."""
         return self._ideal.ideal_uniforms(purpose, self._key(release), count)
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
+        """Draw standard Laplace noise (count,) for the mean, or the comparison, of one release."""
         return self._ideal.ideal_draws(purpose, self._key(release), count)
 
     def _time(self, round: int) -> int:
+        """Return the round of the run of a round of this system."""
         return (self.phase or self.stride) + (round - 1) * self.stride
 
     def _key(self, node: int) -> int:
+        """Return the node of the run of a node of this system."""
         return (node - 1) * self.stride + self.phase + 1
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         return self.source.node(self.names[silo], self._key(node), dimension)
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        return self.source.words(self.names[silo], self._time(round), count)
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        """Draw uniform 32-bit integers (count,) that round the data point of one round."""
+        return self.source.random_u32(self.names[silo], self._time(round), count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         return self.source.binomials(self.names[silo], self._key(node), count, trials)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
         time = self._time(round)
         return self.source.point_binomials(self.names[silo], time, level, count, trials)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
+        """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
         return self.source.permutation(self._key(node), count, stream)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        """Permute the bits (n,) of one label in place."""
         self.source.shuffle_bits(self._key(node), label, bits)
 
     def action(self, silo: int, round: int, count: int) -> int:
+        """Draw a uniform action out of ``count``."""
         return self.source.action(self.names[silo], self._time(round), count)
 
     def score_key(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits for the score function of one silo in one round."""
         return self.source.score_key(self.names[silo], self._time(round))
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         return self.source.trigger(self.names[silo], self._time(round), dimension)
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         return self.source.uniforms(purpose, self._key(release), count)
 
     def uniform(self, purpose: int, release: int) -> float:
+        """Draw the number of ``uniforms`` with count 1."""
         return self.source.uniform(purpose, self._key(release))
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         return self.source.laplace(self.names[silo], self._key(release), count)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
         return self.source.sample(self.names[silo], self._key(phase), count)
 
 
 class SystemNoise(Once):
-    """Noise from the operating system's entropy, for deployments.
+    """Noise from the entropy of the operating system, for deployments.
 
-    Remembers which nodes it has drawn and refuses to hand one out again: noise that hides two
-    statistics hides neither. One object serves one system, and cannot be copied. Its ``ideal``
-    draws are real numbers, known as well as is asked for (`fastfed._sampling`).
+    It remembers the nodes that it has drawn and refuses to draw one again: noise that is added to
+    two statistics hides neither. One object serves one system, and cannot be copied. Its ``ideal``
+    draws are real numbers, computed to any precision that is needed (`fastfed._sampling`).
+
+    Raises
+    ------
+    InputError
+        From every method that would draw the noise of one node twice.
     """
 
     exact = True
@@ -296,6 +350,7 @@ class SystemNoise(Once):
 
     @once
     def _once(self, silo: int, node: int) -> None:
+        """Refuse a second draw of the noise of a node."""
         if (silo, node) in self._drawn:
             raise InputError(
                 f"the noise of node {node} of silo {silo} was drawn already; "
@@ -305,6 +360,7 @@ class SystemNoise(Once):
 
     @once
     def _once_in(self, silo: int, round: int) -> None:
+        """Refuse a second draw of a round's trigger noise."""
         if (silo, round) in self._rounds:
             raise InputError(
                 f"the schedule's noise of round {round} of silo {silo} was drawn already; "
@@ -314,6 +370,7 @@ class SystemNoise(Once):
 
     @once
     def _once_for(self, purpose: int, release: int) -> None:
+        """Refuse a second draw of a purpose of a release."""
         if (purpose, release) in self._means:
             raise InputError(
                 f"{PURPOSES[purpose]} of release {release} was drawn already; "
@@ -322,117 +379,130 @@ class SystemNoise(Once):
         self._means.add((purpose, release))
 
     def ideal(self, silo: int, node: int, dimension: int) -> Normals:
-        """The d + d (d + 1) / 2 standard normals of one node, bias part first, as real numbers."""
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         drawn = Normals(dimension + dimension * (dimension + 1) // 2)
         self._once(silo, node)
         return drawn
 
     def ideal_trigger(self, silo: int, round: int, dimension: int) -> Normals:
-        """The d (d + 1) / 2 standard normals that a private schedule adds in one round."""
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         drawn = Normals(dimension * (dimension + 1) // 2)
         self._once_in(silo, round)
         return drawn
 
     def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
-        """Standard Laplace draws (count,) that hide the scores of one release."""
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         drawn = Laplaces(count)
         self._once(silo, release)
         return drawn
 
     def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
-        """Uniform numbers (count,) for the mean, or the choice, of one release."""
+        """Draw uniform numbers (count,) for the mean, or the choice, of one release."""
         drawn = Uniforms(count)
         self._once_for(purpose, release)
         return drawn
 
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
-        """Standard Laplace draws (count,) for the mean, or the comparison, of one release."""
+        """Draw standard Laplace noise (count,) for the mean, or the comparison, of one release."""
         drawn = Laplaces(count)
         self._once_for(purpose, release)
         return drawn
 
-    # The same as doubles, for who only looks at them: value + noise in float64 tells too much.
+    # The same draws as float64, for display only: value + noise in float64 leaks (Mironov 2012).
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
         return self.ideal(silo, node, dimension).values
 
-    def words(self, silo: int, round: int, count: int) -> np.ndarray:
-        return system_words(count)
+    def random_u32(self, silo: int, round: int, count: int) -> np.ndarray:
+        """Draw uniform 32-bit integers (count,) that round the data point of one round."""
+        return system_u32(count)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         self._once(silo, node)
         return system_binomials(count, trials)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for a data point at a node of one level, (count,)."""
         return system_binomials(count, trials)
 
     def permutation(self, node: int, count: int, stream: int = 0) -> np.ndarray:
+        """Draw the order in which the shuffler forwards ``count`` messages of one stream."""
         return system_permutation(count)
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
+        """Permute the bits (n,) of one label in place."""
         bits[:] = bits[self.permutation(node, len(bits))]
 
     def action(self, silo: int, round: int, count: int) -> int:
+        """Draw a uniform action out of ``count``."""
         return secrets.randbelow(count)
 
     def score_key(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits for the score function of one silo in one round."""
         return secrets.randbits(64)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         return self.ideal_trigger(silo, round, dimension).values
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers in (0, 1) of 53 bits (count,), for the mean of one release."""
         drawn = system_uniforms(count)
         self._once_for(purpose, release)
         return drawn
 
     def uniform(self, purpose: int, release: int) -> float:
+        """Draw the number of ``uniforms`` with count 1."""
         return float(self.uniforms(purpose, release, 1)[0])
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        """Draw standard Laplace noise (count,) for the scores of one release."""
         return self.ideal_laplace(silo, release, count).values
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
         return system_permutation(count)
 
 
 def system_uniforms(count: int) -> np.ndarray:
-    """Uniform numbers in (0, 1) of 53 bits (count,) from os.urandom."""
+    """Draw uniform numbers in (0, 1) of 53 bits (count,) from os.urandom."""
     bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
     return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, BELOW_ONE)
 
 
 def system_permutation(count: int) -> np.ndarray:
-    """A uniform permutation of 0..count-1 from os.urandom."""
+    """Draw a uniform permutation of 0..count-1 from os.urandom."""
     while True:
-        # Sorting uniform words permutes uniformly, unless two are equal.
+        # Sorting uniform integers permutes uniformly, unless two are equal.
         keys = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
         order = np.argsort(keys, kind="stable")
         if (np.diff(keys[order]) > 0).all():
             return order
 
 
-def system_words(count: int) -> np.ndarray:
-    """Uniform words of 32 bits (count,) from os.urandom."""
+def system_u32(count: int) -> np.ndarray:
+    """Draw uniform 32-bit integers (count,) from os.urandom."""
     return np.frombuffer(os.urandom(4 * count), dtype=np.uint32)
 
 
 def system_binomials(count: int, trials: int) -> np.ndarray:
-    """Draws of Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
+    """Draw Bin(trials, 1/4) - trials / 4 (count,) from os.urandom."""
     drawn = np.full(count, np.nan)
     while (left := np.isnan(drawn)).any():
-        words = system_words(4 * int(left.sum())).reshape(-1, 4)
-        drawn[left] = native.binomials_from_words(words, trials)
+        words = system_u32(4 * int(left.sum())).reshape(-1, 4)
+        drawn[left] = rng.binomials_from_words(words, trials)
     return drawn
 
 
 def instance_normals(seed: int, replicate: int, count: int) -> np.ndarray:
-    """Standard normals (count,) that fix an instance, such as its theta*."""
-    return native.normals_f64(seed, INSTANCE, replicate, 0, 0, count)
+    """Draw standard normals (count,) that fix an instance, such as its theta*."""
+    return rng.normals_f64(seed, INSTANCE, replicate, 0, 0, count)
 
 
 def permutation(seed: int, replicate: int, silo: int, count: int) -> np.ndarray:
-    """A uniform random permutation of 0..count-1 for one silo."""
-    return native.permutation(seed, PERMUTATION, replicate, silo, 0, count)
+    """Draw a uniform permutation of 0..count-1 for one silo."""
+    return rng.permutation(seed, PERMUTATION, replicate, silo, 0, count)

@@ -1,7 +1,7 @@
-"""What a spec can name: fastfed's own entries, and those of installed packages (entry points).
+"""Registries of names in a spec: fastfed's own entries, and entry points of installed packages.
 
-Packages are looked for when a name is asked for that is none of fastfed's own, or when all are
-listed; nothing is imported before it is used. One that is broken stops nobody who does not use it.
+Packages are searched only for a name that is not fastfed's own, or when all names are listed.
+Nothing is imported before it is used, so a broken package affects only those who use it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,21 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Entries by name: ``builtin`` ones first, then those of the entry points of ``group``.
+    """Entries by name: built-in ones first, then those of installed packages.
 
-    ``what``: one entry in words, such as "algorithm". ``check(name, found)`` makes an entry of
-    what an entry point names, or raises InputError saying what it must be. A built-in name cannot
-    be taken, and a name that two packages claim is neither's.
+    A package cannot take a built-in name, and a name that two packages claim is refused.
+
+    Parameters
+    ----------
+    group : str
+        Entry point group, such as "fastfed.algorithms".
+    what : str
+        Name of one entry for messages, such as "algorithm".
+    builtin : mapping
+        fastfed's own entries.
+    check : callable
+        ``check(name, found)`` returns the entry for the object that an entry point names, or
+        raises InputError that says what it must be.
     """
 
     def __init__(
@@ -41,7 +51,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _found(self) -> dict[str, list[EntryPoint]]:
-        """Entry points by name, whether or not they can be used."""
+        """Entry points by name, usable or not."""
         from importlib.metadata import entry_points
 
         found: dict[str, list[EntryPoint]] = {}
@@ -51,7 +61,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """Names that packages add, whether or not they can be loaded."""
+        """Names that packages add, loadable or not."""
         return tuple(name for name in self._found if name not in self.builtin)
 
     def __contains__(self, name: object) -> bool:
@@ -65,7 +75,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self.builtin) + len(self.plugins)
 
     def __getitem__(self, name: str) -> T:
-        """The entry; InputError names package and entry point of one that cannot be used."""
+        """Return an entry; InputError names package and entry point of one that cannot be used."""
         if name in self.builtin:
             return self.builtin[name]
         if name not in self._loaded:
@@ -79,10 +89,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _load(self, point: EntryPoint) -> T:
+        """Import what an entry point names, and check it."""
         who = f'{self.what} "{point.name}" of {_named(point)}'
         try:
             found = point.load()
-        # Whatever a foreign module does while it is imported.
+        # A foreign module may raise anything while it is imported.
         except (Exception, SystemExit) as error:
             raise InputError(f"{who} cannot be loaded: {_reason(error)}") from error
         try:
@@ -91,7 +102,7 @@ class Registry(Mapping[str, T], Generic[T]):
             raise InputError(f"{who} {error}") from None
 
     def choose(self, name: object) -> T:
-        """The entry of a name in a spec; InputError with the nearest of what is known."""
+        """Return the entry of a name in a spec; InputError with the nearest known name."""
         if not isinstance(name, str) or name not in self:
             raise InputError(
                 f'unknown {self.what} "{name}"{nearest(str(name), self)} (known: {", ".join(self)})'
@@ -100,7 +111,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """While an entry runs: what fails in a package is said with the package's name."""
+        """Turn errors of a running package entry into InputErrors that name the package."""
         try:
             yield
         except InputError:
@@ -112,13 +123,13 @@ class Registry(Mapping[str, T], Generic[T]):
             raise InputError(f'{self.what} "{name}" of {who} failed: {_reason(error)}') from error
 
     def origin(self, name: str) -> str | None:
-        """The package, with its version, that adds a name; None for what is fastfed's own."""
+        """Return package and version that add a name; None for fastfed's own."""
         if name in self.builtin or name not in self._found:
             return None
         return " and ".join(map(_package, self._found[name]))
 
     def problems(self) -> dict[str, str]:
-        """Every plugin that cannot be used, by name, and why in a sentence; loads them all."""
+        """Load all plugins, and return for each that cannot be used a sentence with the reason."""
         found = {}
         for name, points in self._found.items():
             if name in self.builtin:
@@ -133,7 +144,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _package(point: EntryPoint) -> str:
-    """The distribution and its version."""
+    """Return the distribution of an entry point and its version."""
     if point.dist is None:
         return "an unknown package"
     return f"{point.dist.metadata['Name']} {point.dist.version}"
@@ -148,11 +159,11 @@ def _reason(error: BaseException) -> str:
 
 
 def must_be(expected: str, found: object) -> InputError:
-    """What a registry's check raises."""
+    """Return the InputError for a registry's check to raise."""
     return InputError(f"must be {expected}, got {show(found)}")
 
 
 def first_line(documented: object) -> str:
-    """The first line of a docstring, without its full stop."""
+    """Return the first line of a docstring, without its full stop."""
     text = inspect.getdoc(documented) if documented is not None else None
     return (text or "").partition("\n")[0].rstrip(".")

@@ -1,9 +1,9 @@
-"""Ideal draws: real numbers of an exact law, known as well as is asked for.
+"""Ideal draws: real random numbers of an exact distribution, computed to any precision.
 
-A draw is a function of uniforms whose bits go on for ever. The first 64 bits of each come at once
-and give a float64 within `ERROR` of the draw; where that does not decide a question, further bits
-are drawn, and the draw is enclosed by exact arithmetic. Whatever is decided, a rounding or a
-comparison, is then decided as for the real number. Error bounds and proof: docs/exact.md.
+A draw is a function of uniforms with infinitely many bits. The first 64 bits of each are drawn at
+once and give a float64 within `ERROR` of the draw. Where that does not decide a rounding or a
+comparison, further bits are drawn, and exact arithmetic encloses the draw, so the decision is that
+of the real number. Error bounds and proof: docs/exact.md.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 
-#: What the float64 value of a standard draw may be away from the draw.
+#: Largest error of the float64 value of a standard draw.
 ERROR = 2.0**-40
-#: Where 64 bits of a uniform do not give that: so near 0 or 1, in units of 2^-64.
+#: Distance from 0 or 1, in units of 2^-64, below which 64 bits of a uniform do not give that.
 _END = 1 << 44
 _WORD = 64
-#: Digits beyond those of the bits, for roundings on the way.
+#: Guard digits for intermediate roundings.
 _GUARD = 12
 
-#: So many random bytes; the operating system's, but for tests.
+#: Function that returns so many random bytes: os.urandom, except in tests.
 Entropy = Callable[[int], bytes]
 Interval = tuple[Fraction, Fraction]
 
@@ -35,17 +35,20 @@ Interval = tuple[Fraction, Fraction]
 class Uniforms:
     """Uniforms in (0, 1), (n,): their first 64 bits, and more on demand.
 
-    words: the first 64 bits, (n,) of uint64, highest bit first.
+    Attributes
+    ----------
+    random_u64 : ndarray of uint64, shape (n,)
+        The first 64 bits, highest bit first.
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
-        self.words = np.frombuffer(entropy(8 * count), dtype=np.uint64)
+        self.random_u64 = np.frombuffer(entropy(8 * count), dtype=np.uint64)
         self._entropy = entropy
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
-        """(a, n), n >= bits: the uniform is in [a, a + 1] / 2^n. Bits once drawn stay."""
-        a, n = self._longer.get(index, (int(self.words[index]), _WORD))
+        """Return (a, n), n >= bits: the uniform is in [a, a + 1] / 2^n. Drawn bits never change."""
+        a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
             more = -(-(bits - n) // _WORD) * _WORD
             a = a << more | int.from_bytes(self._entropy(more // 8), "big")
@@ -54,7 +57,7 @@ class Uniforms:
         return a, n
 
     def interval(self, index: int, bits: int) -> Interval:
-        """What the uniform lies in, of width 2^-bits at most."""
+        """Return an interval that contains the uniform, of width 2^-bits at most."""
         a, n = self.prefix(index, bits)
         return Fraction(a, 1 << n), Fraction(a + 1, 1 << n)
 
@@ -62,21 +65,26 @@ class Uniforms:
 class Normals:
     """Independent standard normals (n,), by Box and Muller from uniforms of any length.
 
-    values: (n,), each within `ERROR` of its normal.
+    Attributes
+    ----------
+    values : ndarray, shape (n,)
+        Approximations, each within `ERROR` of its normal.
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
-        values, unsure = native.ideal_normals(self._uniforms.words)
+        values, unsure = rng.ideal_normals(self._uniforms.random_u64)
         self.values: np.ndarray = values[:count]
         if unsure:
-            ends = np.flatnonzero(self._uniforms.words[: self._half] + np.uint64(_END) < 2 * _END)
+            ends = np.flatnonzero(
+                self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
+            )
             both = np.concatenate([ends, ends + self._half])
-            _settle(self, both[both < count])
+            _refine(self, both[both < count])
 
     def interval(self, index: int, bits: int) -> Interval:
-        """What the normal lies in, of width 2^-bits at most."""
+        """Return an interval that contains the normal, of width 2^-bits at most."""
         pair, wanted = index % self._half, bits + 8
         while True:
             a, n = self._uniforms.prefix(pair, wanted)
@@ -89,17 +97,23 @@ class Normals:
 
 
 class Laplaces:
-    """Independent standard Laplace draws (n,), of density exp(-|x|) / 2; otherwise as `Normals`."""
+    """Independent standard Laplace draws (n,), of density exp(-|x|) / 2.
+
+    Attributes
+    ----------
+    values : ndarray, shape (n,)
+        Approximations, each within `ERROR` of its draw.
+    """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self._uniforms = Uniforms(count, entropy)
-        self.values, unsure = native.ideal_laplace(self._uniforms.words)
+        self.values, unsure = rng.ideal_laplace(self._uniforms.random_u64)
         if unsure:
-            ends = (self._uniforms.words << np.uint64(1)) + np.uint64(_END) < 2 * _END
-            _settle(self, np.flatnonzero(ends))
+            ends = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
+            _refine(self, np.flatnonzero(ends))
 
     def interval(self, index: int, bits: int) -> Interval:
-        """What the draw lies in, of width 2^-bits at most."""
+        """Return an interval that contains the draw, of width 2^-bits at most."""
         wanted = bits + 8
         while True:
             a, n = self._uniforms.prefix(index, wanted)
@@ -111,29 +125,31 @@ class Laplaces:
                     return (low, high) if positive else (-high, -low)
 
 
-def _settle(draws: Normals | Laplaces, indices: np.ndarray) -> None:
-    """Values of what 64 bits did not tell well enough."""
+def _refine(draws: Normals | Laplaces, indices: np.ndarray) -> None:
+    """Recompute values for which 64 bits were not enough."""
     for i in indices.tolist():
         low, high = draws.interval(i, 44)
         draws.values[i] = float((low + high) / 2)
 
 
-# ---- enclosures in decimal arithmetic ------------------------------------------------------------
+# ---- Enclosures in decimal arithmetic ------------------------------------------------------------
 
 
 def _digits(bits: int) -> int:
+    """Return the decimal digits for so many bits, with guard digits."""
     return math.ceil(0.30103 * bits) + _GUARD
 
 
 def _context(digits: int) -> Context:
+    """Return a context of so many digits and the widest exponents."""
     return Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 def _minus_log(a: int, n: int) -> Interval:
-    """-ln u of u in [a, a + 1] / 2^n, a >= 1."""
+    """Enclose -ln u of u in [a, a + 1] / 2^n, a >= 1."""
     digits = _digits(n)
     with localcontext(_context(digits)):
-        # Each logarithm is rounded correctly, and below n: what follows is far below the slack.
+        # Each logarithm is rounded correctly, and below n, so the error is far below the slack.
         whole = n * Decimal(2).ln()
         high, low = whole - Decimal(a).ln(), whole - Decimal(a + 1).ln()
         slack = Decimal(10) ** (6 - digits) * n
@@ -141,8 +157,10 @@ def _minus_log(a: int, n: int) -> Interval:
 
 
 def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
-    """r cos(2 pi w) or r sin(2 pi w), r = sqrt(-2 ln u), of u in [a, a + 1] / 2^n and w in
-    [turn, turn + 1] / 2^m."""
+    """Enclose r cos(2 pi w) or r sin(2 pi w), with r = sqrt(-2 ln u).
+
+    u is in [a, a + 1] / 2^n and w in [turn, turn + 1] / 2^m.
+    """
     low, high = _minus_log(a, n)
     digits = _digits(max(n, m))
     with localcontext(_context(digits)):
@@ -150,7 +168,7 @@ def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
         r_low = max(_decimal(2 * low).sqrt() - unit, Decimal(0)) if low > 0 else Decimal(0)
         r_high = _decimal(2 * high).sqrt() + unit if high > 0 else unit
         at = _sine(turn, m, cosine, digits)
-        # A sine moves by 2 pi < 2^3 at most for a turn.
+        # The derivative of the sine by the turn is at most 2 pi < 2^3.
         off = unit + Decimal(8) / Decimal(1 << m)
         s_low, s_high = at - off, at + off
         z_low = s_low * (r_high if s_low < 0 else r_low)
@@ -160,16 +178,17 @@ def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
 
 
 def _decimal(x: Fraction) -> Decimal:
+    """Return a fraction as a decimal in the current context."""
     return Decimal(x.numerator) / Decimal(x.denominator)
 
 
 def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
-    """sin or cos of 2 pi turn / 2^m in the current context, to 10^(4 - digits) or better."""
+    """Return sin or cos of 2 pi turn / 2^m in the current context, to 10^(4 - digits) or better."""
     quarters = ((turn << 2) + (1 << (m - 1))) >> m
     rest = (turn << 2) - (quarters << m)  # of a quarter turn, in [-1/2, 1/2] 2^m
     x = Decimal(rest) * _pi(digits) / (2 * Decimal(1 << m))
     quarters += cosine
-    # sin(x + quarters pi / 2); terms fall below the last digit in the end, |x| being below 1.
+    # sin(x + quarters pi / 2), by the Taylor series until terms are below the last digit; |x| < 1.
     term, k = (Decimal(1), 0) if quarters & 1 else (x, 1)
     total, square, least = term, x * x, Decimal(10) ** (-digits - 1)
     while abs(term) > least:
@@ -181,7 +200,7 @@ def _sine(turn: int, m: int, cosine: bool, digits: int) -> Decimal:
 
 @lru_cache(maxsize=64)
 def _pi(digits: int) -> Decimal:
-    """pi, by Machin's 16 arctan(1/5) - 4 arctan(1/239)."""
+    """Return pi, by Machin's 16 arctan(1/5) - 4 arctan(1/239)."""
     scale = 10 ** (digits + 10)
 
     def arctan(inverse: int) -> int:

@@ -1,7 +1,8 @@
-"""A system ready to play, and the registry's entry that makes it from the keys of a curve."""
+"""A system to simulate or deploy, and the registry entry that builds it from a curve's keys."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -10,44 +11,72 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._face import Displayed
+from fastfed._display import Displayed
 from fastfed._validate import InputError, nearest, show
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
-#: Of a plan whose kind fastfed knows no account of, or that carries no claim.
-ON_WORD = Condition(
+#: Fails for a plan whose kind fastfed cannot account for, or that carries no claim.
+UNVERIFIED = Condition(
     "fastfed recomputes the guarantee from the plan (here it is its package's own word)", False
 )
 
 
 @singledispatch
 def account(plan: Any, problem: Any) -> Certificate:
-    """The certificate of a plan that is put to a problem: the only maker of certificates.
+    """The certificate of a plan on a problem: the only maker of certificates.
 
     Every number in it is computed from those that drivers and parties execute, see
-    `fastfed.privacy.account`. ``problem`` is the ProblemSpec, what is guaranteed of the data.
-    InputError for a kind of plan that is not registered (``account.register``).
+    `fastfed.privacy.account`. ``account.register`` adds a kind of plan.
+
+    Parameters
+    ----------
+    plan : Plan, PeerPlan, PhasePlan, ExpertPlan or a registered kind
+        Plain data that drivers and parties execute.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+
+    Returns
+    -------
+    Certificate
+
+    Raises
+    ------
+    InputError
+        For a kind of plan that is not registered.
     """
     raise InputError(f"plan must be of a kind that fastfed accounts for, got {show(plan)}")
 
 
 @dataclass(frozen=True, repr=False)
 class System(Displayed):
-    """One curve of an experiment: what it plays, and what it promises."""
+    """One curve of an experiment: its plan and the certificate of that plan.
+
+    Parameters
+    ----------
+    algorithm : str
+        The id of the registry entry that built it.
+    plan : Plan, PeerPlan, PhasePlan or ExpertPlan
+        Plain data that parties and drivers execute. It has silos, horizon and protocol.
+    certificate : Certificate
+        The guarantee, for noise from seeded streams. It must agree with the plan's numbers. For a
+        plan that fastfed cannot account for, the certificate's status becomes "conditional".
+    bounds_at : callable, optional
+        From rounds (C,) to the bound curves that a figure may draw, by name, each of length C.
+
+    Raises
+    ------
+    InputError
+        If the certificate states another epsilon, budget or relation than the plan.
+    """
 
     algorithm: str
-    #: Plain data: what parties and drivers execute. It has silos, horizon and protocol.
     plan: Any
     certificate: Certificate
-    #: What can be drawn beside the curve, by name, at rounds (C,).
     bounds_at: Callable[[np.ndarray], dict[str, list[float]]] | None = None
 
     def __post_init__(self) -> None:
-        """The certificate must say what the plan's numbers give; InputError where it does not.
-
-        Of a plan that fastfed cannot account for, the certificate says that it has not.
-        """
+        """Compare the certificate with the plan's numbers."""
         object.__setattr__(self, "certificate", agreed(self.plan, self.certificate))
 
     def __repr__(self) -> str:
@@ -64,16 +93,16 @@ class System(Displayed):
 
 
 def agreed(plan: Any, certificate: Certificate) -> Certificate:
-    """The certificate, if it says what the plan's numbers give.
+    """Return the certificate, if it states what the plan's numbers give.
 
-    That of an unknown kind of plan, or of one without a claim, becomes "conditional".
+    The certificate of an unknown kind of plan, or of one without a claim, becomes "conditional".
     """
     claim = getattr(plan, "privacy", None)
     found = None if claim is None else accounted(plan)
     if claim is None or found is None:
-        if certificate.exact is None or ON_WORD in certificate.conditions:
+        if certificate.exact is None or UNVERIFIED in certificate.conditions:
             return certificate
-        conditions = (*certificate.conditions, ON_WORD)
+        conditions = (*certificate.conditions, UNVERIFIED)
         return msgspec.structs.replace(certificate, status="conditional", conditions=conditions)
     verify(plan)
     stated, budget = certificate.exact, claim.budget
@@ -94,20 +123,87 @@ def agreed(plan: Any, certificate: Certificate) -> Certificate:
     return certificate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Algorithm:
-    """An entry of a registry: one system of a paper."""
+    """A registry entry: one system of a paper.
+
+    Parameters
+    ----------
+    id : str
+        The name that a spec's ``algorithm`` key uses.
+    paper : str
+        The id of the paper, or "none".
+    summary : str
+        One line for listings.
+    config : type of msgspec.Struct
+        The keys of a curve with their types and defaults; its ``__post_init__`` checks values.
+    build : callable
+        From an instance of ``config`` and a ProblemSpec to a System.
+    deployed : tuple of (str, value), optional
+        Keys that a deployment sets unless told otherwise, where a simulation has a shortcut.
+    keys : type of msgspec.Struct, optional
+        Deprecated name of ``config``.
+    """
 
     id: str
     paper: str
     summary: str
-    keys: type[msgspec.Struct]
+    config: type[msgspec.Struct]
     build: Callable[[Any, Any], Any]
-    #: Config that a deployment takes unless it says otherwise, where the simulation has a shortcut.
-    deployed: tuple[tuple[str, Any], ...] = ()
+    deployed: tuple[tuple[str, Any], ...]
+
+    def __init__(
+        self,
+        id: str,
+        paper: str,
+        summary: str,
+        config: type[msgspec.Struct] | None = None,
+        build: Callable[[Any, Any], Any] | None = None,
+        deployed: tuple[tuple[str, Any], ...] = (),
+        *,
+        keys: type[msgspec.Struct] | None = None,
+    ) -> None:
+        if keys is not None:
+            warnings.warn("Algorithm(keys=) is deprecated: use config", DeprecationWarning, 2)
+            config = keys
+        if config is None or build is None:
+            raise TypeError(f'algorithm "{id}" needs config and build')
+        given = {
+            "id": id,
+            "paper": paper,
+            "summary": summary,
+            "config": config,
+            "build": build,
+            "deployed": deployed,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def keys(self) -> type[msgspec.Struct]:
+        """Deprecated name of ``config``."""
+        warnings.warn("Algorithm.keys is deprecated: use config", DeprecationWarning, 2)
+        return self.config
 
     def make(self, keys: dict[str, Any], problem: Any) -> Any:
-        """Build the system for the keys of one curve; InputError names a bad key."""
+        """Build the system of one curve.
+
+        Parameters
+        ----------
+        keys : dict
+            The curve's keys, as in a spec.
+        problem : ProblemSpec
+            Sizes, and guarantees about the data.
+
+        Returns
+        -------
+        System
+
+        Raises
+        ------
+        InputError
+            For an unknown key or a bad value, which it names, or if ``build`` returns no System.
+        """
         return self.make_checked(self.check(keys), problem)
 
     def make_checked(self, config: Any, problem: Any) -> Any:
@@ -121,13 +217,19 @@ class Algorithm:
         return made
 
     def check(self, keys: dict[str, Any]) -> Any:
-        """The keys as a struct, defaults filled in; InputError names a bad one."""
-        known = self.keys.__struct_fields__
+        """Convert a curve's keys to a ``config``, with defaults filled in.
+
+        Raises
+        ------
+        InputError
+            For an unknown key or a bad value, which it names.
+        """
+        known = self.config.__struct_fields__
         for key in keys:
             if key not in known:
                 raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
         try:
-            return msgspec.convert(keys, self.keys)
+            return msgspec.convert(keys, self.config)
         except msgspec.ValidationError as error:
             # A check of ours keeps its own sentence; msgspec's type errors name the key.
             cause = error.__cause__
@@ -137,9 +239,32 @@ class Algorithm:
 
 
 def _type_error(error: msgspec.ValidationError) -> str:
-    """msgspec's words, with the key in front: `epsilon must be float, got str`."""
+    """msgspec's text with the key in front: `epsilon must be float, got str`."""
     text = str(error)
     what, _, where = text.partition(" - at `$.")
     key = where.rstrip("`")
     what = what.replace("Expected `", "must be ").replace("`", "").replace(" | null", "")
     return f"{key} {what}" if key else text
+
+
+def renamed(module: str, names: dict[str, Any]) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` for deprecated names: each returns its value and warns.
+
+    Parameters
+    ----------
+    module : str
+        The module's ``__name__``.
+    names : dict
+        The class that each deprecated name stands for.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = names[name]
+        warnings.warn(
+            f"{module}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
+        )
+        return new
+
+    return __getattr__

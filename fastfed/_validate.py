@@ -1,6 +1,6 @@
-"""Every input check of the public door: the name, the value, and what was expected.
+"""Input checks of the public API: each error says the name, the value and what was expected.
 
-Kernels trust what they are given, so whatever a user hands over passes through here once.
+Kernels trust their arguments, so whatever a user passes is checked here once.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 
 class InputError(ValueError):
-    """Bad input: one clear sentence saying what, where, and what was expected."""
+    """Bad input. The message is one sentence: which argument, its value, what was expected."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message if message.isprintable() else _on_one_line(message))
 
 
 def _on_one_line(message: str) -> str:
-    """A message that quotes what no terminal should be given raw."""
+    """Escape control characters of a quoted value, which no terminal should get raw."""
     line = re.sub(r"\s*[\r\n]\s*", " ", message)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def show(value: object, limit: int = 60) -> str:
-    """Value as it should appear in a message: short, on one line."""
+    """Return value as text for a message: short, on one line."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -37,13 +37,13 @@ def show(value: object, limit: int = 60) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """`; did you mean "x"?` for the option closest to word, or nothing when none is close."""
+    """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
     close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def choice(name: str, value: object, options: Sequence[str]) -> str:
-    """Value if it is one of options."""
+    """Return value if it is one of options."""
     if isinstance(value, str) and value in options:
         return value
     listed = ", ".join(f'"{o}"' for o in options)
@@ -53,7 +53,7 @@ def choice(name: str, value: object, options: Sequence[str]) -> str:
 
 
 def boolean(name: str, value: object) -> bool:
-    """Value if it is true or false itself; no text, no number."""
+    """Return value if it is True or False; no text, no number."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise InputError(f"{name} must be true or false, got {show(value)}")
@@ -68,7 +68,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Value as a finite float inside the given bounds."""
+    """Return value as a finite float inside the given bounds."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InputError(f"{name} must be a number, got {show(value)}")
     try:
@@ -93,7 +93,7 @@ def number(
 def integer(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """Value as an int inside the given bounds (2.0 is not an integer, and neither is True)."""
+    """Return value as an int inside the given bounds (2.0 and True are not integers)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InputError(f"{name} must be an integer, got {show(value)}")
     result = int(value)
@@ -119,7 +119,7 @@ def array(
     dtype: Any = np.float64,
     finite: bool = True,
 ) -> np.ndarray:
-    """Value as a C-contiguous array of dtype; None in shape leaves that axis free."""
+    """Return value as a C-contiguous array of dtype; None in shape leaves that axis free."""
     try:
         if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
             raise TypeError

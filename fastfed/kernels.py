@@ -1,15 +1,15 @@
-"""Public doors to the compiled leaf kernels: validated, arrays in, arrays out.
+"""Compiled kernels as plain functions with checked arguments: arrays in, arrays out.
 
 A positive definite V (d, d) enters as its inverse factor W = L^{-1} with V = L L', lower
 triangular, so that V^{-1} = W'W and ||x||_{V^-1} = ||W x||: ``factor = inverse_factor(V)``.
 
-Inputs may be read-only and of any strides and real dtype; they are converted to float64 where
-they must be. Arguments updated in place must be writable C-contiguous float64 arrays. Every
-function takes ``use_native``: False runs the NumPy twin of the same kernel instead.
+Inputs may be read-only and of any strides and real dtype; they are converted to float64 if need
+be. Arguments updated in place must be writable C-contiguous float64 arrays. All functions raise
+InputError for bad input.
 
-To see that a matrix is an inverse factor takes longer than to use it. Whoever holds one that
-inverse_factor made and factor_update has kept says ``trusted=True``: type and shape of factor and
-theta are checked then, their values are not.
+Checking that a matrix is an inverse factor takes longer than using it. ``trusted=True`` leaves out
+the check of the values, but not of type and shape, of factor and theta; use it for a factor that
+comes from inverse_factor and was changed by factor_update only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from fastfed._kernels import implementation
+from fastfed._kernels import aggregation, linalg, rng
 from fastfed._random import SHUFFLE, check_seed
 from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.privacy.sensitivity import layout_stds
@@ -43,7 +43,7 @@ _WORD = 2**32 - 1  # parts of a key are 32-bit words
 def _target(
     name: str, value: object, shape: tuple[int | None, ...], finite: bool = True
 ) -> np.ndarray:
-    """An array to be updated in place: never converted, so it must be ready as it is."""
+    """Return an array to be updated in place, which is never converted; InputError if unfit."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
@@ -52,25 +52,27 @@ def _target(
             f"{name} must be writable and C-contiguous, for it is updated in place, got "
             f"writeable {value.flags.writeable}, strides {value.strides} for shape {value.shape}"
         )
-    return array(name, value, shape=shape) if finite else _held(name, value, shape)
+    return array(name, value, shape=shape) if finite else _trusted(name, value, shape)
 
 
 def _vector(name: str, value: object, d: int, *targets: np.ndarray) -> np.ndarray:
-    """A finite vector (d,), copied where it is a part of what is about to change."""
-    checked = _held(name, value, (d,))
+    """Return a finite vector (d,), copied if it shares memory with a target of the update."""
+    checked = _trusted(name, value, (d,))
     if checked is not value or not np.isfinite(checked).all():
         checked = array(name, value, shape=(d,))
     return checked.copy() if any(np.may_share_memory(checked, t) for t in targets) else checked
 
 
 def _square(name: str, value: np.ndarray) -> int:
+    """Return d of a matrix (d, d)."""
     if value.shape[0] != value.shape[1] or not value.shape[0]:
         raise InputError(f"{name} must have shape (d, d) with d >= 1, got {value.shape}")
     return value.shape[0]
 
 
 def _symmetric(name: str, value: np.ndarray) -> None:
-    # A matrix that came out of a general inversion is symmetric to rounding only.
+    """Raise InputError unless a matrix is symmetric to 1e-8, relative."""
+    # The result of a general inversion is symmetric up to rounding only.
     difference = np.abs(value - value.T)
     if difference.max() > 1e-8 * np.abs(value).max():
         i, j = (int(k) for k in np.unravel_index(difference.argmax(), difference.shape))
@@ -81,13 +83,13 @@ def _symmetric(name: str, value: np.ndarray) -> None:
 
 
 def _actions(value: object, dimension: int) -> np.ndarray:
-    """Actions (K, d), K >= 1. Float32 and float64 arrays of any strides stay where they are."""
+    """Return actions (K, d), K >= 1; float32 and float64 arrays of any strides are not copied."""
     ready = (
         isinstance(value, np.ndarray)
         and value.dtype in (np.float32, np.float64)
         and value.flags.aligned
     )
-    if ready:  # the ordinary case, and the one in which time counts
+    if ready:  # the common case, which must be fast
         given = np.asarray(value)
         fits = given.ndim == 2 and given.shape[1] == dimension and len(given) > 0
         if fits and np.isfinite(given).all():
@@ -100,13 +102,14 @@ def _actions(value: object, dimension: int) -> np.ndarray:
 
 
 def _radius(name: str, value: object) -> float:
+    """Return a radius >= 0."""
     if type(value) is float and 0.0 <= value < np.inf:
         return value
     return number(name, value, at_least=0)
 
 
-def _held(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
-    """What a caller vouches for: an array that the kernels can read as it is."""
+def _trusted(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray:
+    """Return a float64 array of a shape, without a check of its values."""
     if (
         type(value) is np.ndarray
         and value.dtype == np.float64
@@ -120,15 +123,37 @@ def _held(name: str, value: object, shape: tuple[int | None, ...]) -> np.ndarray
 
 
 def rank_one_update(
-    gram: np.ndarray, bias: np.ndarray, x: object, y: float, *, use_native: bool = True
+    gram: np.ndarray, bias: np.ndarray, x: object, y: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """gram += x x' and bias += x y, in place; returns (gram, bias).
+    """Add one row to the sufficient statistics of ridge regression, in place.
 
-    gram: (d, d). bias: (d,). x: (d,). y: a number. One row of ridge regression's sufficient
-    statistics (Abbasi-Yadkori et al. 2011, Section 3). A symmetric gram stays exactly symmetric.
+    gram += x x' and bias += x y. A symmetric gram stays exactly symmetric.
 
-    Raises InputError for a gram or bias that cannot be updated in place, for shapes that do not
-    agree and for values that are not finite; both are then unchanged.
+    Parameters
+    ----------
+    gram : ndarray, shape (d, d)
+        Updated in place.
+    bias : ndarray, shape (d,)
+        Updated in place.
+    x : array_like, shape (d,)
+        Features.
+    y : float
+        Reward.
+
+    Returns
+    -------
+    gram, bias : ndarray
+        The arguments.
+
+    Raises
+    ------
+    InputError
+        For a gram or bias that cannot be updated in place, shapes that do not agree and values
+        that are not finite; both are then unchanged.
+
+    Notes
+    -----
+    Source: Abbasi-Yadkori et al. 2011, Section 3.
     """
     gram = _target("gram", gram, (None, None))
     d = _square("gram", gram)
@@ -136,20 +161,37 @@ def rank_one_update(
     if np.may_share_memory(gram, bias):
         raise InputError("gram and bias must not share memory")
     features = _vector("x", x, d, gram, bias)
-    implementation(use_native).rank_one(gram, bias, features, number("y", y))
+    linalg.rank_one(gram, bias, features, number("y", y))
     return gram, bias
 
 
-def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True) -> np.ndarray:
-    """V^{-1} becomes (V + x x')^{-1}, in place; returns it.
+def sherman_morrison(inverse: np.ndarray, x: object) -> np.ndarray:
+    """Update V^{-1} to (V + x x')^{-1} in place, in O(d^2).
 
-    inverse: V^{-1} (d, d), symmetric and positive definite. x: (d,). O(d^2). Over 10^5
-    updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a smaller
-    lambda the inverse factor keeps more digits.
-    Source: Sherman & Morrison 1950.
+    Over 10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
+    smaller lambda the inverse factor keeps more digits.
 
-    Raises InputError for an inverse that cannot be updated in place, is not symmetric (1e-8,
-    relative) or has x' inverse x < 0, and for values that are not finite; it is then unchanged.
+    Parameters
+    ----------
+    inverse : ndarray, shape (d, d)
+        V^{-1}, symmetric and positive definite, updated in place.
+    x : array_like, shape (d,)
+        Features.
+
+    Returns
+    -------
+    ndarray
+        The argument inverse.
+
+    Raises
+    ------
+    InputError
+        For an inverse that cannot be updated in place, is not symmetric (1e-8, relative) or has
+        x' inverse x < 0, and for values that are not finite; it is then unchanged.
+
+    Notes
+    -----
+    Source: Sherman and Morrison 1950.
     """
     inverse = _target("inverse", inverse, (None, None))
     d = _square("inverse", inverse)
@@ -161,22 +203,35 @@ def sherman_morrison(inverse: np.ndarray, x: object, *, use_native: bool = True)
         raise InputError(
             f"inverse must be positive definite and of finite scale, got x' inverse x = {form}"
         )
-    implementation(use_native).sherman_morrison(inverse, features)
+    linalg.sherman_morrison(inverse, features)
     return inverse
 
 
-def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
-    """W = L^{-1} (d, d), lower triangular, of V = L L' (d, d), symmetric and positive definite.
+def inverse_factor(V: object) -> np.ndarray:
+    """Compute the inverse W = L^{-1} of the Cholesky factor of V = L L'.
 
-    A Cholesky factorisation and a triangular inversion without BLAS or LAPACK, so that the bits
-    depend on V alone. Raises InputError for a V that is not symmetric (1e-8, relative; the lower
-    triangle is used) or not numerically positive definite.
+    Neither BLAS nor LAPACK is used, so that the bits depend on V alone.
+
+    Parameters
+    ----------
+    V : array_like, shape (d, d)
+        Symmetric and positive definite; the lower triangle is used.
+
+    Returns
+    -------
+    ndarray, shape (d, d)
+        W, lower triangular.
+
+    Raises
+    ------
+    InputError
+        For a V that is not symmetric (1e-8, relative) or not numerically positive definite.
     """
     matrix = array("V", V, ndim=2)
     d = _square("V", matrix)
     _symmetric("V", matrix)
     packed = np.ascontiguousarray(matrix[np.tril_indices(d)])
-    factor = implementation(use_native).factor(packed, d)
+    factor = linalg.factor(packed, d)
     if factor is None:
         raise InputError(
             f"V must be positive definite, got a matrix with smallest eigenvalue "
@@ -187,7 +242,7 @@ def inverse_factor(V: object, *, use_native: bool = True) -> np.ndarray:
 
 
 def _triangular(w: np.ndarray) -> None:
-    """A factor (d, d), or each of a stack (m, d, d)."""
+    """Raise InputError unless w, (d, d) or a stack (m, d, d), holds inverse factors."""
     i = np.arange(w.shape[-1])
     if (w * (i[:, None] < i)).any() or not w.diagonal(axis1=-2, axis2=-1).min() > 0.0:
         raise InputError(
@@ -203,18 +258,37 @@ def factor_update(
     y: float,
     *,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row of ridge regression: V += x x', theta becomes its estimate with the row (x, y).
+    """Add one row (x, y) to a ridge regression, in place and in O(d^2).
 
-    factor: W (d, d) of V, from inverse_factor. theta: (d,), V^{-1} u for the bias u before the
-    row and V^{-1} (u + x y) after it; zeros, to begin with. x: (d,). y: a number. Both are
-    updated in place and returned; O(d^2), and W stays a factor of a positive definite V. trusted:
-    see the module. The source is recursive least squares, on the factor.
+    This is recursive least squares on the factor: V += x x', and W stays a factor of a positive
+    definite V.
 
-    Raises InputError for arrays that cannot be updated in place, shapes that do not agree, values
-    that are not finite, a factor that is not lower triangular with a positive diagonal, and an x
-    whose ||x||_{V^-1} is above 1e75; nothing has changed then.
+    Parameters
+    ----------
+    factor : ndarray, shape (d, d)
+        W of V, from inverse_factor; updated in place.
+    theta : ndarray, shape (d,)
+        The estimate: V^{-1} u for the bias u before the row, and V^{-1} (u + x y) after it; zeros
+        at first. Updated in place.
+    x : array_like, shape (d,)
+        Features.
+    y : float
+        Reward.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    factor, theta : ndarray
+        The arguments.
+
+    Raises
+    ------
+    InputError
+        For arrays that cannot be updated in place, shapes that do not agree, values that are not
+        finite, a factor that is not lower triangular with a positive diagonal, and an x whose
+        ||x||_{V^-1} is above 1e75; nothing has changed then.
     """
     w = _target("factor", factor, (None, None), finite=not trusted)
     d = _square("factor", w)
@@ -231,7 +305,7 @@ def factor_update(
         raise InputError(
             f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(square):g}"
         )
-    implementation(use_native).observe(w, estimate, features, reward)
+    linalg.observe(w, estimate, features, reward)
     return w, estimate
 
 
@@ -244,11 +318,12 @@ def _score_inputs(
     trusted: bool,
     stacks: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """Check the arguments of the scores: actions, factor, theta and both radii."""
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor)
     models = factor.shape[:-2] if stacks and factor.ndim == 3 else ()
     shape: tuple[int | None, ...] = (*models, None, None)
-    w = _held("factor", factor, shape) if trusted else array("factor", factor, shape=shape)
+    w = _trusted("factor", factor, shape) if trusted else array("factor", factor, shape=shape)
     if 0 in models:
         raise InputError(f"factor must hold at least one model, got shape {w.shape}")
     d = _square("factor", w[0] if models else w)
@@ -258,7 +333,7 @@ def _score_inputs(
     return (
         _actions(actions, d),
         w,
-        _held("theta", theta, shape) if trusted else array("theta", theta, shape=shape),
+        _trusted("theta", theta, shape) if trusted else array("theta", theta, shape=shape),
         _radius("radius", radius),
         _radius("second_radius", second_radius),
     )
@@ -272,23 +347,43 @@ def ucb_scores(
     *,
     second_radius: float = 0.0,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> np.ndarray:
-    """Upper confidence bounds <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||, (K,).
+    """Compute UCB scores <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||.
 
-    actions: (K, d), float32 or float64. factor: W (d, d) of V, from inverse_factor. theta: (d,).
-    A stack of models, factor (m, d, d) and theta (m, d), gives the scores of all actions under
-    each of them, (m, K). radius, second_radius: >= 0. trusted: see the module. An action's score
-    has the same bits whatever K and the strides are. Source: Abbasi-Yadkori et al. 2011, Section 3;
-    the second bonus is 0 in the papers.
+    An action's score has the same bits for all K and strides.
 
-    Raises InputError for shapes that do not agree, values that are not finite, a factor that is
-    not lower triangular with a positive diagonal, no actions, or a negative radius.
+    Parameters
+    ----------
+    actions : array_like, shape (K, d)
+        Features; float32 and float64 arrays are not copied.
+    factor : array_like, shape (d, d) or (m, d, d)
+        W of V, from inverse_factor, or a stack of m models.
+    theta : array_like, shape (d,) or (m, d)
+        Estimate of each model.
+    radius, second_radius : float
+        Radii of the two bonuses, >= 0.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    ndarray, shape (K,) or (m, K)
+        Scores of all actions, under each model.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree, values that are not finite, a factor that is not lower
+        triangular with a positive diagonal, no actions, or a negative radius.
+
+    Notes
+    -----
+    Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
     """
     x, w, estimate, *radii = _score_inputs(
         actions, factor, theta, radius, second_radius, trusted, stacks=True
     )
-    run = implementation(use_native).scores
+    run = linalg.scores
     result: np.ndarray
     if w.ndim == 2:
         result = run(x, w, estimate, *radii)
@@ -307,15 +402,29 @@ def ucb_argmax(
     *,
     second_radius: float = 0.0,
     trusted: bool = False,
-    use_native: bool = True,
 ) -> int:
-    """Index of the largest of ucb_scores, ties to the lowest index.
+    """Return the index of the largest of ucb_scores; ties go to the lowest index.
 
-    Takes and raises what ucb_scores does. Most actions are dismissed by float32 scores with a
-    proven error bound; the answer is that of the float64 scores.
+    Screening by float32 scores with a proven error bound discards most actions; the answer is that
+    of the float64 scores.
+
+    Parameters
+    ----------
+    actions, factor, theta, radius, second_radius, trusted
+        See ``ucb_scores``; one model only.
+
+    Returns
+    -------
+    int
+        The index.
+
+    Raises
+    ------
+    InputError
+        As ``ucb_scores``.
     """
     checked = _score_inputs(actions, factor, theta, radius, second_radius, trusted)
-    return int(implementation(use_native).select(*checked)[0])
+    return int(linalg.select(*checked)[0])
 
 
 def tree_noise(
@@ -328,19 +437,47 @@ def tree_noise(
     layout: str = "goe2",
     replicate: int = 0,
     silo: int = 0,
-    use_native: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noise of the p-sum tree at a release: (bias (d,), covariance (d, d), exactly symmetric).
-
-    release: k >= 1. of "node": the noise of the one node released at k; "prefix": of the sum of
-    the nodes whose leaves are 1..k, one for each set bit of k. noise_std: >= 0, of each bias entry
-    and of the layout's underlying matrix ("iid", "goe1", "goe2"; see
-    fastfed.privacy.layout_stds), in the units of the sums. replicate, silo: whose tree.
+    """Draw the noise of the binary tree (p-sum) mechanism at a release, as a simulation does.
 
     Noise is a function of (seed, replicate, silo, node), so a node has the same noise in every
-    prefix it is part of. It is what a simulation with this seed draws; whoever knows the seed
-    can remove it, so nothing real is protected by it: that is TreeRelease.
-    Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2. Raises InputError for bad input.
+    prefix that it is part of. Who knows the seed can remove it, so it protects nothing; use
+    TreeRelease for real data.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the simulation, in [0, 2^63).
+    release : int
+        k >= 1.
+    dimension : int
+        d.
+    noise_std : float
+        Standard deviation, >= 0, of each bias entry and of the layout's underlying matrix, in the
+        units of the sums.
+    of : {"prefix", "node"}
+        "node": the noise of the one node released at k. "prefix": that of the sum of the nodes
+        whose leaves are 1..k, one for each set bit of k.
+    layout : {"iid", "goe1", "goe2"}
+        Layout of the covariance noise, see fastfed.privacy.layout_stds.
+    replicate, silo : int
+        Coordinates of the tree.
+
+    Returns
+    -------
+    bias : ndarray, shape (d,)
+        Noise of the bias.
+    covariance : ndarray, shape (d, d)
+        Noise of the covariance, exactly symmetric.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Source: Chan et al. 2011; zhou-chowdhury-2024, Algorithm 2.
     """
     seed = check_seed(seed)
     k = integer("release", release, at_least=1, at_most=_WORD)
@@ -350,11 +487,10 @@ def tree_noise(
     off_diagonal, diagonal = layout_stds(layout, std)
     replicate = integer("replicate", replicate, at_least=0, at_most=_WORD)
     silo = integer("silo", silo, at_least=0, at_most=_WORD)
-    run = implementation(use_native)
 
     def node(number: int) -> np.ndarray:
-        drawn = run.node_normals(seed, replicate, silo, number, d)
-        noise: np.ndarray = run.add_noise(
+        drawn = rng.node_normals(seed, replicate, silo, number, d)
+        noise: np.ndarray = aggregation.add_noise(
             np.zeros_like(drawn), drawn, d, std, off_diagonal, diagonal
         )
         return noise
@@ -366,19 +502,39 @@ def tree_noise(
         end = k
         while end:
             # Release `end` closes the node of its lowest set bit; the rest is the prefix before.
-            nodes[run.node_level(end)] = node(end)
+            nodes[aggregation.node_level(end)] = node(end)
             end &= end - 1
-        values = run.prefix(nodes, k)
+        values = aggregation.prefix(nodes, k)
     covariance = np.zeros((d, d))
     covariance[np.tril_indices(d)] = values[d:]
     return values[:d].copy(), covariance + np.tril(covariance, -1).T
 
 
-def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.ndarray:
-    """Messages of `length` bits, ones first: (entries, length) of uint8 from their numbers of ones.
+def encode_bits(ones: object, length: int) -> np.ndarray:
+    """Encode numbers as messages of ``length`` bits with so many ones, ones first.
 
-    ones: (entries,) integers in [0, length]. Before shuffling, the order within a message says
-    nothing. Source: zhou-chowdhury-2024, Algorithm 7, line 7. Raises InputError for bad input.
+    Messages are shuffled afterwards, so the order of their bits carries no information.
+
+    Parameters
+    ----------
+    ones : array_like of int, shape (entries,)
+        Number of ones of each message, in [0, length].
+    length : int
+        Bits of a message.
+
+    Returns
+    -------
+    ndarray of uint8, shape (entries, length)
+        The bits.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+
+    Notes
+    -----
+    Source: zhou-chowdhury-2024, Algorithm 7, line 7.
     """
     length = integer("length", length, at_least=0, at_most=2**31)
     counts = np.asarray(ones)
@@ -386,7 +542,7 @@ def encode_bits(ones: object, length: int, *, use_native: bool = True) -> np.nda
         raise InputError(f"ones must be a vector of integers, got {show(ones)}")
     if len(counts) and not (counts.min() >= 0 and counts.max() <= length):
         raise InputError(f"ones must lie in [0, {length}], got {counts.min()} to {counts.max()}")
-    bits: np.ndarray = implementation(use_native).encode_bits(counts.astype(np.int64), length)
+    bits: np.ndarray = aggregation.encode_bits(counts.astype(np.int64), length)
     return bits
 
 
@@ -396,14 +552,34 @@ def shuffle_bits(
     *,
     release: int = 1,
     replicate: int = 0,
-    use_native: bool = True,
 ) -> np.ndarray:
-    """Permute the bits of every label in place, each label by itself, and return them.
+    """Permute the bits of every label in place, each label by itself.
 
-    bits: (labels, n) or (n,) of uint8, n < 2^32, writable and C-contiguous. Every row gets a
-    uniform permutation keyed by (seed, replicate, release, row): for simulations, since whoever
-    knows the seed can undo it. A deployment uses fastfed.Shuffler. Source: zhou-chowdhury-2024,
-    Section 5.2. Raises InputError for bad input.
+    Every row gets a uniform permutation, a function of (seed, replicate, release, row). For
+    simulations, since who knows the seed can undo it; a deployment uses `fastfed.parties.Shuffler`.
+
+    Parameters
+    ----------
+    bits : ndarray of uint8, shape (labels, n) or (n,)
+        Writable and C-contiguous, n < 2^32; permuted in place.
+    seed : int
+        Seed of the simulation, in [0, 2^63).
+    release, replicate : int
+        Coordinates of the permutations.
+
+    Returns
+    -------
+    ndarray
+        The argument bits.
+
+    Raises
+    ------
+    InputError
+        For an array that cannot be permuted in place, and values out of range.
+
+    Notes
+    -----
+    Source: zhou-chowdhury-2024, Section 5.2.
     """
     if not isinstance(bits, np.ndarray) or bits.dtype != np.uint8 or bits.ndim not in (1, 2):
         raise InputError(f"bits must be a uint8 array of one or two dimensions, got {show(bits)}")
@@ -416,7 +592,7 @@ def shuffle_bits(
     release = integer("release", release, at_least=0, at_most=_WORD)
     rows = bits if bits.ndim == 2 else bits[None]
     for label, row in enumerate(rows if bits.size else ()):
-        implementation(use_native).shuffle_bits(*key, label + 1, release, row)
+        rng.shuffle_bits(*key, label + 1, release, row)
     return bits
 
 
@@ -429,16 +605,35 @@ def normals(
     silo: int = 0,
     index: int = 0,
     dtype: Literal["float32", "float64"] = "float64",
-    use_native: bool = True,
 ) -> np.ndarray:
-    """Standard normals (count,) of the stream (seed, purpose, replicate, silo, index).
+    """Draw standard normals of the stream (seed, purpose, replicate, silo, index).
 
-    The same key gives the same bits on every processor and from both implementations. purpose 0
-    is the caller's own; 1 to 128 are the streams of simulations (fastfed._random), here to be
-    recomputed. float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011).
-    float32: 24 bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
+    The same key gives the same bits on every processor.
 
-    seed in [0, 2^63), the other parts of the key in [0, 2^32); InputError otherwise.
+    Parameters
+    ----------
+    seed : int
+        Seed in [0, 2^63).
+    count : int
+        Number of draws.
+    purpose : int
+        0 for your own streams; 1 to 128 are those of simulations (fastfed._random), so that they
+        can be recomputed.
+    replicate, silo, index : int
+        Further coordinates of the stream, in [0, 2^32).
+    dtype : {"float64", "float32"}
+        float64: 53 random bits an entry, all from Philox4x32-10 (Salmon et al. 2011). float32: 24
+        bits, xoshiro128++ lanes started by Philox; for contexts, not for privacy noise.
+
+    Returns
+    -------
+    ndarray, shape (count,)
+        The draws.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
     count = integer("count", count, at_least=0, at_most=_WORD)
     choice("dtype", dtype, ("float32", "float64"))
@@ -449,7 +644,6 @@ def normals(
         integer("silo", silo, at_least=0, at_most=_WORD),
         integer("index", index, at_least=0, at_most=_WORD),
     )
-    run = implementation(use_native)
-    draw = run.normals_f32 if dtype == "float32" else run.normals_f64
+    draw = rng.normals_f32 if dtype == "float32" else rng.normals_f64
     result: np.ndarray = draw(*key, count)
     return result

@@ -1,8 +1,8 @@
-"""What a policy would have earned, estimated from the log of another one.
+"""Off-policy evaluation: the expected reward of a policy, from the log of another one.
 
-A log holds rounds that do not depend on each other: an action, its reward, and the probability
-(propensity) with which the logging policy took it. Rounds that the evaluated policy was trained on
-must not be among them. The estimates are made of raw rewards: no privacy certificate covers them.
+A log holds independent rounds: an action, its reward, and the probability (propensity) with which
+the logging policy took it. It must not hold rounds that the evaluated policy was trained on. The
+estimates are computed from raw rewards: no privacy certificate covers them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,26 @@ IPW, SNIPW, DR = "inverse propensity", "self-normalised", "doubly robust"
 class PolicyValue:
     """An estimate of a policy's expected reward per round.
 
-    value, stderr: in the units of the rewards.
-    low, high: the normal interval at ``confidence``, for many rounds. Where few rounds are
-    ``rewarded`` the normal law is far off and the interval too short.
-    bounded: an interval that holds for any number of rounds, at ``confidence``; None where no bound
-    of the rewards was given, or none is known for the estimator.
-    rounds: n. effective_rounds: (sum w)^2 / sum w^2, with w the ratio of the two probabilities.
-    rewarded: rounds with w > 0 and a reward other than 0, which is what the value rests on.
+    Attributes
+    ----------
+    method : str
+        Name of the estimator.
+    value, stderr : float
+        Estimate and standard error, in the units of the rewards.
+    low, high : float
+        Normal interval at ``confidence``, for many rounds. Where few rounds are ``rewarded`` the
+        normal approximation is far off and the interval too short.
+    confidence : float
+        Two-sided confidence level of the intervals.
+    bounded : (float, float) or None
+        Interval that holds for any number of rounds, at ``confidence``; None where no bound of the
+        rewards was given, or none is known for the estimator.
+    rounds : int
+        n.
+    effective_rounds : float
+        (sum w)^2 / sum w^2, with w the importance weights.
+    rewarded : int
+        Rounds with w > 0 and a reward other than 0, which carry the estimate.
     """
 
     method: str
@@ -46,7 +59,7 @@ class PolicyValue:
 
 @dataclass(frozen=True)
 class _Log:
-    """A checked log: n rounds, K actions; w is what the policy does more often than the log."""
+    """A checked log: n rounds, K actions, and the importance weights policy / propensity."""
 
     actions: np.ndarray
     rewards: np.ndarray
@@ -59,6 +72,7 @@ class _Log:
     def of(
         cls, actions: Any, rewards: Any, propensities: Any, policy: Any, confidence: Any
     ) -> _Log:
+        """Check a log and compute its weights."""
         policy = array("policy", policy, ndim=2)
         n, k = policy.shape
         if n < 2:
@@ -82,6 +96,7 @@ class _Log:
         stderr: float,
         bounded: tuple[float, float] | None = None,
     ) -> PolicyValue:
+        """Return an estimate with its normal interval and the counts of the log."""
         from scipy.special import ndtri
 
         half = float(ndtri(0.5 + self.confidence / 2.0)) * stderr
@@ -110,18 +125,40 @@ def inverse_propensity(
     largest_reward: float | None = None,
     largest_weight: float | None = None,
 ) -> PolicyValue:
-    """The mean of w r: unbiased wherever the log may take what the policy does.
+    """Estimate by inverse propensity weighting: the mean of w r, with w = policy / propensity.
 
-    Args:
-        actions: (n,), of 0 .. K - 1, as logged.
-        rewards: (n,), of these actions.
-        propensities: (n,), in (0, 1]: the logging policy's probability of the logged action.
-        policy: (n, K): the evaluated policy's probability of each action, rows that sum to 1.
-        confidence: of the intervals, two-sided.
-        largest_reward: where rewards are known to lie in [0, largest_reward], ``bounded`` is given.
-        largest_weight: what w can be at most, known of both policies, for ``bounded``. By default
-            max(policy) / min(propensities): no propensity may then be below the least of the log.
+    Unbiased if the logging policy can take every action that the evaluated policy takes.
 
+    Parameters
+    ----------
+    actions : array_like of int, shape (n,)
+        Logged actions, 0 to K - 1.
+    rewards : array_like, shape (n,)
+        Rewards of the logged actions.
+    propensities : array_like, shape (n,)
+        The logging policy's probability of the logged action, in (0, 1].
+    policy : array_like, shape (n, K)
+        The evaluated policy's probability of each action; rows sum to 1.
+    confidence : float
+        Two-sided confidence level of the intervals.
+    largest_reward : float, optional
+        Rewards are known to lie in [0, largest_reward]. Gives the interval ``bounded``.
+    largest_weight : float, optional
+        Upper bound of w, known of both policies, for ``bounded``. By default
+        max(policy) / min(propensities): no propensity may then be below the least of the log.
+
+    Returns
+    -------
+    PolicyValue
+        The estimate.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree and values out of range.
+
+    Notes
+    -----
     Source: Horvitz and Thompson 1952. ``bounded``: the mean of n independent numbers in [0, 1],
     of mean p, exceeds (falls below) q with probability at most exp(-n kl(q, p)) (Hoeffding 1963,
     Theorem 1).
@@ -145,7 +182,7 @@ def inverse_propensity(
                 )
         scale = most * weight
         low, high = _chernoff(float(terms.mean()) / scale, len(terms), log.confidence)
-        # No policy earns more than the largest reward.
+        # No policy has an expected reward above the largest reward.
         bounded = (min(low * scale, most), min(high * scale, most))
     return log.estimate(IPW, *_mean(terms), bounded)
 
@@ -153,10 +190,28 @@ def inverse_propensity(
 def self_normalised(
     actions: Any, rewards: Any, propensities: Any, policy: Any, *, confidence: float = 0.95
 ) -> PolicyValue:
-    """sum w r / sum w: slightly biased, never outside the range of the rewards.
+    """Estimate by self-normalised weighting: sum w r / sum w.
 
-    Arguments as of ``inverse_propensity``; InputError where the policy never does what was logged.
-    Source: Swaminathan and Joachims 2015. The standard error is the delta method's.
+    Slightly biased, and never outside the range of the rewards.
+
+    Parameters
+    ----------
+    actions, rewards, propensities, policy, confidence
+        See ``inverse_propensity``.
+
+    Returns
+    -------
+    PolicyValue
+        The estimate, with the standard error of the delta method.
+
+    Raises
+    ------
+    InputError
+        For bad input, and where the policy never takes a logged action.
+
+    Notes
+    -----
+    Source: Swaminathan and Joachims 2015.
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
     total = float(log.weights.sum())
@@ -176,11 +231,30 @@ def doubly_robust(
     *,
     confidence: float = 0.95,
 ) -> PolicyValue:
-    """The mean of <policy, predicted> + w (r - predicted of the logged action).
+    """Estimate by doubly robust weighting.
 
-    ``predicted`` (n, K) is a model of the reward of every action, made without the round's own
-    reward (``cross_fitted_ridge``, or any model of yours); it may be wrong, and the better it is
-    the less the estimate varies. Other arguments as of ``inverse_propensity``.
+    The mean of <policy, predicted> + w (r - predicted reward of the logged action).
+
+    Parameters
+    ----------
+    actions, rewards, propensities, policy, confidence
+        See ``inverse_propensity``.
+    predicted : array_like, shape (n, K)
+        Predicted reward of every action, from a model fitted without the round's own reward
+        (``cross_fitted_ridge``, or any other). It may be wrong; a better one has less variance.
+
+    Returns
+    -------
+    PolicyValue
+        The estimate.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree and values out of range.
+
+    Notes
+    -----
     Source: Dudik, Langford and Li 2011; cross-fitting: Chernozhukov et al. 2018.
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
@@ -199,11 +273,32 @@ def cross_fitted_ridge(
     ridge: float = 1.0,
     seed: int = 0,
 ) -> np.ndarray:
-    """Reward of every action (n, K), by ridge regression on the rounds of the other folds.
+    """Predict the reward of every action by ridge regression on the rounds of the other folds.
 
-    contexts (n, K, d): features of every action in every round (add a constant yourself); actions,
-    rewards (n,). Rounds are dealt to folds by chance, keyed by ``seed``; the model of a fold is
-    (X'X + ridge I)^-1 X'y over the logged actions of all other folds.
+    The model of a fold is (X'X + ridge I)^-1 X'y over the logged actions of all other folds.
+
+    Parameters
+    ----------
+    contexts : array_like, shape (n, K, d)
+        Features of every action in every round; add a constant column if you want an intercept.
+    actions, rewards : array_like, shape (n,)
+        Logged actions, 0 to K - 1, and their rewards.
+    folds : int
+        Number of folds, 2 to n.
+    ridge : float
+        Regularizer, > 0.
+    seed : int
+        Seed of the random assignment of rounds to folds.
+
+    Returns
+    -------
+    ndarray, shape (n, K)
+        Predicted rewards, for ``doubly_robust``.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree and values out of range.
     """
     contexts = array("contexts", contexts, ndim=3)
     n, k, d = contexts.shape
@@ -223,7 +318,7 @@ def cross_fitted_ridge(
 
 
 def _actions(actions: Any, n: int, k: int) -> np.ndarray:
-    """int64 (n,), of 0 .. k - 1."""
+    """Return actions as int64 (n,), each in 0 .. k - 1."""
     given = array("actions", actions, shape=(n,))
     result = given.astype(np.int64)
     if (result != given).any() or result.min() < 0 or result.max() >= k:
@@ -233,12 +328,12 @@ def _actions(actions: Any, n: int, k: int) -> np.ndarray:
 
 
 def _mean(terms: np.ndarray) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Return the mean and its standard error."""
     return float(terms.mean()), float(terms.std(ddof=1)) / math.sqrt(len(terms))
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
-    """Every p in [0, 1] with n kl(mean, p) <= ln(2 / (1 - confidence)): a closed interval."""
+    """Return the closed interval of p in [0, 1] with n kl(mean, p) <= ln(2 / (1 - confidence))."""
     from scipy.optimize import brentq
     from scipy.special import rel_entr
 
@@ -248,10 +343,10 @@ def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
         return float(rel_entr(mean, p) + rel_entr(1.0 - mean, 1.0 - p)) - limit
 
     def edge(end: float) -> float:
-        """The solution between the mean and an end, or the end where all between are inside."""
+        """Return the solution between the mean and an end, or the end if all between are inside."""
         return end if excess(end) <= 0.0 else float(brentq(excess, mean, end, xtol=1e-15))
 
-    # At the ends themselves kl is infinite, which no root finder takes.
+    # At the ends themselves kl is infinite, which no root finder accepts.
     low = 0.0 if mean <= 1e-300 else edge(1e-300)
     high = 1.0 if mean >= 1.0 - 1e-15 else edge(1.0 - 1e-15)
     return low, high

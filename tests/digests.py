@@ -46,7 +46,7 @@ from scipy import special
 
 import fastfed
 from fastfed import experiments
-from fastfed.cli.reproduce import experiment_of
+from fastfed.experiments.specs import sized_experiment
 
 STORED = Path(__file__).with_name("figures_quick.json")
 DIGITS = 8
@@ -62,7 +62,7 @@ def names() -> list[str]:
 
 def play(name: str) -> dict[str, Digests]:
     """The digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
-    experiment = experiment_of(experiments.figure(name), None, "quick", None, None)
+    experiment = sized_experiment(experiments.figure(name), size="quick")
     with tempfile.TemporaryDirectory() as folder:
         results = fastfed.run(experiment, folder)
     plans = {curve.label: curve.system.plan for curve in experiment.curves}

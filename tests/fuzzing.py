@@ -107,7 +107,7 @@ def figures() -> tuple[dict[str, Any], ...]:
 @cache
 def keys_of_curves() -> tuple[str, ...]:
     """Every key that a curve may have."""
-    own = {key for name in ALGORITHMS.builtin for key in ALGORITHMS[name].keys.__struct_fields__}
+    own = {key for name in ALGORITHMS.builtin for key in ALGORITHMS[name].config.__struct_fields__}
     return (*sorted(own), "label", "algorithm", "silos", "dimension", "actions", "experts")
 
 
@@ -124,7 +124,7 @@ def valid_spec(rng: Random) -> dict[str, Any]:
     experts = rng.random() < 0.35
     if experts:
         name, keys = rng.choice(list(EXPERTS)), {"epsilon": 1.0, "delta": 1e-5, "phase_length": 4}
-        known = ALGORITHMS[name].keys.__struct_fields__
+        known = ALGORITHMS[name].config.__struct_fields__
         keys = {k: v for k, v in keys.items() if k in known}
     else:
         name, keys = rng.choice(BANDITS)

@@ -21,9 +21,9 @@ import pytest
 
 import fastfed
 from fastfed import _system
-from fastfed._system import ON_WORD, System, account
+from fastfed._system import UNVERIFIED, System, account
 from fastfed._validate import InputError
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.environments import Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
@@ -38,8 +38,8 @@ from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
-from fastfed.simulation import compiled, experts, peers, phases, step
-from fastfed.simulation.dispatch import play_steps
+from fastfed.simulation import compiled, experts, peers, phases, server
+from fastfed.simulation.dispatch import run_steps
 from fastfed.simulation.systems import ALGORITHMS
 
 EPSILON, DELTA = 1.0, 1e-3
@@ -379,24 +379,24 @@ PLANTED = [(fault, name) for fault, (_, names) in FAULTS.items() for name in nam
 def parties(plan: Any) -> dict[str, Callable[[], Any]]:
     """Everybody who is handed the plan, by name."""
     if isinstance(plan, PeerPlan):
-        return {"Peer": lambda: fastfed.Peer(plan, 0)}
+        return {"Peer": lambda: fastfed.parties.Peer(plan, 0)}
     if isinstance(plan, PhasePlan):
         return {
-            "Client": lambda: fastfed.Client(plan, 0),
-            "Averager": lambda: fastfed.Averager(plan),
+            "Client": lambda: fastfed.parties.Client(plan, 0),
+            "Averager": lambda: fastfed.parties.Averager(plan),
         }
     if isinstance(plan, ExpertPlan):
         return {
-            "ExpertClient": lambda: fastfed.ExpertClient(plan, 0),
-            "ExpertServer": lambda: fastfed.ExpertServer(plan),
+            "ExpertClient": lambda: fastfed.parties.ExpertClient(plan, 0),
+            "ExpertServer": lambda: fastfed.parties.ExpertServer(plan),
         }
     found: dict[str, Callable[[], Any]] = {
-        "Silo": lambda: fastfed.Silo(plan, 0),
-        "Server": lambda: fastfed.Server(plan),
-        "Shuffler": lambda: fastfed.Shuffler(plan),
+        "Silo": lambda: fastfed.parties.Silo(plan, 0),
+        "Server": lambda: fastfed.parties.Server(plan),
+        "Shuffler": lambda: fastfed.parties.Shuffler(plan),
     }
     if plan.by_users:
-        found["User"] = lambda: fastfed.User(plan, 1)
+        found["User"] = lambda: fastfed.parties.User(plan, 1)
     return found
 
 
@@ -406,23 +406,23 @@ def drivers(plan: Any) -> dict[str, Callable[[], Any]]:
     if isinstance(plan, ExpertPlan):
         losses = StochasticLosses(experts=plan.experts).open(0, 0, plan.silos)
         return {
-            "sums": lambda: experts.play(losses, plan, marks),
-            "steps": lambda: play_steps(losses, plan, marks),
+            "sums": lambda: experts.run(losses, plan, marks),
+            "steps": lambda: run_steps(losses, plan, marks),
         }
     world = Sphere(dimension=plan.dimension, actions=2).open(0, 0, plan.silos)
     if isinstance(plan, PeerPlan):
         return {
-            "compiled": lambda: compiled.play_peers(world, plan, marks),
-            "steps": lambda: peers.play_steps(world, plan, marks),
+            "compiled": lambda: peers.run(world, plan, marks),
+            "steps": lambda: peers.run_steps(world, plan, marks),
         }
     if isinstance(plan, PhasePlan):
         return {
-            "compiled": lambda: compiled.play_phases(world, plan, marks),
-            "steps": lambda: phases.play_steps(world, plan, marks),
+            "compiled": lambda: phases.run(world, plan, marks),
+            "steps": lambda: phases.run_steps(world, plan, marks),
         }
     return {
-        "compiled": lambda: compiled.play(world, [plan], marks),
-        "steps": lambda: step.play_one(world, plan, marks),
+        "compiled": lambda: compiled.run(world, [plan], marks),
+        "steps": lambda: server.run_one(world, plan, marks),
     }
 
 
@@ -459,7 +459,7 @@ def test_every_private_protocol_has_its_faults() -> None:
     claiming = {
         name
         for name, entry in ALGORITHMS.builtin.items()
-        if "epsilon" in entry.keys.__struct_fields__
+        if "epsilon" in entry.config.__struct_fields__
     }
     assert {s.algorithm for s in systems} == claiming
     planted = {name for _, name in PLANTED}
@@ -546,7 +546,7 @@ def test_what_else_a_certificate_rests_on_cannot_be_changed(
     assert accounted(plan) == system.plan.privacy.exact
     if name == "every round" and change is _eager:
         # With B = 1 nothing raw is ever left over.
-        fastfed.Silo(plan)
+        fastfed.parties.Silo(plan)
         return
     for make in parties(plan).values():
         with pytest.raises(InputError, match="its certificate says"):
@@ -590,7 +590,7 @@ def test_the_claim_of_one_part_is_not_that_of_another() -> None:
         with pytest.raises(InputError, match=REFUSED):
             replace(system, plan=replace(system.plan, parts=parts))
         with pytest.raises(InputError, match=REFUSED):
-            compiled.play_peers(
+            peers.run(
                 Sphere(dimension=3, actions=2).open(0, 0, 3),
                 replace(system.plan, parts=parts),
                 np.array([system.plan.horizon]),
@@ -601,7 +601,7 @@ def test_noise_within_a_claim_is_no_longer_the_plan_that_was_certified() -> None
     """More noise is more private, and yet another plan: its certificate has other numbers."""
     plan = CASES["central"].make().plan
     with pytest.raises(InputError, match=r"gives epsilon 0\.4"):
-        fastfed.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
+        fastfed.parties.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
 
 
 @pytest.mark.parametrize("algorithm", ["local-linucb", "random"])
@@ -611,7 +611,7 @@ def test_what_sends_nothing_cannot_be_made_to_send(algorithm: str) -> None:
     assert accounted(system.plan) == (0.0,)
     sends = replace(system.plan, batch_size=5, policy="ucb")
     with pytest.raises(InputError, match="gives epsilon infinity, its certificate says 0"):
-        fastfed.Silo(sends)
+        fastfed.parties.Silo(sends)
     with pytest.raises(InputError, match="gives epsilon infinity"):
         replace(system, plan=sends)
 
@@ -626,13 +626,13 @@ def test_a_plan_without_a_release_releases_nothing(lazy: bool) -> None:
     found = account(plan, replace(setting, horizon=4))
     assert (found.status, found.exact.epsilon, found.claimed.epsilon) == ("proven", 0.0, 1.0)
     assert found.noise_std == {}
-    fastfed.Silo(plan)
+    fastfed.parties.Silo(plan)
 
 
 def test_users_of_several_batches_are_in_claim_and_account() -> None:
     """What `returning` says reaches the claim, whatever the system."""
     for name in _LINEAR:
-        if "returning" not in ALGORITHMS.choose(CASES[name].algorithm).keys.__struct_fields__:
+        if "returning" not in ALGORITHMS.choose(CASES[name].algorithm).config.__struct_fields__:
             continue
         if "published" in name or "by silo" in name or CASES[name].horizon == 1:
             continue
@@ -676,8 +676,8 @@ def test_what_fastfed_cannot_account_for_is_its_packages_word() -> None:
     system = System("foreign", plan, known.certificate)
     found = system.certificate
     assert found.status == "conditional" and found.exact == known.certificate.exact
-    assert [c for c in found.conditions if not c.holds] == [ON_WORD]
-    fastfed.ExpertClient(plan)
+    assert [c for c in found.conditions if not c.holds] == [UNVERIFIED]
+    fastfed.parties.ExpertClient(plan)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
         account(plan, CASES["fed-svt"].setting)
     with pytest.raises(InputError, match="must be of a kind that fastfed accounts for"):
@@ -688,8 +688,8 @@ def test_a_plan_without_a_claim_proves_nothing() -> None:
     system = CASES["silo-ldp"].make()
     unsaid = replace(system, plan=replace(system.plan, privacy=None))
     assert unsaid.certificate.status == "conditional"
-    assert ON_WORD in unsaid.certificate.conditions
-    fastfed.Silo(unsaid.plan)
+    assert UNVERIFIED in unsaid.certificate.conditions
+    fastfed.parties.Silo(unsaid.plan)
 
 
 def test_an_account_can_be_registered() -> None:
@@ -710,7 +710,7 @@ def test_an_account_can_be_registered() -> None:
     assert System("registered", plan, known.certificate).certificate.status == "proven"
     false = msgspec.structs.replace(plan.privacy, exact=(0.5,))
     with pytest.raises(InputError, match=r"its certificate says 0\.5"):
-        fastfed.ExpertServer(replace(plan, privacy=false))
+        fastfed.parties.ExpertServer(replace(plan, privacy=false))
 
 
 # ---- random plans --------------------------------------------------------------------------------
@@ -955,6 +955,6 @@ def test_parties_verify_one_plan_once() -> None:
     plan = CASES["shuffle-amplified by the lemma"].make().plan
     event_epsilon.cache_clear()
     for index in range(20):
-        fastfed.Silo(plan, index)
+        fastfed.parties.Silo(plan, index)
     assert event_epsilon.cache_info().misses == 1 and event_epsilon.cache_info().hits >= 19
     assert _system.account is account

@@ -16,7 +16,8 @@ from fastfed.environments import FixedSet, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled
+from fastfed.simulation.server import run_one
 
 ACTIONS = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])
 USERS: list[tuple[str, dict[str, Any]]] = [
@@ -54,7 +55,7 @@ def sent_by(plan: Plan, users: Any, noise: Any = None) -> list[Report | Bits]:
     made = []
     for number in users:
         x = np.array([np.cos(number), np.sin(number)])
-        made.append(fastfed.User(plan, number, noise).message(x, number % 3 / 2))
+        made.append(fastfed.parties.User(plan, number, noise).message(x, number % 3 / 2))
     return made
 
 
@@ -67,17 +68,17 @@ def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
     opened = made(dimension=3, actions=6, reward=RewardDistribution("gaussian", 0.3)).open(3, 0, 1)
     system = deployed(algorithm, dimension=3, **keys)
     plan = system.plan
-    played = step.play_one(opened, plan, np.arange(1, 24))
+    played = run_one(opened, plan, np.arange(1, 24))
     noise = SeededNoise(3)
-    agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
-    shuffler, messages, clipped = fastfed.Shuffler(plan, noise), [], 0
+    agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
+    shuffler, messages, clipped = fastfed.parties.Shuffler(plan, noise), [], 0
     assert agent.acts_only
     for t in range(1, 24):
         features, means = opened.round(0, t)
         a = agent.select(features)
         assert a == played.actions[0, t - 1]
         if t <= plan.releases * plan.batch_size:
-            user = fastfed.User(plan, t, noise)
+            user = fastfed.parties.User(plan, t, noise)
             assert (user.release - 1, user.place) == divmod(t - 1, plan.batch_size)
             message = user.message(features[a], opened.reward(0, t, means[a]))
             assert (message.release, message.silo) == (user.release, user.place)
@@ -103,11 +104,11 @@ def test_users_with_seeded_noise_are_the_step_driver(algorithm, keys, made):
 def test_a_trusted_agent_with_seeded_noise_is_both_drivers(algorithm, keys):
     opened = Sphere(dimension=3, actions=6).open(3, 0, 1)
     plan = plan_of(algorithm, dimension=3, **keys)
-    played = step.play_one(opened, plan, np.arange(1, 24))
-    (fast,) = compiled.play(opened, [plan], np.arange(1, 24), record=True)
+    played = run_one(opened, plan, np.arange(1, 24))
+    (fast,) = compiled.run(opened, [plan], np.arange(1, 24), record=True)
     np.testing.assert_array_equal(played.total, fast.total)
     noise = SeededNoise(3)
-    agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
+    agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
     for t in range(1, 24):
         features, means = opened.round(0, t)
         a = agent.select(features)
@@ -120,7 +121,7 @@ def test_a_trusted_agent_with_seeded_noise_is_both_drivers(algorithm, keys):
 
 
 def test_every_round_without_noise_there_is_nothing_to_send():
-    agent = fastfed.Silo(plan_of("linucb"))
+    agent = fastfed.parties.Silo(plan_of("linucb"))
     for _ in range(23):
         a = agent.select(ACTIONS)
         agent.observe(float(a == 1))
@@ -150,15 +151,15 @@ def test_noise_of_the_operating_system(algorithm, keys):
     for _ in range(2):
         system = deployed(algorithm, horizon=42, **keys)
         plan = system.plan
-        agent, server = fastfed.Silo(plan), fastfed.Server(plan)
-        shuffler, messages, plain = fastfed.Shuffler(plan), [], np.zeros(5)
+        agent, server = fastfed.parties.Silo(plan), fastfed.parties.Server(plan)
+        shuffler, messages, plain = fastfed.parties.Shuffler(plan), [], np.zeros(5)
         for t in range(1, 43):
             x = ACTIONS[agent.select(ACTIONS)]
             y = float(x[1] > 0.9)
             if t <= plan.releases * plan.batch_size:
                 plain += [*(x * y), x[0] * x[0], x[0] * x[1], x[1] * x[1]]
                 if agent.acts_only:
-                    messages.append(fastfed.User(plan, t).message(x, y))
+                    messages.append(fastfed.parties.User(plan, t).message(x, y))
             if agent.acts_only:
                 agent.served()
             else:
@@ -189,7 +190,9 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
     """
     plan = plan_of(algorithm, horizon=300, **keys)
     rounds = range(1, plan.releases * plan.batch_size + 1)
-    messages = [fastfed.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds]
+    messages = [
+        fastfed.parties.User(plan, t, SeededNoise(8)).message(np.zeros(2), 0.0) for t in rounds
+    ]
     if isinstance(messages[0], Bits):
         ones = np.array([m.bits.sum(axis=1) for m in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
@@ -216,7 +219,7 @@ class Failing(SeededNoise):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in ("node", "words", "point_binomials", "permutation", "shuffle_bits"):
+        if name not in ("node", "random_u32", "point_binomials", "permutation", "shuffle_bits"):
             return found
 
         def draw(*key: Any) -> Any:
@@ -234,11 +237,11 @@ def test_a_source_that_fails_once_changes_nothing(algorithm, keys):
     """A user tries again with the same message, and so do shuffler and server."""
     plan, totals = plan_of(algorithm, **keys), []
     for noise in (SeededNoise(4), Failing(4)):
-        agent, server = fastfed.Silo(plan, 0, noise), fastfed.Server(plan, noise)
-        shuffler, messages = fastfed.Shuffler(plan, noise), []
+        agent, server = fastfed.parties.Silo(plan, 0, noise), fastfed.parties.Server(plan, noise)
+        shuffler, messages = fastfed.parties.Shuffler(plan, noise), []
         for t in range(1, 11):
             x = ACTIONS[agent.select(ACTIONS)]
-            messages.append(until_it_works(fastfed.User(plan, t, noise).message, x, 2.0))
+            messages.append(until_it_works(fastfed.parties.User(plan, t, noise).message, x, 2.0))
             agent.served()
             if agent.due:
                 if plan.protocol.shuffled:
@@ -256,7 +259,7 @@ def test_a_source_that_fails_once_changes_nothing(algorithm, keys):
 
 def test_a_users_message_is_their_point_and_noise_and_no_more():
     plan = plan_of("linucb-sdp-amp", batch_size=5)
-    user = fastfed.User(plan, 7, SeededNoise(1))
+    user = fastfed.parties.User(plan, 7, SeededNoise(1))
     message = user.message([3.0, 4.0], -2.0)
     assert isinstance(message, Report)
     assert user.clipped_feature and user.clipped_reward
@@ -270,7 +273,8 @@ def test_a_users_message_is_their_point_and_noise_and_no_more():
     assert plan.user_std.times(np.sqrt(5)).parts == pytest.approx(plan.noise_std.parts)
     # Another user, other noise.
     assert not np.array_equal(
-        fastfed.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values, message.values
+        fastfed.parties.User(plan, 8, SeededNoise(1)).message([3.0, 4.0], -2.0).values,
+        message.values,
     )
 
 
@@ -278,7 +282,7 @@ def test_two_streams_are_shuffled_in_two_orders():
     """A shuffled statistic has x y of one user and x x' of another (Algorithm 3)."""
     plan = plan_of("linucb-sdp-amp", batch_size=5)
     sent = sent_by(plan, range(1, 6), SeededNoise(2))
-    passed = fastfed.Shuffler(plan, SeededNoise(2)).shuffle(sent[::-1])
+    passed = fastfed.parties.Shuffler(plan, SeededNoise(2)).shuffle(sent[::-1])
     assert [type(m) for m in passed] == [Shuffled] * 5
     order, other = ([m.values[part].tobytes() for m in passed] for part in (np.s_[:2], np.s_[2:]))
     first = [m.values[:2].tobytes() for m in sent]
@@ -287,13 +291,13 @@ def test_two_streams_are_shuffled_in_two_orders():
     assert [sorted(p) for p in places] == [list(range(5))] * 2
     assert places[0] != places[1] and list(range(5)) not in places
     # Whatever the orders, the sum is the same but for its last digits.
-    total = fastfed.Server(plan).combine(passed).values
+    total = fastfed.parties.Server(plan).combine(passed).values
     np.testing.assert_allclose(total, np.sum([m.values for m in sent], axis=0), rtol=1e-12)
 
 
 def test_orders_of_the_operating_system_differ_from_batch_to_batch():
     plan = plan_of("linucb-sdp-amp", horizon=400, batch_size=8)
-    shuffler, orders = fastfed.Shuffler(plan), set()
+    shuffler, orders = fastfed.parties.Shuffler(plan), set()
     for release in range(1, 51):
         sent = [
             Report(release, 2, np.concatenate([np.full(2, i), np.full(3, 10.0 + i)]), i)
@@ -309,7 +313,7 @@ def test_orders_of_the_operating_system_differ_from_batch_to_batch():
 def test_without_a_shuffler_the_server_takes_the_users_messages(keys):
     plan = plan_of("linucb-ldp", batch_size=3, **keys)
     sent = sent_by(plan, range(1, 4), SeededNoise(5))
-    totals = [fastfed.Server(plan).combine(s).values for s in (sent, sent[::-1])]
+    totals = [fastfed.parties.Server(plan).combine(s).values for s in (sent, sent[::-1])]
     np.testing.assert_array_equal(*totals)
     if not keys:
         np.testing.assert_allclose(totals[0], np.sum([m.values for m in sent], axis=0), rtol=1e-12)
@@ -318,7 +322,7 @@ def test_without_a_shuffler_the_server_takes_the_users_messages(keys):
 def test_bits_of_a_batch_are_mixed_under_each_label():
     plan = plan_of("linucb-sdp-vec", batch_size=3)
     sent = sent_by(plan, range(1, 4), SeededNoise(5))
-    (mixed,) = fastfed.Shuffler(plan, SeededNoise(5)).shuffle(sent)
+    (mixed,) = fastfed.parties.Shuffler(plan, SeededNoise(5)).shuffle(sent)
     assert type(mixed) is ShuffledBits
     straight = np.concatenate([m.bits for m in sent], axis=1)
     np.testing.assert_array_equal(
@@ -333,7 +337,7 @@ def test_bits_of_a_batch_are_mixed_under_each_label():
 
 def test_an_agent_whose_users_send_neither_observes_nor_reports():
     plan = plan_of("linucb-ldp", batch_size=2, horizon=6)
-    agent, server = fastfed.Silo(plan), fastfed.Server(plan)
+    agent, server = fastfed.parties.Silo(plan), fastfed.parties.Server(plan)
     with pytest.raises(InputError, match="served needs a select before it"):
         agent.served()
     agent.select(ACTIONS)
@@ -374,7 +378,7 @@ def test_an_agent_whose_users_send_neither_observes_nor_reports():
     [("linucb", {}), ("linucb", {"batch_size": 2}), ("linucb-jdp", {"batch_size": 2})],
 )
 def test_served_is_for_agents_whose_users_send(algorithm, keys):
-    agent = fastfed.Silo(plan_of(algorithm, **keys))
+    agent = fastfed.parties.Silo(plan_of(algorithm, **keys))
     assert not agent.acts_only
     agent.select(ACTIONS)
     with pytest.raises(InputError, match="served is for plans whose users send for themselves"):
@@ -385,7 +389,7 @@ def test_served_is_for_agents_whose_users_send(algorithm, keys):
 
 def test_misuse_of_a_user():
     plan = plan_of("linucb-ldp", batch_size=5)
-    user = fastfed.User(plan, 3)
+    user = fastfed.parties.User(plan, 3)
     for x, y, message in (
         ([1.0, 0.0, 0.0], 1.0, r"x must have shape \(2,?\), got \(3,\)"),
         ([1.0, np.nan], 1.0, "x must be finite, got nan"),
@@ -400,31 +404,31 @@ def test_misuse_of_a_user():
         user.message([1.0, 0.0], 1.0)
     for number in (0, -1, 24, 2.5):
         with pytest.raises(InputError, match=f"number must be .*got {number}"):
-            fastfed.User(plan, number)
+            fastfed.parties.User(plan, number)
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
 def test_users_of_an_unfinished_last_batch_send_nothing(algorithm):
     """23 rounds in batches of 5: there is no release for users 21, 22 and 23."""
     plan = plan_of(algorithm, batch_size=5)
-    assert fastfed.User(plan, 20).release == plan.releases == 4
+    assert fastfed.parties.User(plan, 20).release == plan.releases == 4
     for number in (21, 23):
         with pytest.raises(InputError, match=f"number must be .*<= 20, got {number}"):
-            fastfed.User(plan, number)
+            fastfed.parties.User(plan, number)
 
 
 def test_one_source_of_noise_gives_one_user_one_message():
     noise, plan = SystemNoise(), plan_of("linucb-ldp", batch_size=5)
-    fastfed.User(plan, 3, noise).message([1.0, 0.0], 1.0)
+    fastfed.parties.User(plan, 3, noise).message([1.0, 0.0], 1.0)
     with pytest.raises(InputError, match="drawn already"):
-        fastfed.User(plan, 3, noise).message([0.0, 1.0], 0.0)
+        fastfed.parties.User(plan, 3, noise).message([0.0, 1.0], 0.0)
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
 def test_the_shuffler_passes_on_whole_batches_only(algorithm):
     """With a message missing or sent twice there would be less noise than the certificate says."""
     plan = plan_of(algorithm, batch_size=3)
-    shuffler = fastfed.Shuffler(plan)
+    shuffler = fastfed.parties.Shuffler(plan)
     sent, later = sent_by(plan, range(1, 4)), sent_by(plan, range(4, 7))
     for wrong, message in (
         (sent[:2], r"one message of each of the 3 users, got users \[0, 1\]"),
@@ -443,7 +447,7 @@ def test_the_shuffler_passes_on_whole_batches_only(algorithm):
         shuffler.shuffle(sent)
     other = plan_of(algorithm, batch_size=3, dimension=3)
     x = np.zeros(3)
-    foreign = [fastfed.User(other, t).message(x, 0.0) for t in range(4, 7)]
+    foreign = [fastfed.parties.User(other, t).message(x, 0.0) for t in range(4, 7)]
     with pytest.raises(InputError, match="must have dimension 2, got 3"):
         shuffler.shuffle(foreign)
     assert shuffler.release == 1
@@ -452,10 +456,10 @@ def test_the_shuffler_passes_on_whole_batches_only(algorithm):
 @pytest.mark.parametrize("algorithm", ["linucb-sdp-amp", "linucb-sdp-vec"])
 def test_the_server_takes_nothing_unshuffled(algorithm):
     plan = plan_of(algorithm, batch_size=3)
-    server, sent = fastfed.Server(plan), sent_by(plan, range(1, 4))
+    server, sent = fastfed.parties.Server(plan), sent_by(plan, range(1, 4))
     with pytest.raises(InputError, match="needs messages from a Shuffler"):
         server.combine(sent)
-    passed = fastfed.Shuffler(plan).shuffle(sent)
+    passed = fastfed.parties.Shuffler(plan).shuffle(sent)
     with pytest.raises(InputError, match="the shuffler must pass on"):
         server.combine([*passed, passed[0]])
     assert server.release == 0
@@ -467,7 +471,7 @@ def test_the_server_takes_nothing_unshuffled(algorithm):
 @pytest.mark.parametrize("keys", [{}, {"mechanism": "vector-sum"}])
 def test_the_server_takes_whole_batches_only(keys):
     plan = plan_of("linucb-ldp", batch_size=3, **keys)
-    server, sent = fastfed.Server(plan), sent_by(plan, range(1, 4))
+    server, sent = fastfed.parties.Server(plan), sent_by(plan, range(1, 4))
     for wrong, message in (
         (sent[:2], r"one report of each of the 3 users, got users \[0, 1\]"),
         ([*sent, sent[1]], "one report of each of the 3 users"),
@@ -485,13 +489,13 @@ def test_messages_of_another_kind_are_refused():
     )
     (counted,), (added,) = sent_by(bits, [1]), sent_by(sums, [1])
     with pytest.raises(InputError, match="one report of each"):
-        fastfed.Server(bits).combine([added])
+        fastfed.parties.Server(bits).combine([added])
     with pytest.raises(InputError, match="one report of each"):
-        fastfed.Server(sums).combine([counted])
+        fastfed.parties.Server(sums).combine([counted])
     mixing = plan_of("linucb-sdp-vec", batch_size=1)
     with pytest.raises(InputError, match="takes Bits messages, got Report"):
-        fastfed.Shuffler(mixing).shuffle([added])
-    assert fastfed.Server(bits).combine([counted]).release == 1
+        fastfed.parties.Shuffler(mixing).shuffle([added])
+    assert fastfed.parties.Server(bits).combine([counted]).release == 1
 
 
 @pytest.mark.parametrize("algorithm", ["linucb-ldp", "linucb-sdp-amp", "linucb-sdp-vec"])
@@ -519,15 +523,15 @@ def test_a_user_of_a_plan_in_which_users_do_not_send(algorithm, keys):
     system = fastfed.make_system(algorithm, horizon=23, dimension=2, **keys, **budget)
     protocol = system.plan.protocol.id
     with pytest.raises(InputError, match=f'users send for themselves.*got protocol "{protocol}"'):
-        fastfed.User(system.plan, 1)
+        fastfed.parties.User(system.plan, 1)
 
 
 def test_what_is_no_plan_is_refused():
     system = deployed("linucb-ldp")
     with pytest.raises(InputError, match=r"plan must be a Plan, such as system\.plan, got System"):
-        fastfed.User(system, 1)  # type: ignore[arg-type]
+        fastfed.parties.User(system, 1)  # type: ignore[arg-type]
     peers = fastfed.make_system(
         "feducb-decentralized", silos=2, horizon=9, dimension=2, graph="complete", private=False
     )
     with pytest.raises(InputError, match="plan has no server"):
-        fastfed.User(peers.plan, 1)
+        fastfed.parties.User(peers.plan, 1)

@@ -8,9 +8,9 @@ import pytest
 from test_drivers import both, experiment, same
 
 import fastfed
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 
 AGENTS = dict(problems.agents())
@@ -160,8 +160,8 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
             e = experiment(made(sizes), sizes)
             opened = e.environment.open(e.seed, 0, e.silos)
             plans = [c.system.plan for c in e.curves]
-            (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-            (many,) = compiled.play(
+            (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+            (many,) = compiled.run(
                 opened,
                 plans,
                 e.checkpoints,
@@ -182,9 +182,9 @@ def test_every_round_messages_of_users_are_their_sums(made, radius):
         e = experiment(made(sizes), sizes, messages=messages, radius=radius)
         opened, plan = e.environment.open(e.seed, 0, 1), e.curves[0].system.plan
         assert plan.individual == (messages == "individual")
-        outcomes.append(step.play_one(opened, plan, e.checkpoints))
+        outcomes.append(server.run_one(opened, plan, e.checkpoints))
         if messages == "aggregate":
-            outcomes += compiled.play(opened, [plan], e.checkpoints, record=True)
+            outcomes += compiled.run(opened, [plan], e.checkpoints, record=True)
     for other in outcomes[1:]:
         same(outcomes[0], other)
 
@@ -353,7 +353,7 @@ def test_a_short_panel_of_bad_actions_is_not_beaten_by_its_padding(count, dtype)
     actions[:, 0] = -np.abs(actions[:, 0]) - 1
     theta = np.array([5.0, 0.1, -0.2])
     w = 0.01 * np.eye(3)
-    scores = native.scores(actions, w, theta, 1.0, 0.5)
+    scores = linalg.scores(actions, w, theta, 1.0, 0.5)
     assert scores.max() < -1
     for layout in (actions, np.asfortranarray(actions)):
-        assert native.select(layout, w, theta, 1.0, 0.5)[0] == scores.argmax()
+        assert linalg.select(layout, w, theta, 1.0, 0.5)[0] == scores.argmax()

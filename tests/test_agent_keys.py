@@ -14,7 +14,7 @@ from problems import AGENTS
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS, linucb_bounds
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.privacy.certificate import ClaimCondition, SideCertificate
 from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian

@@ -26,7 +26,7 @@ from oracle.vector_sum import debias, fixed_point, lower_triangle, symmetric
 from oracle.zhou_chowdhury_2024 import Direct, chosen_regularizer, direct_bonuses, scores
 from test_drivers import experiment
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import SHUFFLE, SeededNoise
 from fastfed.environments import FixedSet, Replay, RewardDistribution, Sphere
 from fastfed.simulation import dispatch
@@ -54,7 +54,7 @@ class Draws:
         return z[:d] * bias, covariance
 
     def uniforms(self, t):
-        return self.source.words(0, t, self.size) * 2.0**-32
+        return self.source.random_u32(0, t, self.size) * 2.0**-32
 
     def ones_of_batch(self, m):
         trials = self.plan.batch_size * self.plan.encoding.noise_bits[0]
@@ -80,7 +80,7 @@ class Draws:
         for label in range(self.size):
             for digit in range(bits.bit_length()):
                 plane = (np.arange(bits) >> digit & 1).astype(np.uint8)
-                native.shuffle_bits(self.seed, SHUFFLE, 0, label + 1, m, plane)
+                rng.shuffle_bits(self.seed, SHUFFLE, 0, label + 1, m, plane)
                 found[label] |= plane.astype(np.int64) << digit
         return list(found)
 
@@ -285,7 +285,7 @@ def check(environment, sizes, **more):
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, 1)
     checkpoints = np.arange(1, e.horizon + 1)
-    (outcome,) = dispatch.play(opened, [plan], checkpoints, record=True)
+    (outcome,) = dispatch.run(opened, [plan], checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     truth, gap = follow(e, outcome, sizes)
     assert gap < 1e-9
@@ -542,7 +542,7 @@ def test_the_published_code_in_its_own_features(name):
     e = experiment(FixedSet(dimension=3, actions=30), sizes, **budget)
     plan = e.curves[0].system.plan
     opened = e.environment.open(e.seed, 0, 1)
-    (outcome,) = dispatch.play(opened, [plan], e.checkpoints, record=True)
+    (outcome,) = dispatch.run(opened, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     found = published(protocol, T=e.horizon, d=3, B=B, epsilon=epsilon, delta=0.01)
     s = found.noise_std * (math.sqrt(B) if protocol == "linucb-sdp-amp" else 1.0)

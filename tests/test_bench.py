@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_agent
+import reference_cases
 
-from fastfed import _reference_agent
 from fastfed._validate import InputError
 from fastfed.environments import FixedSet, Sphere
 from fastfed.simulation import bench, compiled
@@ -40,10 +41,16 @@ AGENTS = {case.protocol: case for case in CASES if case.name.startswith("fixed-k
     ids=lambda case: case.name,
 )  # fmt: skip
 def test_every_kind_of_case_is_measured(case):
-    found = measure(case, repeats=1)
+    found = measure(case, reference_cases.reference_microseconds, repeats=1)
     assert found["name"] == case.name
     assert found["microseconds_per_agent_round"] > 0
     assert found["ratio"] >= found["ratio_without_data"] > 0
+
+
+def test_outside_a_checkout_there_are_no_ratios():
+    found = measure(Case("sphere", 1.0, lambda: Sphere(dimension=3, actions=4), 50, 25), None, 1)
+    assert found["microseconds_per_agent_round"] > 0
+    assert all(value is None for key, value in found.items() if "ratio" in key or "ref" in key)
 
 
 def test_the_vector_case_has_the_tree_of_the_paper():
@@ -96,14 +103,14 @@ def test_the_reference_of_an_agent_plays_what_ours_plays(system, monkeypatch):
     e = agent_experiment(system, 200, **PLAYED[system])
     plan = e.curves[0].system.plan
     ours = [
-        compiled.play(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
+        compiled.run(e.environment.open(e.seed, i, 1), [plan], e.checkpoints)[0]
         for i in range(instances)
     ]
     assert not any(outcome.events["indefinite"] for outcome in ours)
 
     def t_of_reference():
         found = [
-            bench.agent_reference(e, i)["group_regret"][-1] - ours[i].group_regret[-1]
+            reference_cases.agent_reference(e, i)["group_regret"][-1] - ours[i].group_regret[-1]
             for i in range(instances)
         ]
         return np.mean(found) / np.std(found, ddof=1) * math.sqrt(instances)
@@ -111,7 +118,7 @@ def test_the_reference_of_an_agent_plays_what_ours_plays(system, monkeypatch):
     assert abs(t_of_reference()) < 4.5
     if system != "linucb":
         # The check can fail: what is played without noise has another regret.
-        monkeypatch.setattr(bench, "agent_sums", lambda *_: _reference_agent.PlainSums(3))
+        monkeypatch.setattr(reference_cases, "agent_sums", lambda *_: reference_agent.PlainSums(3))
         assert abs(t_of_reference()) > 4.5
 
 
@@ -127,7 +134,7 @@ def test_the_reference_of_an_agent_has_the_noise_of_the_plan(system):
     mechanism = np.random.default_rng(4)
     bias, covariance = [], []
     for _ in range(600):
-        sums = bench.agent_sums(plan, mechanism)
+        sums = reference_cases.agent_sums(plan, mechanism)
         for _ in range(plan.batch_size):
             sums.add(np.zeros(3), 0.0)
         matrix, vector = sums.release()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
+from fastfed._kernels import rng as rng_kernels
 from fastfed.bandits import noise_distributions as module
-from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law, coupling
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_distribution, coupling
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.sensitivity import Budget
 
@@ -69,7 +70,7 @@ def test_the_bound_holds_from_bits_to_normal(trials):
     False alarms: below 10^-6 for the law of Z, and none for the distance (10^-9 for a draw).
     """
     rng, count = np.random.default_rng(3), 50_000
-    centred = native.binomials(17, NOISE, 0, 0, trials, trials, count)
+    centred = rng_kernels.binomials(17, NOISE, 0, 0, trials, trials, count)
     x = np.rint(centred + 0.25 * trials)
     law = stats.binom(trials, 0.25)
     low, high = law.cdf(x - 1), law.cdf(x)
@@ -102,16 +103,16 @@ def prefix_noises(tree: BinomialTree, replicate: int) -> tuple[np.ndarray, np.nd
     """
     s, entries = tree.coordinates, np.zeros((tree.releases + 1, 2, tree.coordinates))
     for k in range(1, tree.releases + 1):
-        j = native.node_level(k)
-        noise = native.binomials(23, NOISE, replicate, 0, k, tree.trials(j), s)
+        j = aggregation.node_level(k)
+        noise = rng_kernels.binomials(23, NOISE, replicate, 0, k, tree.trials(j), s)
         rounding = np.zeros(s)
         for i in range(4):  # a quarter of the node's points at a time
             n = tree.users(j) // 4
             half = rounding + entries[k - 1, 0] > 0.0
             point = np.where(half, 0.5, 0.3) / tree.g[j]
-            words = native.words(23, ROUNDING, replicate, i, k, n * s).reshape(n, s)
+            words = rng_kernels.random_u32(23, ROUNDING, replicate, i, k, n * s).reshape(n, s)
             sums = np.zeros(s)
-            native.round_points(np.tile(point, (n, 1)), tree.g[j], True, words, sums)
+            aggregation.round_points(np.tile(point, (n, 1)), tree.g[j], True, words, sums)
             rounding += sums - n * point * tree.g[j]
         below = entries[k - (k & -k)]
         entries[k, 0] = below[0] + (noise + rounding) / tree.g[j]
@@ -125,7 +126,7 @@ def simulated() -> tuple[BinomialTree, NoiseDistribution, np.ndarray, np.ndarray
     tree = tree_of((12, 16, 40), (30, 24, 40), 8, 3)
     runs = [prefix_noises(tree, r) for r in range(1000)]
     noise, rounding = (np.array(part) for part in zip(*runs, strict=True))
-    return tree, bit_law(tree, 0.002), noise, rounding
+    return tree, bit_distribution(tree, 0.002), noise, rounding
 
 
 def test_prefixes_have_the_stated_variances(simulated):
@@ -182,9 +183,9 @@ def test_norms_stay_below_their_bounds(simulated):
 
 def test_more_bits_than_can_be_compared_are_sub_gaussian_as_a_whole(monkeypatch):
     tree = tree_of((12, 16), (30, 24), 8, 3)
-    coupled = bit_law(tree, 0.002)
-    monkeypatch.setattr(module, "MOST_COUPLED", 100)
-    law = bit_law(tree, 0.002)
+    coupled = bit_distribution(tree, 0.002)
+    monkeypatch.setattr(module, "MAX_COUPLED_BITS", 100)
+    law = bit_distribution(tree, 0.002)
     assert law.remainder is not None
     assert law.remainder.probability == 0.0
     assert not law.none
@@ -201,12 +202,12 @@ def test_more_bits_than_can_be_compared_are_sub_gaussian_as_a_whole(monkeypatch)
 
 def test_nothing_released_is_no_noise():
     tree = BinomialTree(0, 8, 3, (), (), "exact", Budget(1.0, 1e-3), "test")
-    law = bit_law(tree, 0.002)
+    law = bit_distribution(tree, 0.002)
     assert law.none
     assert law.errors(3, 0.1).tolist() == [0.0]
 
 
 def test_a_coupling_that_takes_all_probability_is_refused():
-    law = bit_law(tree_of((12,), (30,), 8, 3), 0.05)
+    law = bit_distribution(tree_of((12,), (30,), 8, 3), 0.05)
     with pytest.raises(ValueError, match="takes the whole failure probability"):
         law.errors(3, 0.05)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import twins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from twins import compiled
 
-from fastfed._kernels import native, twins
 from fastfed._random import system_binomials
 
 FALSE_ALARM = 1e-5
@@ -27,13 +28,13 @@ def repeat(examples=60):
 @given(SEED, st.integers(1, 90), WORD, WORD, WORD, st.integers(0, 300))
 def test_words(seed, purpose, replicate, silo, index, n):
     key = seed, purpose, replicate, silo, index, n
-    assert np.array_equal(native.words(*key), twins.words(*key))
+    assert np.array_equal(compiled.random_u32(*key), twins.random_u32(*key))
 
 
 @repeat()
 @given(st.integers(1, 5000), st.integers(0, 5000))
 def test_touched_levels_are_the_nodes_that_hold_a_leaf(leaf, releases):
-    found = native.touched_levels(leaf, releases)
+    found = compiled.touched_levels(leaf, releases)
     assert found == twins.touched_levels(leaf, releases)
     holding = [k for k in range(1, releases + 1) if k - (k & -k) < leaf <= k]
     assert found == [(k & -k).bit_length() - 1 for k in holding]
@@ -46,7 +47,7 @@ def test_rounding(seed, s, g, clamped, size):
     point = draw.uniform(-size, size, size=s)
     words = draw.integers(0, 2**32, size=s, dtype=np.uint32)
     one, other = np.zeros(s), np.zeros(s)
-    native.round_point(point, g, clamped, words, one)
+    compiled.round_point(point, g, clamped, words, one)
     twins.round_point(point, g, clamped, words, other)
     assert np.array_equal(one, other)
     assert np.array_equal(one, np.rint(one))
@@ -61,17 +62,17 @@ def test_rounding_many_points_is_rounding_each():
     points = draw.uniform(-1, 1, size=(7, 5))
     words = draw.integers(0, 2**32, size=(7, 5), dtype=np.uint32)
     sums = [np.zeros(5) for _ in range(3)]
-    native.round_points(points, 20, True, words, sums[0])
+    compiled.round_points(points, 20, True, words, sums[0])
     twins.round_points(points, 20, True, words, sums[1])
     for point, row in zip(points, words, strict=True):
-        native.round_point(point, 20, True, row, sums[2])
+        compiled.round_point(point, 20, True, row, sums[2])
     assert np.array_equal(sums[0], sums[1]) and np.array_equal(sums[0], sums[2])
 
 
 def test_an_entry_at_the_end_of_its_range_never_overflows_its_message():
     point = np.array([1.0, 1.0 + 2e-16, -1.0, -1.0 - 2e-16] * 500)
     sums = np.zeros(2000)
-    native.round_point(point, 1e6, True, np.zeros(2000, np.uint32), sums)
+    compiled.round_point(point, 1e6, True, np.zeros(2000, np.uint32), sums)
     assert sums.max() == 1e6 and sums.min() == -1e6
 
 
@@ -81,7 +82,7 @@ def test_rounding_is_unbiased_for_every_fraction():
     words = (np.arange(4096, dtype=np.uint64) * 2**20).astype(np.uint32)
     for fraction in fractions:
         sums = np.zeros(4096)
-        native.round_point(np.full(4096, (3.0 + fraction) / 10.0 - 1.0), 10.0, True, words, sums)
+        compiled.round_point(np.full(4096, (3.0 + fraction) / 10.0 - 1.0), 10.0, True, words, sums)
         assert abs(sums.mean() + 10.0 - 3.0 - fraction) <= 2.0**-12 + 1e-9
 
 
@@ -89,13 +90,13 @@ def test_rounding_is_unbiased_for_every_fraction():
 @given(SEED, WORD, WORD, st.integers(0, 3000))
 def test_binomials_of_compiled_and_twin(seed, silo, node, n):
     key = seed, 8, 0, silo, node, n, 12
-    assert np.array_equal(native.binomials(*key), twins.binomials(*key))
+    assert np.array_equal(compiled.binomials(*key), twins.binomials(*key))
 
 
 @pytest.mark.parametrize("n", [10**6 + 1, 10**9 + 2, 10**14 + 3, 2**61])
 def test_large_binomials_of_compiled_and_twin(n):
     key = 5, 8, 1, 2, 3, n, 40
-    one, other = native.binomials(*key), twins.binomials(*key)
+    one, other = compiled.binomials(*key), twins.binomials(*key)
     assert np.array_equal(one, other)
     assert np.abs(one).max() < 8 * np.sqrt(0.1875 * n)
     assert np.array_equal((4 * one) % 4, (-n % 4) * np.ones(40))
@@ -115,14 +116,14 @@ def chi_square(counts, probabilities):
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 39, 40, 41, 42, 43, 64, 200, 1001])
 def test_binomial_law(n):
     """Either side of the change of method at n = 40, with every remainder of n by 4."""
-    drawn = native.binomials(77, 8, 0, 0, n, n, 200_000) + n / 4
+    drawn = compiled.binomials(77, 8, 0, 0, n, n, 200_000) + n / 4
     counts = np.bincount(np.rint(drawn).astype(int), minlength=n + 1)
     assert chi_square(counts, stats.binom.pmf(np.arange(n + 1), n, 0.25)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("n", [119_300, 3 * 10**7, 10**12 + 3])
 def test_large_binomial_law(n):
-    drawn = native.binomials(78, 8, 0, 0, 1, n, 200_000)
+    drawn = compiled.binomials(78, 8, 0, 0, 1, n, 200_000)
     edges = np.sqrt(0.1875 * n) * np.linspace(-4.0, 4.0, 81)
     cdf = np.concatenate([[0.0], stats.binom.cdf(np.floor(edges + n / 4), n, 0.25), [1.0]])
     counts = np.histogram(drawn, np.concatenate([[-np.inf], np.floor(edges + n / 4) - n / 4 + 0.5,
@@ -131,7 +132,7 @@ def test_large_binomial_law(n):
 
 
 def test_a_wrong_binomial_would_be_seen():
-    drawn = native.binomials(77, 8, 0, 0, 200, 201, 200_000) + 201 / 4
+    drawn = compiled.binomials(77, 8, 0, 0, 200, 201, 200_000) + 201 / 4
     counts = np.bincount(np.rint(drawn).astype(int), minlength=201)[:201]
     assert chi_square(counts, stats.binom.pmf(np.arange(201), 200, 0.25)) < FALSE_ALARM
 
@@ -141,7 +142,7 @@ def test_binomials_of_the_operating_system():
     assert chi_square(np.bincount(drawn, minlength=61), stats.binom.pmf(np.arange(61), 60, 0.25))
     words = np.zeros((2, 4), np.uint32)
     assert np.array_equal(
-        native.binomials_from_words(words, 60), twins.binomials_from_words(words, 60), True
+        compiled.binomials_from_words(words, 60), twins.binomials_from_words(words, 60), True
     )
 
 
@@ -149,7 +150,7 @@ def test_binomials_of_the_operating_system():
 @given(SEED, st.integers(1, 8), st.integers(0, 70))
 def test_messages_hold_their_ones(seed, entries, length):
     ones = np.random.default_rng(seed).integers(0, length + 1, size=entries)
-    one = native.encode_bits(ones, length)
+    one = compiled.encode_bits(ones, length)
     assert np.array_equal(one, twins.encode_bits(ones, length))
     assert one.shape == (entries, length) and np.array_equal(one.sum(axis=1), ones)
 
@@ -159,7 +160,7 @@ def test_messages_hold_their_ones(seed, entries, length):
 def test_shuffles(seed, index, n):
     bits = (np.arange(n) % 3 == 0).astype(np.uint8)
     one, other = bits.copy(), bits.copy()
-    native.shuffle_bits(seed, 9, 0, 1, index, one)
+    compiled.shuffle_bits(seed, 9, 0, 1, index, one)
     twins.shuffle_bits(seed, 9, 0, 1, index, other)
     assert np.array_equal(one, other)
     assert one.sum() == bits.sum()
@@ -173,7 +174,7 @@ def test_every_order_is_equally_likely():
         for j in range(5):
             bits = np.zeros(5, np.uint8)
             bits[j] = 1
-            native.shuffle_bits(3, 9, 0, 1, index, bits)
+            compiled.shuffle_bits(3, 9, 0, 1, index, bits)
             places.append(int(bits.argmax()))
         assert sorted(places) == list(range(5))
         orders[bytes(places)] = orders.get(bytes(places), 0) + 1

@@ -17,10 +17,12 @@ from click.testing import CliRunner, Result
 
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
-from fastfed.cli.output import EVERY, Lines, duration, quick_horizon
+from fastfed.cli.output import ENGINES, EVERY, Lines, duration
 from fastfed.environments import ENVIRONMENTS
+from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
-from fastfed.report.figure import check_figure
+from fastfed.reporting.figure import check_figure
+from fastfed.simulation import engines
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -337,6 +339,10 @@ def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> No
     assert whole.exit_code == 2 and "different" in whole.stderr
 
 
+def test_the_options_name_every_engine() -> None:
+    assert list(ENGINES) == list(engines.ENGINES)
+
+
 @pytest.mark.parametrize(
     ("horizon", "batches", "expected"),
     [(1000, [25], 100), (1000, [25, 300], 300), (5, ["theorem"], 1), (40, [100], 40)],
@@ -466,7 +472,7 @@ def test_figures_that_need_data_play_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fastfed.cli.output.QUICK_SHARE", 1000)
+    monkeypatch.setattr("fastfed.experiments.specs.QUICK_SHARE", 1000)
     name = next(f.id for f in experiments.figures() if f.needs_data and f.panels)
     panels = [f.id for f in experiments.with_panels([name])]
     assert len(panels) > 1

@@ -7,7 +7,7 @@ import pytest
 import fastfed
 from fastfed._random import SeededNoise
 from fastfed.environments import Replay, Sphere
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 
 
@@ -38,8 +38,8 @@ def same(a, b):
 def both(e, **keys):
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    played = compiled.play(opened, plans, e.checkpoints, record=True, **keys)
-    return played, step.play(opened, plans, e.checkpoints)
+    played = compiled.run(opened, plans, e.checkpoints, record=True, **keys)
+    return played, server.run_steps(opened, plans, e.checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
     e = experiment(Sphere(dimension=4, actions=9), sizes)
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.play(
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.run(
         opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
     )
     same(one, many)
@@ -167,8 +167,8 @@ def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
         "private-fedlinucb", silos=2, horizon=40, dimension=2, protocol="silo-ldp-prefix",
         batch_size=5, epsilon=50.0, delta=1e-3,
     )  # fmt: skip
-    silos = [fastfed.Silo(system.plan, i) for i in range(2)]
-    server = fastfed.Server(system.plan)
+    silos = [fastfed.parties.Silo(system.plan, i) for i in range(2)]
+    server = fastfed.parties.Server(system.plan)
     actions = np.array([[1.0, 0.0], [0.0, 1.0]])
     for _ in range(40):
         for silo in silos:
@@ -186,7 +186,7 @@ def test_silo_and_server_with_system_noise_learn_and_reuse_node_noise():
 
 def test_misuse_of_a_silo_is_one_clear_sentence():
     system = fastfed.make_system("fedlinucb", silos=2, horizon=10, dimension=2, batch_size=5)
-    silo = fastfed.Silo(system.plan, 0, SeededNoise(0))
+    silo = fastfed.parties.Silo(system.plan, 0, SeededNoise(0))
     with pytest.raises(fastfed.InputError, match="observe needs a select"):
         silo.observe(1.0)
     silo.select([[1.0, 0.0]])
@@ -209,6 +209,6 @@ def test_misuse_of_a_silo_is_one_clear_sentence():
     with pytest.raises(fastfed.InputError, match="must report and receive release 1"):
         silo.select([[1.0, 0.0]])
     report = silo.report()
-    server = fastfed.Server(system.plan)
+    server = fastfed.parties.Server(system.plan)
     with pytest.raises(fastfed.InputError, match="one report of each of the 2 silos"):
         server.combine([report])

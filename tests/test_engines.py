@@ -151,7 +151,7 @@ def user_spec(function: str, **changes):
 USERS = """
 import numba
 import numpy as np
-from fastfed import environment_signature
+from fastfed.environments import environment_signature
 
 def plain(seed, replicate, silo, round):
     return np.eye(3), np.array([0.2, 0.5, 0.1 * (round % 9)])
@@ -187,7 +187,9 @@ def test_data_and_users_functions_reach_the_workers(tmp_path, modules):
 @pytest.mark.parametrize("engine", ["processes", "dask"])
 def test_a_function_that_only_this_process_has_is_one_sentence(engine, tmp_path):
     needs(engine)
-    environment = fastfed.Python(function=lambda *key: ([[1.0]], [0.5]), dimension=1, actions=1)
+    environment = fastfed.environments.Python(
+        function=lambda *key: ([[1.0]], [0.5]), dimension=1, actions=1
+    )
     e = make_experiment(
         name="x", environment=environment, horizon=5, silos=1,
         curves=[{"algorithm": "fedlinucb", "batch_size": 5}],

@@ -7,7 +7,7 @@ from test_drivers import same
 import fastfed
 from fastfed._validate import InputError
 from fastfed.environments import FixedSet, RewardDistribution, Sphere, environment_from_spec
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 
 SEED, SILOS = 11, 3
@@ -65,8 +65,8 @@ def test_both_drivers_agree(reward):
     )
     opened = e.environment.open(e.seed, 0, SILOS)
     plans = [c.system.plan for c in e.curves]
-    (fast,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (readable,) = step.play(opened, plans, e.checkpoints)
+    (fast,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (readable,) = server.run_steps(opened, plans, e.checkpoints)
     same(fast, readable)
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import fastfed
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import CONTEXT, INSTANCE, PERMUTATION
 from fastfed.environments import Gap, RewardDistribution, environment_from_spec
 
@@ -52,10 +52,10 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, gap):
     theta = world.theta(7, 3)
     x, mean = world.open(7, 3, 4).round(2, 9)
     assert x.dtype == np.float32 and x.shape == (actions, dimension)
-    v = native.words(7, INSTANCE, 3, 2, 9, actions) / 2.0**32
-    best = native.below(7, PERMUTATION, 3, 2, 9, actions)
+    v = rng.random_u32(7, INSTANCE, 3, 2, 9, actions) / 2.0**32
+    best = rng.uniform_int(7, PERMUTATION, 3, 2, 9, actions)
     m = np.where(np.arange(actions) == best, 0.7, 0.6 - gap) + 0.1 * v
-    normals = native.normals_f32(7, CONTEXT, 3, 2, 9, actions * (dimension + 1)).astype(float)
+    normals = rng.normals_f32(7, CONTEXT, 3, 2, 9, actions * (dimension + 1)).astype(float)
     g, h = np.split(normals.reshape(dimension + 1, actions).T, [dimension], axis=1)
     across = g - np.outer(g @ theta, theta)
     b = across / np.sqrt((g**2).sum(axis=1, keepdims=True) + h**2)

@@ -9,7 +9,7 @@ from scipy import stats
 from test_drivers import both, same
 
 import fastfed
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import CONTEXT, PERMUTATION
 from fastfed.environments import HardInstance, RewardDistribution, environment_from_spec
 from fastfed.simulation.experiment import make_experiment
@@ -42,7 +42,7 @@ def angular_p(z):
 
 def z_of(radius, angle):
     """z in float32 from the two integers of 53 bits behind it, (n, 2)."""
-    normals = native.normals_from_bits(radius, angle).reshape(2, -1).T
+    normals = rng.normals_from_bits(radius, angle).reshape(2, -1).T
     return np.float32(normals * (1 - 2.0**-23))
 
 
@@ -54,8 +54,8 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension):
     for t in range(1, 30):
         x, mean = opened.round(2, t)
         assert x.dtype == np.float32 and x.shape == (2, dimension)
-        block = native.below(7, PERMUTATION, 3, 2, t, dimension // 2)
-        w = [int(word) for word in native.philox(7, CONTEXT, 3, 2, t, 0)]
+        block = rng.uniform_int(7, PERMUTATION, 3, 2, t, dimension // 2)
+        w = [int(word) for word in rng.philox(7, CONTEXT, 3, 2, t, 0)]
         unit = (((w[0] << 32 | w[1]) >> 11) + 0.5) / 2.0**53
         bits = [FIRST + int(unit * (2**53 - FIRST)), (w[2] << 32 | w[3]) >> 11]
         expected = np.zeros((2, dimension), np.float32)
@@ -229,7 +229,7 @@ def test_facts_description_and_spec():
         ({"reward": {"kind": "none"}}, RewardDistribution("none")),
     ):
         made = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
-        assert made == fastfed.HardInstance(radius=0.25, reward=law)
+        assert made == fastfed.environments.HardInstance(radius=0.25, reward=law)
     # Elsewhere a Gaussian law without a std is what it was.
     assert (
         environment_from_spec({"kind": "sphere", "reward": {"kind": "gaussian"}}).reward.std == 0.5

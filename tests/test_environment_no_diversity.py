@@ -102,7 +102,7 @@ def test_facts_description_and_spec():
     assert NoDiversity(RewardDistribution("none")).facts(3, 100).reward_range == (-0.5, 0.5)
     assert NoDiversity().natural_silos() is None
     made = environment_from_spec({"kind": "no-diversity", "reward": {"kind": "gaussian"}})
-    assert made == fastfed.NoDiversity()
+    assert made == fastfed.environments.NoDiversity()
     assert made.describe() == {
         "kind": "no-diversity",
         "reward": {"kind": "gaussian", "std": 1.0},

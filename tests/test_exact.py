@@ -317,7 +317,7 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
 def test_a_report_that_fails_can_be_made_again_and_counts_the_batch_once(monkeypatch):
     for release in ("tree", "honaker", "toeplitz"):
         plan = plan_of(release)
-        silo = fastfed.Silo(plan, 0)
+        silo = fastfed.parties.Silo(plan, 0)
         sums = []
         monkeypatch.setattr(
             exact, "noisy", lambda v, std, n, e, r, kept=sums: kept.append(v.copy()) or _failing()
@@ -420,15 +420,17 @@ def test_a_schedule_and_the_sums_of_a_record_share_one_factor():
         "feducb", silos=3, horizon=200, dimension=2, epsilon=1.0, delta=1e-6,
         schedule="private-determinant",
     )  # fmt: skip
-    silo = fastfed.Silo(system.plan, 0)
+    silo = fastfed.parties.Silo(system.plan, 0)
     unit, factor = fixed_point(system.plan)
-    assert silo.clock is not None and silo.clock._unit == unit
-    assert silo.clock._std.max() == max(system.plan.trigger.std) * factor
+    assert silo.trigger is not None and silo.trigger._unit == unit
+    assert silo.trigger._std.max() == max(system.plan.trigger.std) * factor
 
 
 def test_noise_of_subnormal_size_has_a_grid():
     for std in (5e-324, 1e-320, 1e-310):
-        assert (fastfed.TreeRelease(2, 4, noise_std=std).add([0.5, -0.25]) == [0.5, -0.25]).all()
+        assert (
+            fastfed.privacy.TreeRelease(2, 4, noise_std=std).add([0.5, -0.25]) == [0.5, -0.25]
+        ).all()
 
 
 # ---- decisions -----------------------------------------------------------------------------------
@@ -531,8 +533,8 @@ def test_a_deployment_says_exact_and_refuses_a_claim_about_the_generator():
 
 def test_a_server_with_system_noise_takes_fixed_point_alone():
     plan = plan_of(protocol="central")
-    server = fastfed.Server(plan)
-    silos = [fastfed.Silo(plan, i, fastfed.SeededNoise(1)) for i in range(2)]
+    server = fastfed.parties.Server(plan)
+    silos = [fastfed.parties.Silo(plan, i, fastfed.parties.SeededNoise(1)) for i in range(2)]
     for silo in silos:
         silo.select(np.full((2, 3), 1 / 3))
         silo.observe(1 / 3)

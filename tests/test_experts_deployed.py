@@ -20,7 +20,7 @@ from fastfed.experts import ALGORITHMS, ProblemSpec
 from fastfed.experts.plan import ExpertChoice, ExpertPlan, ExpertReport
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.privacy.mechanisms.vertex_sets import vertex_sets
-from fastfed.simulation.experts import loss_of, play_steps
+from fastfed.simulation.experts import loss_of, run_steps
 
 #: Config with which everything happens within 100 rounds: switches, several phases, several trees.
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,8 +57,8 @@ class Federation:
 
     def __init__(self, plan: ExpertPlan, noise: Any = None) -> None:
         noise = SystemNoise() if noise is None else noise
-        self.clients = [fastfed.ExpertClient(plan, i, noise) for i in range(plan.silos)]
-        self.server = fastfed.ExpertServer(plan, noise)
+        self.clients = [fastfed.parties.ExpertClient(plan, i, noise) for i in range(plan.silos)]
+        self.server = fastfed.parties.ExpertServer(plan, noise)
         for client in self.clients:
             client.receive(self.server.start())
 
@@ -127,7 +127,7 @@ def test_a_deployment_by_hand(name):
 def test_a_server_with_system_noise_takes_fixed_point_alone(name):
     plan = deployed(name).plan
     found = Federation(plan)
-    found.clients = [fastfed.ExpertClient(plan, i, SeededNoise(1)) for i in range(M)]
+    found.clients = [fastfed.parties.ExpertClient(plan, i, SeededNoise(1)) for i in range(M)]
     for client in found.clients:
         client.receive(found.server.start())
     with pytest.raises(fastfed.InputError, match="must be in fixed point, multiples of 2"):
@@ -149,8 +149,8 @@ def test_parties_that_never_meet():
     """Sources of their own, as on machines of their own."""
     for name in PRIVATE:
         plan = deployed(name).plan
-        clients = [fastfed.ExpertClient(plan, i) for i in range(M)]
-        server = fastfed.ExpertServer(plan)
+        clients = [fastfed.parties.ExpertClient(plan, i) for i in range(M)]
+        server = fastfed.parties.ExpertServer(plan)
         for _ in range(2):  # asked again it says the same
             start = server.start()
         for client in clients:
@@ -172,8 +172,8 @@ def test_two_deployments_differ():
     ).plan
     sent = []
     for _ in range(2):
-        client = fastfed.ExpertClient(plan)
-        client.receive(fastfed.ExpertServer(plan).start())
+        client = fastfed.parties.ExpertClient(plan)
+        client.receive(fastfed.parties.ExpertServer(plan).start())
         while not client.due:
             client.observe(np.zeros(2**12))
         sent.append(client.report().values)
@@ -190,8 +190,8 @@ def test_two_deployments_differ():
 def test_two_clients_of_one_name_are_refused(name):
     """They would add one noise to two scores."""
     plan, shared = deployed(name).plan, SystemNoise()
-    one, twin = (fastfed.ExpertClient(plan, 0, shared) for _ in range(2))
-    start = fastfed.ExpertServer(plan, shared).start()
+    one, twin = (fastfed.parties.ExpertClient(plan, 0, shared) for _ in range(2))
+    start = fastfed.parties.ExpertServer(plan, shared).start()
     for client in (one, twin):
         client.receive(start)
         while not client.due:
@@ -206,7 +206,7 @@ def test_two_servers_of_one_source_are_refused(name):
     plan, shared = deployed(name).plan, SystemNoise()
     found = Federation(plan, shared)
     with pytest.raises(InputError, match="was drawn already; use one SystemNoise for each system"):
-        twin = fastfed.ExpertServer(plan, shared)
+        twin = fastfed.parties.ExpertServer(plan, shared)
         twin.start()
         while not found.clients[0].due:
             found.observe(easy)
@@ -237,11 +237,11 @@ def test_system_noise_never_gives_experts_the_same_draw_twice():
 @pytest.mark.parametrize("name", ALL)
 def test_seeded_it_is_the_step_driver(name):
     """The same draws, whatever the order of clients and reports."""
-    environment = fastfed.RealizableLosses(experts=D)
+    environment = fastfed.environments.RealizableLosses(experts=D)
     plan = deployed(name).plan
     opened = environment.open(3, 1, M)
     checkpoints = np.arange(1, T + 1)
-    played = play_steps(environment.open(3, 1, M), plan, checkpoints)
+    played = run_steps(environment.open(3, 1, M), plan, checkpoints)
     found = Federation(plan, SeededNoise(3, 1))
     lost = np.zeros(T)
     for t in range(1, T + 1):
@@ -258,13 +258,13 @@ def test_seeded_it_is_the_step_driver(name):
 
 @pytest.mark.parametrize("noise", ["local", "central", "none"])
 def test_seeded_gradients_are_the_step_drivers(noise):
-    environment = fastfed.StochasticLosses(experts=D, gap=0.4, loss="quadratic")
+    environment = fastfed.environments.StochasticLosses(experts=D, gap=0.4, loss="quadratic")
     facts = environment.facts(M, T)
     setting = ProblemSpec(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
     keys = {"noise": noise, "batch": "largest", **({} if noise == "none" else {"epsilon": 90.0})}
     plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, setting).plan
     opened: Adversary = environment.open(5, 0, M)
-    played = play_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
+    played = run_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
     found = Federation(plan, SeededNoise(5))
     for _ in range(T):
         found.exchange()
@@ -377,7 +377,7 @@ def test_after_the_last_round_nothing_is_due(name):
 
 def test_before_the_start_nothing_is_played():
     plan = deployed("svt").plan
-    client, server = fastfed.ExpertClient(plan, 2), fastfed.ExpertServer(plan)
+    client, server = fastfed.parties.ExpertClient(plan, 2), fastfed.parties.ExpertServer(plan)
     for call in (lambda: client.x, lambda: client.expert):
         with pytest.raises(InputError, match=r"x needs the server's start\(\)"):
             call()
@@ -403,7 +403,7 @@ def test_before_the_start_nothing_is_played():
 )
 def test_a_choice_that_is_none_of_the_plans(choice, sentence):
     for name in ALL:
-        client = fastfed.ExpertClient(deployed(name).plan)
+        client = fastfed.parties.ExpertClient(deployed(name).plan)
         with pytest.raises(InputError, match=sentence):
             client.receive(choice)
         assert client.release == -1 and client._x is None
@@ -425,7 +425,7 @@ def test_a_choice_that_is_none_of_the_plans(choice, sentence):
 def test_a_choice_off_a_wire_is_checked(make):
     """What comes of a network may be anything; a report is checked when it is made."""
     with pytest.raises(InputError):
-        fastfed.ExpertClient(deployed("hedge").plan).receive(make())
+        fastfed.parties.ExpertClient(deployed("hedge").plan).receive(make())
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_a_report_cannot_be_changed():
         ExpertChoice(1, 0, np.ones(5))
 
 
-@pytest.mark.parametrize("party", [fastfed.ExpertClient, fastfed.ExpertServer])
+@pytest.mark.parametrize("party", [fastfed.parties.ExpertClient, fastfed.parties.ExpertServer])
 def test_a_plan_of_a_bandit_is_refused(party):
     plan = fastfed.make_system("fedlinucb", silos=2, horizon=9, dimension=2, batch_size=3).plan
     with pytest.raises(InputError, match=r"plan must be one of experts, such as .*, got Plan"):
@@ -468,7 +468,7 @@ def test_a_plan_of_a_bandit_is_refused(party):
         party(deployed("svt"))
     for bad in (3, -1, 1.0):
         with pytest.raises(InputError, match="index must be an integer"):
-            fastfed.ExpertClient(deployed("svt").plan, bad)
+            fastfed.parties.ExpertClient(deployed("svt").plan, bad)
 
 
 # -- Losses ----------------------------------------------------------------------------------------
@@ -572,7 +572,8 @@ def test_losses_that_are_no_vectors_need_a_gradient():
 
 GRADIENT = """
 import numpy as np
-from fastfed import ExpertClient, ExpertServer, InputError
+from fastfed import InputError
+from fastfed.parties import ExpertClient, ExpertServer
 from fastfed.experts import ALGORITHMS, ProblemSpec
 
 setting = ProblemSpec(1, 100, 5, smoothness=1.0, linear=False)

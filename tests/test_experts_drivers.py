@@ -18,8 +18,8 @@ from test_drivers import same
 
 import fastfed
 from fastfed import InputError
-from fastfed._kernels import losses as kernel
-from fastfed._kernels import native
+from fastfed._kernels import losses as loss_kernels
+from fastfed._kernels import rng
 from fastfed._random import CONTEXT, SCORE_NOISE, SeededNoise, SystemNoise
 from fastfed.environments import (
     GradientLosses,
@@ -31,7 +31,7 @@ from fastfed.environments import (
     gradient_signature,
     losses_signature,
 )
-from fastfed.environments.base import better_expert
+from fastfed.environments.base import best_expert
 from fastfed.environments.losses import (
     linear_suboptimality,
     square_loss,
@@ -160,13 +160,13 @@ def experiment(name: str, *, seed: int = 7, checkpoints: int = 6) -> Experiment:
 def fast(e: Experiment, replicate: int = 0, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, replicate, e.silos)
     at = keys.pop("checkpoints", e.checkpoints)
-    return experts.play(opened, e.curves[0].system.plan, at, **keys)
+    return experts.run(opened, e.curves[0].system.plan, at, **keys)
 
 
 def readable(e: Experiment, replicate: int = 0, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, replicate, e.silos)
     at = keys.pop("checkpoints", e.checkpoints)
-    return experts.play_steps(opened, e.curves[0].system.plan, at, **keys)
+    return experts.run_steps(opened, e.curves[0].system.plan, at, **keys)
 
 
 COUNTED = ("group_regret", "synchronisations", "bits_up", "bits_down")
@@ -319,7 +319,7 @@ SAW, TOTAL = experts.Sums.saw, experts.Sums.total
 
 
 def chances(*means: float) -> np.ndarray:
-    return np.rint(np.array(means) * kernel.CHANCES).astype(np.uint32)
+    return np.rint(np.array(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
 def check(result: Any) -> Any:
@@ -331,27 +331,27 @@ def table(m: int, T: int, d: int) -> np.ndarray:
     return draw.integers(0, 2**24 + 1, size=(m, T, d)).astype(np.uint32)
 
 
-def called(m: int, **keys: Any) -> kernel.Losses:
-    return kernel.Called(2, 1, m, 5, patterned, check, **keys)
+def called(m: int, **keys: Any) -> loss_kernels.Losses:
+    return loss_kernels.Called(2, 1, m, 5, patterned, check, **keys)
 
 
-def built(m: int, **keys: Any) -> kernel.Losses:
-    return kernel.Compiled(2, 1, m, 5, compiled_losses(), None, **keys)
+def built(m: int, **keys: Any) -> loss_kernels.Losses:
+    return loss_kernels.Compiled(2, 1, m, 5, compiled_losses(), None, **keys)
 
 
 HALF = chances(0.5, 0.25, 1.0, 0.0, 0.9)
 #: Losses of m silos in 700 rounds.
-LOSSES: dict[str, Callable[[int], kernel.Losses]] = {
-    "coins": lambda m: kernel.Coins(1, 0, m, HALF),
-    "common coins": lambda m: kernel.Coins(1, 0, m, HALF, common=True),
-    "coins that stop": lambda m: kernel.Coins(1, 0, m, HALF, last=301),
-    "coins, common, that stop": lambda m: kernel.Coins(1, 3, m, HALF, common=True, last=2),
-    "planned": lambda m: kernel.Coins(1, 0, m, HALF, planned=2, lost=111),
-    "planned, never": lambda m: kernel.Coins(1, 0, m, HALF, planned=0, lost=0),
-    "planned, stopping": lambda m: kernel.Coins(1, 0, m, HALF, planned=4, lost=300, last=100),
-    "many experts": lambda m: kernel.Coins(1, 0, m, chances(*np.linspace(0, 1, 77))),
-    "a table": lambda m: kernel.Table(1, 0, m, table(m, 700, 5)),
-    "a common table": lambda m: kernel.Table(1, 0, m, table(1, 700, 3)),
+LOSSES: dict[str, Callable[[int], loss_kernels.Losses]] = {
+    "coins": lambda m: loss_kernels.Coins(1, 0, m, HALF),
+    "common coins": lambda m: loss_kernels.Coins(1, 0, m, HALF, common=True),
+    "coins that stop": lambda m: loss_kernels.Coins(1, 0, m, HALF, last=301),
+    "coins, common, that stop": lambda m: loss_kernels.Coins(1, 3, m, HALF, common=True, last=2),
+    "planned": lambda m: loss_kernels.Coins(1, 0, m, HALF, planned=2, lost=111),
+    "planned, never": lambda m: loss_kernels.Coins(1, 0, m, HALF, planned=0, lost=0),
+    "planned, stopping": lambda m: loss_kernels.Coins(1, 0, m, HALF, planned=4, lost=300, last=100),
+    "many experts": lambda m: loss_kernels.Coins(1, 0, m, chances(*np.linspace(0, 1, 77))),
+    "a table": lambda m: loss_kernels.Table(1, 0, m, table(m, 700, 5)),
+    "a common table": lambda m: loss_kernels.Table(1, 0, m, table(1, 700, 3)),
     "a function": called,
     "a common function": lambda m: called(m, common=True),
     "compiled": built,
@@ -365,7 +365,7 @@ EDGES = {
 }  # fmt: skip
 
 
-def units(losses: kernel.Losses) -> np.ndarray:
+def units(losses: loss_kernels.Losses) -> np.ndarray:
     """All rows (m, 700, d) in whole units."""
     found = np.array([[losses.row(i, t) for t in range(1, 701)] for i in range(losses.silos)])
     whole = np.rint(found / losses.unit)
@@ -388,7 +388,7 @@ def test_sums_are_sums_of_rows_wherever_edges_lie(name, silos):
 
 @pytest.mark.parametrize("silos", [255, 256, 257, 600])
 def test_sums_of_more_silos_than_a_block_has_rows(silos):
-    losses = kernel.Coins(1, 0, silos, chances(0.3, 0.6))
+    losses = loss_kernels.Coins(1, 0, silos, chances(0.3, 0.6))
     edges = np.array([0, 1, 4, 9], np.int64)
     rows = np.array([[losses.row(i, t) for t in range(1, 10)] for i in range(silos)]).sum(axis=0)
     for threads in (1, 3, 100):
@@ -413,16 +413,18 @@ def test_gradients_of_quadratic_losses(common):
     x = np.random.default_rng(1).dirichlet(np.ones(4))
     rounds = np.random.default_rng(2).integers(1, 60, size=(3, 11))
     for losses in (
-        kernel.Coins(4, 2, 3, chances(0.5, 0.7, 0.2, 0.9), quadratic=True, common=common),
-        kernel.Table(4, 2, 3, table(1 if common else 3, 60, 4), quadratic=True),
+        loss_kernels.Coins(4, 2, 3, chances(0.5, 0.7, 0.2, 0.9), quadratic=True, common=common),
+        loss_kernels.Table(4, 2, 3, table(1 if common else 3, 60, 4), quadratic=True),
     ):
         found = losses.gradients(rounds, x, 2)
         for i, row in enumerate(found):
             total = np.zeros(4)
             for t in rounds[i]:
                 g = losses.row(i, int(t))
-                total += kernel.square_gradient(g, x)
-                np.testing.assert_allclose(kernel.square_gradient(g, x), g * (g @ x), rtol=1e-14)
+                total += loss_kernels.square_gradient(g, x)
+                np.testing.assert_allclose(
+                    loss_kernels.square_gradient(g, x), g * (g @ x), rtol=1e-14
+                )
             np.testing.assert_array_equal(row, total)
 
 
@@ -451,14 +453,14 @@ def test_what_coins_are_told():
 def test_rows_are_what_was_given():
     """Coins by the words they are thrown with, to one part in 2^31; tables by their entries."""
     for silo, round in ((0, 1), (2, 9)):
-        words = native.words(3, CONTEXT, 1, silo, round, 6) >> 1
+        words = rng.random_u32(3, CONTEXT, 1, silo, round, 6) >> 1
         for more in (-1, 0, 1):
-            losses = kernel.Coins(3, 1, 3, (words.astype(np.int64) + more).astype(np.uint32))
+            losses = loss_kernels.Coins(3, 1, 3, (words.astype(np.int64) + more).astype(np.uint32))
             assert losses.row(silo, round).tolist() == [float(more > 0)] * 6
         given = table(3, 20, 4)
-        found = kernel.Table(3, 1, 3, given).row(silo, round) / UNIT
+        found = loss_kernels.Table(3, 1, 3, given).row(silo, round) / UNIT
         np.testing.assert_array_equal(found, given[silo, round - 1])
-        common = kernel.Table(3, 1, 3, given[2:]).row(silo, round) / UNIT
+        common = loss_kernels.Table(3, 1, 3, given[2:]).row(silo, round) / UNIT
         np.testing.assert_array_equal(common, given[2, round - 1])
 
 
@@ -466,7 +468,7 @@ def test_sums_are_exact_in_units():
     """Of losses next to 0, 1 and odd multiples of 2^-24, as whole numbers."""
     values = np.array([0, 1, 2**24 - 1, 2**24, 2**23 + 1, 3], np.uint32)
     rows = values[np.random.default_rng(6).integers(0, 6, size=(4, 3000, 6))]
-    losses = kernel.Table(0, 0, 4, np.ascontiguousarray(rows))
+    losses = loss_kernels.Table(0, 0, 4, np.ascontiguousarray(rows))
     wanted = [sum(int(v) for v in rows[:, :, n].ravel()) for n in range(6)]
     (found,) = losses.sums(np.array([0, 3000], np.int64), 2)
     assert found.tolist() == wanted
@@ -535,7 +537,7 @@ def test_a_compiled_function_reads_its_state():
 @cache
 def thrown() -> np.ndarray:
     """Coins (4 silos, 4000 rounds, 4 experts) of chances .5, .3, .05 and .97."""
-    losses = kernel.Coins(12, 3, 4, chances(0.5, 0.3, 0.05, 0.97))
+    losses = loss_kernels.Coins(12, 3, 4, chances(0.5, 0.3, 0.05, 0.97))
     return np.array([[losses.row(i, t) for t in range(1, 4001)] for i in range(4)])
 
 
@@ -549,7 +551,7 @@ def test_means_of_coins():
     tenths = rows.reshape(4, 10, 400, 4).mean(axis=(0, 2))
     assert (np.abs(tenths - p) < 5 * one / sqrt(1600)).all()
     # And a million of each by sums.
-    losses = kernel.Coins(13, 0, 10, chances(*p))
+    losses = loss_kernels.Coins(13, 0, 10, chances(*p))
     (total,) = losses.sums(np.array([0, 100_000], np.int64), 2)
     assert (np.abs(total / 1e6 - p) < 5 * one / 1e3).all()
 
@@ -575,7 +577,7 @@ def test_the_better_expert_is_the_better_one(mean):
     law, found = StochasticLosses(experts=6, mean=mean, gap=0.2), set()
     for replicate in range(24):
         adversary = law.open(5, replicate, 3)
-        best = better_expert(5, replicate, 6)
+        best = best_expert(5, replicate, 6)
         (total,) = adversary.losses.sums(np.array([0, 2000], np.int64))
         wanted = np.full(6, mean)
         wanted[best] -= 0.2
@@ -590,18 +592,18 @@ def test_realizable_losses_and_bursts():
     for lost in (0, 3):
         made = NearRealizableLosses(experts=5, optimal_loss=lost).open(3, 1, 4)
         (total,) = made.losses.sums(np.array([0, 400], np.int64))
-        assert total[better_expert(3, 1, 5)] == 4 * lost
+        assert total[best_expert(3, 1, 5)] == 4 * lost
         assert np.sum(total > 600) == 4
     fair = LowerBoundLosses(experts=5).open(3, 1, 4).losses
     rows = np.array([[fair.row(i, t) for t in range(1, 401)] for i in range(4)])
     assert (rows == rows[0]).all() and np.abs(rows.mean(axis=(0, 1)) - 0.5).max() < 5 * 0.5 / 20
     made = LowerBoundLosses(experts=5, theorem="2.7", burst=9).open(3, 1, 4)
     (total,) = made.losses.sums(np.array([0, 400], np.int64))
-    assert sorted(total) == [0, 36, 36, 36, 36] and total[better_expert(3, 1, 5)] == 0
+    assert sorted(total) == [0, 36, 36, 36, 36] and total[best_expert(3, 1, 5)] == 0
 
 
 def drawn(n: int, index: int = 0, silo: int = 0) -> np.ndarray:
-    return native.laplace(21, SCORE_NOISE, 2, silo, index, n)
+    return rng.laplace(21, SCORE_NOISE, 2, silo, index, n)
 
 
 def test_laplace_draws_have_the_law():
@@ -624,14 +626,14 @@ def test_laplace_draws_have_the_law():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 100, 1001])
 def test_laplace_draws_of_rows_have_equal_bits(count):
-    rows = native.laplace_rows(21, SCORE_NOISE, 2, 5, 9, count)
+    rows = rng.laplace_rows(21, SCORE_NOISE, 2, 5, 9, count)
     assert rows.shape == (5, count)
     for i, row in enumerate(rows):
         np.testing.assert_array_equal(row, drawn(count, 9, i))
         np.testing.assert_array_equal(row, SeededNoise(21, 2).laplace(i, 9, count))
     if count:
         assert len(np.unique(rows)) == rows.size
-        assert not np.array_equal(rows, native.laplace_rows(21, SCORE_NOISE, 2, 5, 10, count))
+        assert not np.array_equal(rows, rng.laplace_rows(21, SCORE_NOISE, 2, 5, 10, count))
 
 
 def quantile(bits: int) -> float:
@@ -649,16 +651,16 @@ def test_laplace_from_bits_is_the_quantile_in_both_tails():
     low |= {2**k + int(draw.integers(2**k)) for k in range(52)}
     low |= {2**52 - 1 - int(draw.integers(2**k)) for k in range(1, 52)}
     bits = np.array(sorted(low), np.uint64)
-    found = native.laplace_from_bits(bits)
+    found = rng.laplace_from_bits(bits)
     exact = np.array([quantile(int(b)) for b in bits])
     np.testing.assert_allclose(found, exact, rtol=1e-15, atol=0)
     # The other tail has equal bits, so that the law is symmetric.
-    mirrored = native.laplace_from_bits(np.uint64(2**53 - 1) - bits)
+    mirrored = rng.laplace_from_bits(np.uint64(2**53 - 1) - bits)
     np.testing.assert_array_equal(mirrored, -found)
     assert found[0] == pytest.approx(-53 * np.log(2), rel=1e-15)
     above = np.array([2**52, 2**53 - 1], np.uint64)
     wanted = [quantile(int(b)) for b in above]
-    np.testing.assert_allclose(native.laplace_from_bits(above), wanted, rtol=1e-15, atol=0)
+    np.testing.assert_allclose(rng.laplace_from_bits(above), wanted, rtol=1e-15, atol=0)
 
 
 # -- How noise falls with the clients --------------------------------------------------------------
@@ -693,7 +695,7 @@ def added(m: int, central: bool, together: bool) -> dict[int, np.ndarray]:
     assert len(plan.phases[0].samples) >= plan.phases[0].used
     x, zeros = np.full(D, 1 / D), np.zeros(D)
     if together:
-        nothing = kernel.Coins(31, m, m, np.zeros(D, np.uint32))
+        nothing = loss_kernels.Coins(31, m, m, np.zeros(D, np.uint32))
         everyone = experts.Scores(plan, nothing, source, 1)
     else:
         collectors = [GradientCollector(plan, i, source) for i in range(m)]
@@ -781,11 +783,12 @@ def test_suboptimality_is_what_is_lost(seed):
     draw = np.random.default_rng(seed)
     means, n = draw.random(5), 300_000
     coins = chances(*means)
-    means = coins / kernel.CHANCES
+    means = coins / loss_kernels.CHANCES
     rounds = np.arange(1, n + 1).reshape(1, n)
     for x in (draw.dirichlet(np.ones(5)), np.eye(5)[seed], np.full(5, 0.2)):
         linear_, square = (
-            kernel.Coins(seed, 0, 1, coins, quadratic=q).gradients(rounds, x)[0] for q in (0, 1)
+            loss_kernels.Coins(seed, 0, 1, coins, quadratic=q).gradients(rounds, x)[0]
+            for q in (0, 1)
         )
         mean, half = float(linear_ @ x) / n, float(square @ x) / (2 * n)
         assert abs(mean - means @ x) < 5 * 0.5 / sqrt(n)
@@ -864,7 +867,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
             outcome = fast(e)
         law = e.environment
         means = np.full(5, law.mean)
-        means[better_expert(e.seed, 0, 5)] -= law.gap
+        means[best_expert(e.seed, 0, 5)] -= law.gap
         loss = square_loss if law.loss == "quadratic" else np.dot
         least = least_on_the_simplex(means)[1] if law.loss == "quadratic" else means.min()
         wanted = e.silos * np.cumsum([loss(means, x) - least for x in played])
@@ -983,7 +986,7 @@ def test_the_first_failure_is_the_one_to_show():
             raise ValueError(f"{silo} {round}")
         return np.zeros(3)
 
-    losses = kernel.Called(0, 0, 2, 3, function, check)
+    losses = loss_kernels.Called(0, 0, 2, 3, function, check)
     edges = np.array([0, 500], np.int64)
     with pytest.raises(ValueError, match="0 3"):
         losses.sums(edges, 1)
@@ -1020,7 +1023,7 @@ def test_compiled_losses_out_of_range_are_refused(kind):
     message = "reported a failure" if kind == "status" else r"outside \[0, 1\]"
     environment = ObliviousLosses(function=bad_losses(kind), experts=3)
     for how in DRIVERS:
-        with pytest.raises(kernel.LossError, match=message):
+        with pytest.raises(loss_kernels.LossError, match=message):
             simulated(environment, HEDGE, how)
 
 
@@ -1045,7 +1048,7 @@ def test_compiled_gradients_that_are_nan_are_refused(how, kind):
     environment = GradientLosses(function=bad_gradient(kind), experts=3, optimum=[1, 0, 0])
     curve = {**OPE, "noise": "none"}
     del curve["epsilon"]
-    with pytest.raises((kernel.LossError, InputError)):
+    with pytest.raises((loss_kernels.LossError, InputError)):
         simulated(environment, curve, how)
 
 

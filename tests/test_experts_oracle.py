@@ -31,7 +31,7 @@ from fastfed.environments import (
     RealizableLosses,
     StochasticLosses,
 )
-from fastfed.environments.base import better_expert
+from fastfed.environments.base import best_expert
 from fastfed.experts import baselines, fed_svt, frank_wolfe
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan, GradientCollector, NoisyLeast
@@ -480,7 +480,7 @@ def pseudo(e: Experiment, x: np.ndarray) -> np.ndarray:
     """Expected loss (T,) of x less that of the best point, summed over all outcomes of coins."""
     law, d = e.environment, e.facts.dimension
     means = np.full(d, law.mean)
-    means[better_expert(e.seed, 0, d)] -= law.gap
+    means[best_expert(e.seed, 0, d)] -= law.gap
     if law.loss == "linear":
         return x @ means - means.min()
     g = np.array(list(product((0.0, 1.0), repeat=d)))
@@ -702,8 +702,8 @@ def is_corner(name: str) -> bool:
 
 @pytest.mark.parametrize("name", ordinary_cases(PROBLEMS, is_corner))
 def test_both_drivers_play_the_papers_pseudocode(name):
-    steps = check(name, experts.play_steps)
-    equal(steps, check(name, experts.play, threads=2))
+    steps = check(name, experts.run_steps)
+    equal(steps, check(name, experts.run, threads=2))
     assert len(steps.reports) == len(steps.choices)
 
 
@@ -779,7 +779,7 @@ def test_shapes_of_phases_up_to_long_horizons(sizes, epsilon, beta, batch, noise
 def test_a_changed_draw_is_noticed():
     """The comparison itself can fail: the oracle with one number changed."""
     e = experiment("quadratic, local, largest")
-    seen, fine = watch(e, experts.play), play_ope(e)
+    seen, fine = watch(e, experts.run), play_ope(e)
     check_ope(e, seen, fine)
     source = SeededNoise(e.seed, 0)
     others: list[dict[str, Any]] = [
@@ -792,7 +792,7 @@ def test_a_changed_draw_is_noticed():
         with pytest.raises(AssertionError):
             check_ope(e, seen, play_ope(e, **other))
     e = experiment("N = 3, realizable")
-    seen = watch(e, experts.play)
+    seen = watch(e, experts.run)
     check_svt(e, seen, play_svt(e))
     for changes in ({"L": 5.0}, {"kappa": 1}, {"printed": True}, {"query_scale": 30.0}, {"N": 4}):
         with pytest.raises((AssertionError, KeyError)):
@@ -949,21 +949,21 @@ class Thicker:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, monkeypatch):
     owner, name, wrong, problem = FAULTS[fault]
-    check(problem, experts.play_steps)
+    check(problem, experts.run_steps)
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(AssertionError):
-        check(problem, experts.play_steps)
+        check(problem, experts.run_steps)
 
 
 def test_a_fault_of_one_driver_is_noticed(monkeypatch):
     """Sums of a stretch that stop a round early; gradients of the wrong rounds."""
     for problem in ("N = 3, realizable", "hedge, N = 3, coins"):
-        check(problem, experts.play)
+        check(problem, experts.run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experts.Sums, "saw", lambda self, row: None)
         for problem in ("N = 3, realizable", "hedge, N = 3, coins"):
             with pytest.raises(AssertionError):
-                check(problem, experts.play)
+                check(problem, experts.run)
     begin = experts.Scores._begin
 
     def shifted(self: Any, phase: Any) -> Any:
@@ -973,7 +973,7 @@ def test_a_fault_of_one_driver_is_noticed(monkeypatch):
 
     monkeypatch.setattr(experts.Scores, "_begin", shifted)
     with pytest.raises(AssertionError):
-        check("quadratic, none, largest", experts.play)
+        check("quadratic, none, largest", experts.run)
 
 
 def test_sums_are_the_rows():
@@ -999,6 +999,6 @@ def test_another_plan_is_another_run():
         privacy=None,
     )  # fmt: skip
     opened = e.environment.open(e.seed, 0, e.silos)
-    one = experts.play(opened, plan, e.checkpoints)
-    two = experts.play(opened, wider, e.checkpoints)
+    one = experts.run(opened, plan, e.checkpoints)
+    two = experts.run(opened, wider, e.checkpoints)
     assert not np.array_equal(one.total, two.total)

@@ -154,7 +154,7 @@ def noisy(monkeypatch):
 def test_noisy_batches_play_alike_in_both_drivers(noisy, lazy, silos, horizon, batch_size):
     e = make_experiment(
         name="x",
-        environment=fastfed.Sphere(dimension=3, actions=5),
+        environment=fastfed.environments.Sphere(dimension=3, actions=5),
         curves=[{"algorithm": "noisy-batches", "epsilon": 20.0, "delta": 0.01, "lazy": lazy,
                  "batch_size": batch_size}],
         horizon=horizon,
@@ -172,12 +172,12 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
     system = noisy.make(keys, setting)
 
-    class Ones(fastfed.SeededNoise):
+    class Ones(fastfed.parties.SeededNoise):
         def node(self, silo, node, dimension):
             return np.ones(dimension + dimension * (dimension + 1) // 2)
 
-    silos = [fastfed.Silo(system.plan, i, Ones(0)) for i in range(3)]
-    server = fastfed.Server(system.plan, Ones(0))
+    silos = [fastfed.parties.Silo(system.plan, i, Ones(0)) for i in range(3)]
+    server = fastfed.parties.Server(system.plan, Ones(0))
     for round in range(1, 21):
         for silo in silos:
             silo.select(np.zeros((1, 2)))
@@ -349,8 +349,8 @@ def test_logistic_says_that_the_model_is_not_linear(logistic):
     assert certificate.status == "proven"
     assert any("the expected reward is <x, theta*>" in c for c in certificate.caveats)
     opened, plan = e.environment.open(0, 0, 2), e.curves[0].system.plan
-    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.run_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
 
 

@@ -1,8 +1,12 @@
-"""What `import fastfed` offers: loaded lazily, and with real types."""
+"""The names that `import fastfed` offers: few, loaded lazily, with real types; old names warn."""
 
 from __future__ import annotations
 
-import ast
+import importlib
+import json
+import os
+import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +14,30 @@ from pathlib import Path
 import pytest
 
 import fastfed
+from fastfed import api
 
 FOLDER = Path(fastfed.__file__).parent
 
 SCRIPT = """
 import numpy as np
 import fastfed
+from fastfed.parties import Server, Silo
 
 
-def play() -> float:
-    results = fastfed.simulate(
+def estimate() -> float:
+    results: fastfed.Results = fastfed.simulate(
         {"kind": "sphere", "dimension": 5, "actions": 20},
         "private-fedlinucb",
         protocol="central", epsilon=[1.0, 5.0], delta=1e-6,
         silos=20, horizon=200, batch_size=25, replicates=2,
     )
-    best = min(curve.final()[0] for curve in results.curves)
+    best = min(curve.final()["mean"] for curve in results.curves)
     system = fastfed.make_system(
         "private-fedlinucb", silos=2, horizon=100, dimension=3, batch_size=10,
         epsilon=1.0, delta=1e-6,
     )
-    silos = [fastfed.Silo(system.plan, i) for i in range(2)]
-    server = fastfed.Server(system.plan)
+    silos = [Silo(system.plan, i) for i in range(2)]
+    server = Server(system.plan)
     action: int = silos[0].select(np.eye(3))
     silos[0].observe(reward=float(action == 1))
     broadcast = server.combine([silo.report() for silo in silos])
@@ -39,35 +45,113 @@ def play() -> float:
     status: str = system.deployed_certificate.status
     agent = fastfed.LinUCB(dimension=3)
     agent.observe(float(agent.select(np.eye(3)) > 0))
-    total = fastfed.TreeRelease(dimension=3, releases=10, epsilon=1.0, delta=1e-6)
-    return best + total.add([0.1, 0.2, 0.3]).sum() + len(status)
+    total = fastfed.privacy.TreeRelease(dimension=3, releases=10, epsilon=1.0, delta=1e-6)
+    return best + float(total.add([0.1, 0.2, 0.3]).sum()) + len(status)
+
+
+def commands(spec: str, folder: str) -> None:
+    curves: int = len(fastfed.run(spec, folder, quick=True).curves)
+    first: str = str(fastfed.report(folder)[0])
+    paired: bool = fastfed.compare(folder, folder).comparisons[0].paired
+    sentence: str = fastfed.plan(
+        silos=10, horizon=100, dimension=3, epsilon=1.0, delta=1e-6
+    ).verdicts[0].sentence
+    verdict: str = fastfed.audit("laplace", trials=100).verdict
+    std: float = fastfed.calibrate("laplace", fastfed.Budget(1.0, 1e-6)).noise_std
+    names: list[str] = list(fastfed.reproduce("h23-hard", folder, quick=True))
+    world = fastfed.environments.Sphere(dimension=3, actions=5)
+    print(curves, first, paired, sentence, verdict, std, names, world.kind)
 """
 
+#: In the script, a text and what it is replaced with; then what the type checker says of it.
+WRONG = (
+    ("fastfed.simulate(", "fastfed.simulat(", "simulat"),
+    ("action: int", "action: str", "int"),
+    ("sentence: str", "sentence: int", "str"),
+    ("paired: bool", "paired: list[int]", "bool"),
+    ("first: str = str(", "first: str = abs(", "Path"),
+    ('fastfed.audit("laplace", trials=100)', 'fastfed.audit("laplace", runs=100)', "audit"),
+    ("fastfed.Budget(1.0, 1e-6)", '"much"', "Budget"),
+    ("fastfed.environments.Sphere", "fastfed.environments.Spher", "Spher"),
+)
 
-def stub_names() -> set[str]:
-    tree = ast.parse((FOLDER / "__init__.pyi").read_text())
-    return {
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+
+def test_the_face_is_small_and_every_name_is_there() -> None:
+    names = [name for name in fastfed.__all__ if name != "__version__"]
+    assert names == api.__all__ == sorted(names) and len(names) <= 18
+    for name in names:
+        assert getattr(fastfed, name) is getattr(api, name)
+        assert getattr(fastfed, name).__doc__, name
 
 
-def test_the_stub_types_every_public_name():
-    assert stub_names() - {"_notebook"} == set(fastfed.__all__) - {"__version__"}
+def test_no_name_is_also_a_module() -> None:
+    """An imported submodule would take the name's place in the package."""
+    modules = {module.name for module in pkgutil.iter_modules([str(FOLDER)])}
+    assert modules.isdisjoint(fastfed.__all__)
+    assert modules.issuperset(fastfed._SUBMODULES)
+
+
+@pytest.mark.parametrize("name", fastfed._SUBMODULES)
+def test_public_submodules_list_what_they_have(name: str) -> None:
+    module = getattr(fastfed, name)
+    assert module is importlib.import_module(f"fastfed.{name}")
+    assert module.__doc__
+    for each in getattr(module, "__all__", ()):
+        assert getattr(module, each) is not None
+
+
+@pytest.mark.parametrize("name", sorted(fastfed._DEPRECATED))
+def test_names_of_the_last_version_warn_and_say_where_they_went(name: str) -> None:
+    assert name not in dir(fastfed)
+    module, new = fastfed._DEPRECATED[name]
+    with pytest.warns(DeprecationWarning, match=rf"fastfed\.{name} is now {module}\.{new};"):
+        found = getattr(fastfed, name)
+    assert found is getattr(importlib.import_module(module), new)
+    assert new in getattr(importlib.import_module(module), "__all__", [new])
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="simulat"):
+        fastfed.simulat  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, fastfed\ndir(fastfed)\n"
+        "print([m for m in ('numpy', 'scipy', 'numba', 'fastfed.api') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"
+
+
+def type_errors(command: list[str], folder: Path, text: str) -> list[str]:
+    script = folder / "script.py"
+    script.write_text(text)
+    # A checkout is named to the type checker: hooks of editable installs mean nothing to it.
+    checkout = [] if "site-packages" in FOLDER.parts else [str(FOLDER.parent)]
+    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": checkout}))
+    run = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, cwd=folder,
+        env={**os.environ, "MYPYPATH": os.pathsep.join(checkout)},
+    )  # fmt: skip
+    return [line for line in run.stdout.splitlines() if "script.py" in line and "error" in line]
+
+
+def check_types(command: list[str], folder: Path) -> None:
+    assert type_errors(command, folder, SCRIPT) == []
+    for right, wrong, word in WRONG:
+        assert right in SCRIPT
+        found = type_errors(command, folder, SCRIPT.replace(right, wrong, 1))
+        assert any(word in line for line in found), (wrong, found)
 
 
 @pytest.mark.slow
-def test_a_users_script_passes_strict_type_checks_and_misspellings_fail(tmp_path):
-    def errors(text: str) -> list[str]:
-        script = tmp_path / "script.py"
-        script.write_text(text)
-        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
-        run = subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=tmp_path)
-        return [line for line in run.stdout.splitlines() if "script.py" in line and "error" in line]
+def test_mypy_sees_the_types_of_all_names(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    check_types([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache], tmp_path)
 
-    found = errors(SCRIPT.replace("fastfed.simulate(", "fastfed.simulat("))
-    assert any('no attribute "simulat"' in line for line in found)
-    found = errors(SCRIPT.replace("action: int", "action: str"))
-    assert any('expression has type "int"' in line for line in found)
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_pyright_sees_the_types_of_all_names(tmp_path: Path) -> None:
+    check_types(["pyright", "--project", str(tmp_path), "--pythonpath", sys.executable], tmp_path)

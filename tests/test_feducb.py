@@ -15,7 +15,7 @@ from scipy.stats import norm
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.environments import Sphere
@@ -482,7 +482,7 @@ def test_confidence_sets_cover_in_a_whole_run(schedule):
     outside, often = 0, set()
     for replicate in range(60):
         opened = sphere.open(0, replicate, 2)
-        (played,) = compiled.play(opened, [plan], np.array([60]))
+        (played,) = compiled.run(opened, [plan], np.array([60]))
         v = np.zeros((3, 3))
         v[np.tril_indices(3)] = played.total[3:]
         v = v + np.tril(v, -1).T + plan.regularizer[1] * np.eye(3)

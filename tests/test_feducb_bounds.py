@@ -444,7 +444,10 @@ PUBLIC += [
     function
     for module in (constants, bounds)
     for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__ and not name.startswith("_")
+    if function.__module__ == module.__name__
+    and not name.startswith("_")
+    # Formulas; those that read a Config get checked values.
+    and "config" not in inspect.signature(function).parameters
 ]
 
 

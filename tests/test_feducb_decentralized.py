@@ -31,14 +31,14 @@ from fastfed.protocols.network import Graph, Network
 from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
-from fastfed.report.figure import read_source
-from fastfed.report.page import page
-from fastfed.report.sections import Drawn
-from fastfed.report.table import as_csv, as_text, sent
-from fastfed.report.text import spec_text
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import page
+from fastfed.reporting.sections import Drawn
+from fastfed.reporting.table import as_csv, as_text, sent
+from fastfed.reporting.text import spec_text
 from fastfed.simulation import compiled, dispatch, peers
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, experiment_from_spec, make_experiment
-from fastfed.simulation.outcome import Outcome
 
 # -- Problems --------------------------------------------------------------------------------------
 
@@ -180,13 +180,13 @@ def plan_of(e: Experiment) -> PeerPlan:
 def fast(e: Experiment, plan: PeerPlan | None = None, at: Any = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
     at = e.checkpoints if at is None else np.array(at)
-    return compiled.play_peers(opened, plan or plan_of(e), at, record=True, **keys)
+    return peers.run(opened, plan or plan_of(e), at, record=True, **keys)
 
 
 def readable(e: Experiment, plan: PeerPlan | None = None, at: Any = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
     at = e.checkpoints if at is None else np.array(at)
-    return peers.play_steps(opened, plan or plan_of(e), at, **keys)
+    return peers.run_steps(opened, plan or plan_of(e), at, **keys)
 
 
 @cache
@@ -333,9 +333,9 @@ def test_they_agree_where_the_noisy_v_is_indefinite(schedule):
 def test_replicates_differ_and_agree():
     e = experiment(**RULES["quiet"], graph="line", gamma=2)
     opened = [e.environment.open(e.seed, r, e.silos) for r in range(2)]
-    played = [compiled.play_peers(o, plan_of(e), e.checkpoints, record=True) for o in opened]
+    played = [peers.run(o, plan_of(e), e.checkpoints, record=True) for o in opened]
     for one, environment in zip(played, opened, strict=True):
-        same(one, dispatch.play_steps(environment, plan_of(e), e.checkpoints))
+        same(one, dispatch.run_steps(environment, plan_of(e), e.checkpoints))
     assert (played[0].synchronisations != played[1].synchronisations).any()
 
 
@@ -348,10 +348,10 @@ def test_the_common_door_plays_peers_beside_others():
     told: list[int] = []
     plans = [plan_of(e), central, plan_of(e)]
     opened = e.environment.open(e.seed, 0, e.silos)
-    played = dispatch.play(opened, plans, e.checkpoints, record=True, progress=told.append)
+    played = dispatch.run(opened, plans, e.checkpoints, record=True, progress=told.append)
     same(played[0], outcome)
     same(played[2], outcome)
-    assert not dispatch.shared(plan_of(e)) and dispatch.shared(central)
+    assert not dispatch.together(plan_of(e)) and dispatch.together(central)
     # In rounds of all silos, each once for every plan, though parts are played in turn.
     assert sum(told) == 3 * 19 and min(told) >= 0
     counted: list[int] = []
@@ -376,7 +376,7 @@ class Heard:
 
 def by_hand(e: Experiment) -> Heard:
     plan, opened, noise = plan_of(e), e.environment.open(e.seed, 0, e.silos), SeededNoise(e.seed, 0)
-    everyone = [fastfed.Peer(plan, i, noise) for i in range(plan.silos)]
+    everyone = [fastfed.parties.Peer(plan, i, noise) for i in range(plan.silos)]
     network = oracle.Network(adjacency(plan.graph), plan.gamma)
     inside: dict[int, Message] = {}
     heard = Heard([], [], {}, np.zeros(e.horizon), np.zeros((e.silos, e.horizon), np.int32), [])
@@ -735,7 +735,7 @@ def test_no_two_draws_share_a_key():
     e, _ = case_of("every use, quiet")
     plan = plan_of(e)
     source = Watched(e.seed)
-    crowd = [fastfed.Peer(plan, i, source) for i in range(plan.silos)]
+    crowd = [fastfed.parties.Peer(plan, i, source) for i in range(plan.silos)]
     play_on(crowd, Network(plan.graph, plan.gamma), e.horizon)
     for keys in (source.drawn, source.rounds):
         assert len(keys) == len(set(keys)) > 30
@@ -851,7 +851,7 @@ def centralised(e: Experiment, **changes: Any) -> Plan:
 def test_on_the_complete_graph_a_fixed_schedule_is_the_centralised_one(case):
     e = experiment(**case, graph="complete", gamma=1)
     opened = e.environment.open(e.seed, 0, e.silos)
-    (central,) = compiled.play(opened, [centralised(e)], e.checkpoints, record=True)
+    (central,) = compiled.run(opened, [centralised(e)], e.checkpoints, record=True)
     spread = fast(e)
     assert central.synchronisations[-1] >= 4
     for field in ("group_regret", "synchronisations", "events", "actions", "rewards"):
@@ -884,7 +884,7 @@ def test_on_the_complete_graph_a_trigger_is_the_centralised_one_a_round_late(cas
     assert late.radius.base == part.plan.radius.base and late.noise_std == part.plan.noise_std
     opened = e.environment.open(e.seed, 0, e.silos)
     (same_day, a_day_late) = (
-        compiled.play(opened, [p], e.checkpoints, record=True)[0] for p in (plan, late)
+        compiled.run(opened, [p], e.checkpoints, record=True)[0] for p in (plan, late)
     )
     spread = fast(e)
     for field in ("group_regret", "synchronisations", "events", "actions", "rewards"):
@@ -925,7 +925,7 @@ def test_each_part_is_a_federation_of_its_own(recorded, rule):
             alone = Replay.from_arrays(contexts[rows], rewards[rows], sampling="in-order")
             opened = alone.open(99, 0, len(part.clique))
             at = np.arange(1, len(rounds) + 1)
-            (played,) = compiled.play(opened, [part.plan], at, record=True)
+            (played,) = compiled.run(opened, [part.plan], at, record=True)
             np.testing.assert_array_equal(played.actions, outcome.actions[rows])
             np.testing.assert_array_equal(played.total, total)
             regret += played.group_regret[-1]
@@ -1059,15 +1059,17 @@ def test_proposition_2_is_taken_once_for_every_order_of_events(keys, parts, lazy
 ACTIONS = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])
 
 
-def one_round(peer: fastfed.Peer) -> None:
+def one_round(peer: fastfed.parties.Peer) -> None:
     peer.observe(float(peer.select(ACTIONS) == 1))
 
 
-def crowd_of(made: Any, noise: Callable[[int], Any] = lambda i: None) -> list[fastfed.Peer]:
-    return [fastfed.Peer(made.plan, i, noise(i)) for i in range(made.plan.silos)]
+def crowd_of(made: Any, noise: Callable[[int], Any] = lambda i: None) -> list[fastfed.parties.Peer]:
+    return [fastfed.parties.Peer(made.plan, i, noise(i)) for i in range(made.plan.silos)]
 
 
-def play_on(crowd: list[fastfed.Peer], network: Network[Message], rounds: int) -> list[Message]:
+def play_on(
+    crowd: list[fastfed.parties.Peer], network: Network[Message], rounds: int
+) -> list[Message]:
     """Rounds of all of them in lockstep; everything that was sent."""
     sent_by_all = []
     for _ in range(rounds):
@@ -1137,7 +1139,7 @@ def test_one_source_for_all_never_draws_twice():
     made = system(horizon=12, **STEADY, graph="line")
     shared = SystemNoise()
     play_on(crowd_of(made, lambda i: shared), Network(made.plan.graph, 3), 12)
-    twin = fastfed.Peer(made.plan, 0, shared)
+    twin = fastfed.parties.Peer(made.plan, 0, shared)
     with pytest.raises(InputError, match="use one SystemNoise for each system"):
         for _ in range(12):
             one_round(twin)
@@ -1148,16 +1150,16 @@ def test_wrong_objects_are_one_clear_sentence():
     made = system(**STEADY)
     central = fastfed.make_system("feducb", silos=2, horizon=9, dimension=2, private=False)
     with pytest.raises(InputError, match=r"plan must be a PeerPlan, such as system\.plan, got Sys"):
-        fastfed.Peer(made)
+        fastfed.parties.Peer(made)
     with pytest.raises(InputError, match="plan must be a PeerPlan"):
-        fastfed.Peer(central.plan)
-    for door in (fastfed.Silo, fastfed.Server, fastfed.Shuffler):
+        fastfed.parties.Peer(central.plan)
+    for door in (fastfed.parties.Silo, fastfed.parties.Server, fastfed.parties.Shuffler):
         with pytest.raises(InputError, match="has no server, each silo is a Peer"):
             door(made.plan)
     for index in (-1, 4, 1.0, True):
         with pytest.raises(InputError, match="index must be an integer"):
-            fastfed.Peer(made.plan, index)
-    peer = fastfed.Peer(made.plan, 1)
+            fastfed.parties.Peer(made.plan, index)
+    peer = fastfed.parties.Peer(made.plan, 1)
     with pytest.raises(InputError, match="message must be a Request or Sums, got Report"):
         peer.receive(Report(1, 2, np.zeros(5)))
     for estimator in (1, -1, 0.0, None):
@@ -1202,7 +1204,7 @@ def test_a_peer_waits_for_all_reports():
 def test_who_asks_is_reported_to_one_use_later():
     """A request, one more use of all, reports of both uses; another estimator is not touched."""
     made = system(silos=2, private=False, communication=1e6, gamma=2)
-    peer, chosen = fastfed.Peer(made.plan, 1), []
+    peer, chosen = fastfed.parties.Peer(made.plan, 1), []
     for t in (1, 2, 3):
         a = peer.select(ACTIONS)
         peer.observe(0.5)
@@ -1241,7 +1243,7 @@ def test_messages_of_other_cliques_are_passed_by():
     made = system(**STEADY, graph="line", gamma=1)
     assert made.plan.graph.cliques(1) == ((0, 1), (2, 3))
     crowd = crowd_of(made, lambda i: SeededNoise(5))
-    twin = fastfed.Peer(made.plan, 1, SeededNoise(5))
+    twin = fastfed.parties.Peer(made.plan, 1, SeededNoise(5))
     for _ in range(2):
         for peer in (*crowd, twin):
             one_round(peer)
@@ -1257,7 +1259,7 @@ def test_messages_of_other_cliques_are_passed_by():
     np.testing.assert_array_equal(crowd[1].estimators[0].total, twin.estimators[0].total)
 
 
-def refused(peer: fastfed.Peer, message: Message) -> None:
+def refused(peer: fastfed.parties.Peer, message: Message) -> None:
     """It may be refused with a sentence or passed by; what comes after tells whether it counted."""
     with contextlib.suppress(InputError):
         peer.receive(message)
@@ -1310,7 +1312,7 @@ def test_a_bad_report_is_never_counted_and_hurts_no_good_one(what):
 def hears_beside(what: str, when: str) -> None:
     made = system(silos=3, horizon=8, **STEADY)
     crowd = crowd_of(made, lambda i: SeededNoise(5))
-    twin = fastfed.Peer(made.plan, 0, SeededNoise(5))
+    twin = fastfed.parties.Peer(made.plan, 0, SeededNoise(5))
     everyone = [*crowd, twin]
     right: dict[tuple[int, int], Message] = {}
     # What will be said in release 1, from peers of the same seeds.
@@ -1354,7 +1356,7 @@ def hears_beside(what: str, when: str) -> None:
 def test_a_request_for_no_use_is_never_counted(round):
     """Estimator 1 of two is used in rounds 1, 3, 5; its use in round 1 is over."""
     made = system(silos=2, horizon=20, private=False, communication=1e6, gamma=2)
-    peer = fastfed.Peer(made.plan, 1)
+    peer = fastfed.parties.Peer(made.plan, 1)
     one_round(peer)
     with pytest.raises(InputError):
         peer.receive(Request(0, 1, round))
@@ -1364,7 +1366,7 @@ def test_a_request_for_no_use_is_never_counted(round):
 def test_a_request_that_comes_too_late_stops_nobody():
     """Its use and the next one are over: whatever is made of it, the peer can go on."""
     made = system(silos=2, private=False, communication=1e6)
-    peer = fastfed.Peer(made.plan, 1)
+    peer = fastfed.parties.Peer(made.plan, 1)
     one_round(peer)
     one_round(peer)
     refused(peer, Request(0, 0, 1))
@@ -1408,8 +1410,11 @@ class Failing(SeededNoise):
 def test_a_failing_noise_source_loses_no_report():
     made = system(silos=2, horizon=6, **STEADY)
     source = Failing(5)
-    peer, good = fastfed.Peer(made.plan, 0, source), fastfed.Peer(made.plan, 0, SeededNoise(5))
-    other = fastfed.Peer(made.plan, 1, SeededNoise(5))
+    peer, good = (
+        fastfed.parties.Peer(made.plan, 0, source),
+        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+    )
+    other = fastfed.parties.Peer(made.plan, 1, SeededNoise(5))
     for each in (peer, good, other):
         one_round(each)
     one_round(good)
@@ -1436,7 +1441,10 @@ def test_a_failing_schedule_noise_changes_nothing():
             return super().trigger(silo, round, dimension)
 
     made = system(silos=2, horizon=6, epsilon=1e4, delta=0.01, **QUIET, communication=1e6, gamma=2)
-    bad, good = fastfed.Peer(made.plan, 0, Once(5)), fastfed.Peer(made.plan, 0, SeededNoise(5))
+    bad, good = (
+        fastfed.parties.Peer(made.plan, 0, Once(5)),
+        fastfed.parties.Peer(made.plan, 0, SeededNoise(5)),
+    )
     for t in range(1, 6):
         for peer in (bad, good):
             peer.select(ACTIONS)
@@ -1447,7 +1455,7 @@ def test_a_failing_schedule_noise_changes_nothing():
         for peer in (bad, good):
             peer.observe(1.0)
     for one, other in zip(bad.estimators, good.estimators, strict=True):
-        assert one.silo.clock.value == other.silo.clock.value
+        assert one.silo.trigger.value == other.silo.trigger.value
 
 
 def test_a_peer_that_waits_is_named_by_its_own_number_and_round():
@@ -1455,7 +1463,7 @@ def test_a_peer_that_waits_is_named_by_its_own_number_and_round():
     made = system(silos=6, horizon=30, **STEADY, graph="line", gamma=2)
     clique = next(c for c in made.plan.graph.cliques(2) if 5 in c)
     assert clique.index(5) != 5
-    peer = fastfed.Peer(made.plan, 5)
+    peer = fastfed.parties.Peer(made.plan, 5)
     for _ in range(4):
         one_round(peer)
     with pytest.raises(InputError, match=r"silo 5\b.*\bround 5\b"):
@@ -1653,7 +1661,7 @@ def test_results_json_and_page_show_what_was_sent(tmp_path):
     for replicate in range(2):
         opened = e.environment.open(e.seed, replicate, 5)
         for curve in e.curves[:2]:
-            counts.append(dispatch.play_steps(opened, curve.system.plan, e.checkpoints))
+            counts.append(dispatch.run_steps(opened, curve.system.plan, e.checkpoints))
     for position, label in enumerate(("asking", "steady")):
         found, played = results[label], counts[position::2]
         np.testing.assert_array_equal(found.bits_up_counts, [o.bits_up for o in played])

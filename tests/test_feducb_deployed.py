@@ -31,7 +31,7 @@ def deployed(**keys: Any) -> System:
     return fastfed.make_system("feducb", silos=2, horizon=30, dimension=2, **keys)
 
 
-def one_round(silo: fastfed.Silo) -> None:
+def one_round(silo: fastfed.parties.Silo) -> None:
     silo.observe(float(silo.select(ACTIONS) == 1))
 
 
@@ -48,7 +48,10 @@ def one_round(silo: fastfed.Silo) -> None:
 def test_a_deployment_by_hand(keys, lazy):
     """Noise of the operating system, reports out of order, whoever is due asks the others."""
     system = deployed(**keys, lazy=lazy)
-    silos, server = [fastfed.Silo(system.plan, i) for i in range(2)], fastfed.Server(system.plan)
+    silos, server = (
+        [fastfed.parties.Silo(system.plan, i) for i in range(2)],
+        fastfed.parties.Server(system.plan),
+    )
     rounds = []
     for user in range(1, 31):
         for silo in silos:
@@ -78,17 +81,17 @@ def test_a_deployment_by_hand(keys, lazy):
 
 
 def test_a_deployment_with_seeded_noise_is_the_step_driver():
-    from fastfed.simulation import step
+    from fastfed.simulation import server
 
     sphere = Sphere(dimension=3, actions=5)
     system = fastfed.make_system(
         "feducb", silos=2, horizon=25, dimension=3, **{**QUIET, "epsilon": 1e4}, communication=1.0
     )
     opened = sphere.open(3, 0, 2)
-    played = step.play_one(opened, system.plan, np.arange(1, 26))
+    played = server.run_one(opened, system.plan, np.arange(1, 26))
     noise = SeededNoise(3)
-    silos = [fastfed.Silo(system.plan, i, noise) for i in range(2)]
-    server = fastfed.Server(system.plan, noise)
+    silos = [fastfed.parties.Silo(system.plan, i, noise) for i in range(2)]
+    server = fastfed.parties.Server(system.plan, noise)
     for t in range(1, 26):
         # The silos' order within a round is nobody's business.
         for i in (1, 0):
@@ -108,7 +111,10 @@ def test_a_deployment_with_seeded_noise_is_the_step_driver():
 
 def test_misuse_of_an_adaptive_silo_is_one_clear_sentence():
     system = deployed(private=False, communication=1e6)
-    silos, server = [fastfed.Silo(system.plan, i) for i in range(2)], fastfed.Server(system.plan)
+    silos, server = (
+        [fastfed.parties.Silo(system.plan, i) for i in range(2)],
+        fastfed.parties.Server(system.plan),
+    )
     asked, other = silos
     for silo in silos:
         one_round(silo)
@@ -140,7 +146,7 @@ def test_misuse_of_an_adaptive_silo_is_one_clear_sentence():
 
 def test_to_be_asked_for_a_later_round():
     system = deployed(private=False, communication=1e6)
-    silo = fastfed.Silo(system.plan, 0)
+    silo = fastfed.parties.Silo(system.plan, 0)
     one_round(silo)
     silo.ask(3)
     assert silo.asked == 3 and not silo.due
@@ -154,20 +160,20 @@ def test_to_be_asked_for_a_later_round():
     assert silo.due
     with pytest.raises(InputError, match="must report and receive"):
         silo.select(ACTIONS)
-    late = fastfed.Silo(system.plan, 1)
+    late = fastfed.parties.Silo(system.plan, 1)
     one_round(late)
     one_round(late)
     with pytest.raises(InputError, match="round must be an integer >= 2, got 1"):
         late.ask(1)
     assert late.asked is None
-    early = fastfed.Silo(system.plan, 1)
+    early = fastfed.parties.Silo(system.plan, 1)
     early.ask()
     assert early.asked == 1 and not early.due
 
 
 def test_to_be_asked_in_the_middle_of_a_round():
     """A choice that waits for its reward is a round under way: it belongs to the batch."""
-    silo = fastfed.Silo(deployed(private=False, communication=1e6).plan, 0)
+    silo = fastfed.parties.Silo(deployed(private=False, communication=1e6).plan, 0)
     one_round(silo)
     silo.select(ACTIONS)
     silo.ask()
@@ -178,7 +184,7 @@ def test_to_be_asked_in_the_middle_of_a_round():
 
 
 def test_a_fixed_plan_cannot_be_asked():
-    silo = fastfed.Silo(deployed(private=False, schedule="fixed", batch_size=2).plan, 0)
+    silo = fastfed.parties.Silo(deployed(private=False, schedule="fixed", batch_size=2).plan, 0)
     with pytest.raises(InputError, match="ask belongs to plans with a trigger; here every batch"):
         silo.ask()
     one_round(silo)
@@ -199,8 +205,8 @@ def test_system_noise_never_gives_a_schedule_the_same_round_twice():
     assert len(noise.node(0, 1, 3)) == 9
     # Two silos of one name that share a source: the second is refused in its first round.
     plan, shared = deployed(**QUIET).plan, SystemNoise()
-    one_round(fastfed.Silo(plan, 0, shared))
-    twin = fastfed.Silo(plan, 0, shared)
+    one_round(fastfed.parties.Silo(plan, 0, shared))
+    twin = fastfed.parties.Silo(plan, 0, shared)
     twin.select(ACTIONS)
     with pytest.raises(InputError, match="use one SystemNoise for each system"):
         twin.observe(1.0)
@@ -229,8 +235,8 @@ class Failing(SeededNoise):
 def test_a_failing_noise_source_changes_nothing(lazy):
     """The reward is told again, and counts once."""
     system = deployed(**{**QUIET, "epsilon": 1e4, "communication": 1e6}, lazy=lazy)
-    good = fastfed.Silo(system.plan, 0, SeededNoise(0))
-    bad = fastfed.Silo(system.plan, 0, Failing(0))
+    good = fastfed.parties.Silo(system.plan, 0, SeededNoise(0))
+    bad = fastfed.parties.Silo(system.plan, 0, Failing(0))
     for t in range(1, 6):
         for silo in (good, bad):
             assert silo.select(ACTIONS) in range(3)
@@ -373,7 +379,7 @@ def test_there_are_no_more_releases_than_rounds():
         "feducb", silos=1, horizon=2, dimension=2, epsilon=1.0, delta=1e-6,
         schedule="private-determinant", communication=1e9,
     )  # fmt: skip
-    silo, server = fastfed.Silo(system.plan), fastfed.Server(system.plan)
+    silo, server = fastfed.parties.Silo(system.plan), fastfed.parties.Server(system.plan)
     for released in (1, 2):
         silo.select(np.eye(2))
         silo.observe(1.0)
@@ -390,7 +396,7 @@ def test_a_round_that_is_synchronised_already_cannot_be_asked_for():
     system = fastfed.make_system(
         "feducb", silos=1, horizon=9, dimension=2, private=False, communication=1e9
     )
-    silo, server = fastfed.Silo(system.plan), fastfed.Server(system.plan)
+    silo, server = fastfed.parties.Silo(system.plan), fastfed.parties.Server(system.plan)
     for _ in range(3):
         silo.select(np.eye(2))
         silo.observe(1.0)
@@ -406,7 +412,7 @@ def test_a_randomizer_stops_after_the_last_release():
     system = fastfed.make_system(
         "private-fedlinucb", silos=1, horizon=3, dimension=2, batch_size=1, epsilon=1.0, delta=1e-6
     )
-    randomizer = make_randomizer(system.plan, 0, fastfed.SeededNoise(0))
+    randomizer = make_randomizer(system.plan, 0, fastfed.parties.SeededNoise(0))
     for _ in range(3):
         randomizer.report()
     with pytest.raises(InputError, match="the plan has 3 releases, got one more report"):

@@ -16,9 +16,9 @@ from fastfed._random import SeededNoise
 from fastfed.environments import Python, Replay, RewardDistribution, Sphere
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.trigger import DETERMINANT, Clock
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, make_experiment
-from fastfed.simulation.outcome import Outcome
 
 # -- Problems --------------------------------------------------------------------------------------
 
@@ -128,13 +128,13 @@ def plan_of(e: Experiment) -> Plan:
 def fast(e: Experiment, checkpoints: Any = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
     checkpoints = e.checkpoints if checkpoints is None else np.array(checkpoints)
-    (outcome,) = compiled.play(opened, [plan_of(e)], checkpoints, record=True, **keys)
+    (outcome,) = compiled.run(opened, [plan_of(e)], checkpoints, record=True, **keys)
     return outcome
 
 
 def readable(e: Experiment, plan: Plan | None = None, **keys: Any) -> Outcome:
     opened = e.environment.open(e.seed, 0, e.silos)
-    return step.play_one(opened, plan or plan_of(e), e.checkpoints, **keys)
+    return server.run_one(opened, plan or plan_of(e), e.checkpoints, **keys)
 
 
 def uneven() -> Python:
@@ -262,7 +262,7 @@ def test_a_play_that_ends_early_ends_alike(last):
 def alone(e: Experiment, silo: int) -> int | None:
     """The first of 16 rounds in which a silo that hears of no other would fire."""
     plan, opened = plan_of(e), e.environment.open(e.seed, 0, e.silos)
-    one = fastfed.Silo(plan, silo, SeededNoise(e.seed, 0))
+    one = fastfed.parties.Silo(plan, silo, SeededNoise(e.seed, 0))
     for t in range(1, 17):
         features, means = opened.round(silo, t)
         a = one.select(features)
@@ -330,12 +330,12 @@ def test_growth_that_is_the_threshold_itself(rule, fires):
     sizes = {**SMALL, "silos": 1, "horizon": 5}
     e = experiment(**sizes, **rule, communication=1e6)
     features, _ = e.environment.open(e.seed, 0, 1).round(0, 1)
-    silo = fastfed.Silo(plan_of(e), 0, SeededNoise(e.seed, 0))
+    silo = fastfed.parties.Silo(plan_of(e), 0, SeededNoise(e.seed, 0))
     silo.select(features)
     silo.observe(0.0)
-    assert silo.clock.value > 0.0
+    assert silo.trigger.value > 0.0
     for factor, expected in ((1.0, fires), (1.0 - 1e-15, True), (1.0 + 1e-15, False)):
-        e = experiment(**sizes, **rule, communication=float(silo.clock.value) * factor)
+        e = experiment(**sizes, **rule, communication=float(silo.trigger.value) * factor)
         outcome = fast(e)
         assert (outcome.synchronisations[0] == 1) == expected
         same(outcome, readable(e))
@@ -356,10 +356,10 @@ def test_replicates_differ_in_noise_contexts_and_rounds():
     e = experiment(**SMALL, **SHARP, **QUIET, communication=1.0)
     opened = [e.environment.open(e.seed, r, e.silos) for r in range(2)]
     played = [
-        compiled.play(o, [plan_of(e)], e.checkpoints, record=True)[0] for o in opened
+        compiled.run(o, [plan_of(e)], e.checkpoints, record=True)[0] for o in opened
     ]  # fmt: skip
     for one, environment in zip(played, opened, strict=True):
-        same(one, step.play_one(environment, plan_of(e), e.checkpoints))
+        same(one, server.run_one(environment, plan_of(e), e.checkpoints))
     assert synchronised(played[0]) != synchronised(played[1])
 
 

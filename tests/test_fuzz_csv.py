@@ -15,8 +15,8 @@ from csv_oracle import oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfed import ObliviousLosses, Replay
 from fastfed._validate import InputError
+from fastfed.environments import ObliviousLosses, Replay
 from fastfed.environments.classification import _from_table, _read, classification_pool
 
 RANDOM = st.randoms(use_true_random=False)

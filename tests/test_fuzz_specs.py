@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastfed
 from fastfed._validate import InputError, integer, number, show
-from fastfed.cli.output import load_spec
+from fastfed.experiments.specs import load_spec
 from fastfed.simulation.experiment import MOST_CURVES, Experiment, experiment_from_spec
 
 RANDOM = st.randoms(use_true_random=False)
@@ -56,7 +56,7 @@ def check(text: bytes, folder: Path) -> None:
     path.write_bytes(text)
     with fuzzing.within(60):
         try:
-            experiment = load_spec(path, {})
+            experiment = load_spec(path)
         except InputError as error:
             assert str(error).startswith(str(path)) and str(error).isprintable()
             return
@@ -128,7 +128,7 @@ def test_random_bytes_are_no_spec(data):
         path = Path(folder) / "spec.toml"
         path.write_bytes(data)
         with pytest.raises(InputError):
-            load_spec(path, {})
+            load_spec(path)
 
 
 def curve(**keys):
@@ -149,14 +149,14 @@ def test_what_toml_cannot_hold_is_refused(tmp_path, text, said):
     path = tmp_path / "a.toml"
     path.write_text(text + "\n" + fuzzing.toml(SPEC))
     with pytest.raises(InputError, match=said) as caught:
-        load_spec(path, {})
+        load_spec(path)
     assert str(caught.value).startswith(str(path)) and len(str(caught.value)) < 400
 
 
 def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
     path = tmp_path / "a.toml"
     path.write_bytes(b"\xef\xbb\xbf" + fuzzing.toml(SPEC).encode())
-    assert load_spec(path, {}).horizon == 20
+    assert load_spec(path).horizon == 20
 
 
 @pytest.mark.parametrize(

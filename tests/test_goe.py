@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fastfed.bandits.noise_distributions import (
-    MOST_EXACT,
+    MAX_EXACT_DIMENSION,
     STEP,
     _expected_above,
     largest_eigenvalue,
@@ -92,7 +92,9 @@ def test_two_dimensions_are_known_in_closed_form():
         assert largest_eigenvalue(2, exact * 0.98) >= t - 0.02
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 10, 11, 57, 499, MOST_EXACT, MOST_EXACT + 1])
+@pytest.mark.parametrize(
+    "d", [1, 2, 3, 10, 11, 57, 499, MAX_EXACT_DIMENSION, MAX_EXACT_DIMENSION + 1]
+)
 def test_monotone_and_never_above_the_closed_bound(d):
     probabilities = 10.0 ** -np.linspace(0.4, 70.0, 120)
     found = np.array([largest_eigenvalue(d, p) for p in probabilities])

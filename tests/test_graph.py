@@ -16,7 +16,7 @@ from oracle import dubey_pentland_2020 as oracle
 from scipy import stats
 from scipy.sparse.csgraph import connected_components
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError
 from fastfed.protocols.network import GRAPHS, Graph, Network
@@ -90,7 +90,7 @@ def test_random_graphs_have_the_fewest_edges_beyond_those_drawn():
         silos, share = 3 + seed % 8, (0.05, 0.3, 0.6)[seed % 3]
         drawn = np.zeros((silos, silos))
         for i in range(1, silos):
-            drawn[i, :i] = native.words(seed, INSTANCE, 0, i, 0, i) / 2.0**32
+            drawn[i, :i] = rng.random_u32(seed, INSTANCE, 0, i, 0, i) / 2.0**32
         chosen = np.tril(drawn < share, -1)
         parts = connected_components(chosen)[0]
         connected.add(parts == 1)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfed._kernels import _native, native
+from fastfed._kernels import _native, aggregation, linalg, rng
 from fastfed.environments import Gap, HardInstance
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
@@ -31,12 +31,13 @@ EXACT = (
     "linalg",
     "scores",
     "environment",
-    "protocol",
-    "short",
-    "short_model",
-    "shorten",
+    "aggregation",
+    "estimate",
+    "screen_i16",
+    "screen_i16_factor",
+    "quantise_i16",
 )
-FUSED = ("sieve", "sieve_small")
+FUSED = ("screen_f32", "screen_f32_small")
 FLAGS = "-O2 -ftree-vectorize -std=gnu11 -fno-math-errno -fno-trapping-math -Wno-psabi -fPIC"
 # What Linux calls the features that a level has and the one below has not. "portable" is the code
 # for compilers without vector extensions.
@@ -78,8 +79,8 @@ SIGNATURES = {
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
     "ff_select": "pppddippp:i",
-    "ff_sieve_scratch": "ii:i",
-    "ff_sieve": "pppddippp:i",
+    "ff_screen_f32_scratch": "ii:i",
+    "ff_screen_f32": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
     "ff_gap_fill": "piiiipp:i",
     "ff_gap_mean": "ppi:d",
@@ -112,7 +113,7 @@ class Actions(ctypes.Structure):
         ("actions", ctypes.c_int64),
         ("mean", ctypes.c_void_p),
         ("best", ctypes.c_double),
-        ("shorts", ctypes.c_void_p),
+        ("quantised", ctypes.c_void_p),
         ("query", ctypes.c_int64),
         ("first", ctypes.c_int64),
     ]
@@ -169,9 +170,9 @@ class Leaves:
             objects.append(str(source.with_suffix(".o")))
             command = [*compiler, *FLAGS.split(), "-I", str(SOURCES), "-c", str(source)]
             command += ["-o", objects[-1], f"-march={'x86-64' if level == 'portable' else level}"]
-            # As in the extension: the sieve alone may fuse multiplications and additions.
+            # As in the extension: screening alone may fuse multiplications and additions.
             command += [] if name in FUSED else ["-ffp-contract=off"]
-            # The other sieve is for some processors of the highest level, and found when it runs.
+            # Screening in 16 bits: some processors of the highest level have it.
             command += ["-DFF_AVX512=1"] if level == "x86-64-v4" else []
             running.append(subprocess.Popen(command))
         assert not any([process.wait() for process in running])
@@ -204,7 +205,7 @@ class Shipped(Leaves):
     """The same of the extension: one level where it has them, and what it chose elsewhere."""
 
     def __init__(self, level: str) -> None:
-        if not native.HAS_TARGET_CLONES:
+        if not _native.HAS_TARGET_CLONES:
             pytest.skip("this build is for one level")
         skip_unless_runs(level)
         self._library = ctypes.CDLL(_native.__file__)
@@ -363,7 +364,7 @@ def test_every_level_gives_the_bits_of_the_baseline(level, baseline, tmp_path):
 @pytest.mark.parametrize("level", SHIPPED)
 def test_every_level_of_the_extension_gives_the_bits_of_the_baseline(level, baseline):
     shipped = Shipped(level)
-    assert {"ff_sieve", "ff_scores", "ff_observe", "ff_gap_fill"} <= set(shipped._levelled)
+    assert {"ff_screen_f32", "ff_scores", "ff_observe", "ff_gap_fill"} <= set(shipped._levelled)
     found = outputs(shipped)
     assert not [name for name in found if found[name] != baseline[name]]
 
@@ -375,14 +376,16 @@ def calls(leaves: Leaves) -> dict[str, Callable[[], object]]:
     state = ctypes.byref(GapState(direction.ctypes.data, d, k, 0.5, 0.7, 0.1))
     made, means = np.empty(leaves.fill_capacity(k, d), np.float32), np.empty(k)
     view = ctypes.byref(Actions(made.ctypes.data, 0, 1, leaves.stride(k), k))
-    room, own = np.empty(leaves.score_scratch(d, k)), np.empty(leaves.sieve_scratch(d, k))
+    room, own = np.empty(leaves.score_scratch(d, k)), np.empty(leaves.screen_f32_scratch(d, k))
     candidates, scratch = np.empty(k, np.int64), np.empty(4 * d)
     kept, estimate = w.copy(), theta.copy()
     leaves.gap_fill(state, 4, 1, 2, 3, made, means)
     return {
         "gap_fill": leaves.bound("gap_fill", state, 4, 1, 2, 3, made, means),
         "scores": leaves.bound("scores", view, w, theta, 9.0, 0.0, d, room, means),
-        "sieve": leaves.bound("sieve", view, w, theta, 9.0, 0.0, d, own, candidates, None),
+        "screen_f32": leaves.bound(
+            "screen_f32", view, w, theta, 9.0, 0.0, d, own, candidates, None
+        ),
         "observe": leaves.bound("observe", kept, estimate, direction, 0.5, d, scratch),
     }
 
@@ -403,18 +406,18 @@ def test_lower_levels_are_slower_by_their_width_alone():
 def test_the_extension_gives_the_bits_of_the_baseline(baseline):
     """It runs the clones of this very processor, built as they are shipped."""
     given = inputs()
-    w = native.factor(given["packed"], D)
+    w = linalg.factor(given["packed"], D)
     assert w.tobytes() == baseline["factor"]
-    assert native.solve(w, given["u"]).tobytes() == baseline["solve"]
-    assert native.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
+    assert linalg.solve(w, given["u"]).tobytes() == baseline["solve"]
+    assert rng.normals_from_bits(*given["bits"]).tobytes() == baseline["normals_from_bits"]
     for name in ("ideal_normals", "ideal_laplace"):
-        out, unsure = getattr(native, name)(given["words"])
+        out, unsure = getattr(rng, name)(given["words"])
         assert out.tobytes() + np.asarray(unsure).tobytes() == baseline[name]
-    out, doubtful = native.round_noisy(*given["noise"], 1e-5)
+    out, doubtful = aggregation.round_noisy(*given["noise"], 1e-5)
     mask = np.isin(np.arange(S), doubtful).astype(np.uint8)
     kept = out.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
     assert kept == baseline["round_noisy"]
-    logs = [native.log(x) for x in given["positive"]]
+    logs = [linalg.log(x) for x in given["positive"]]
     assert np.array(logs).tobytes() == baseline["log"]
     for d, actions in ((10, 100), (5000, 100)):
         made, means = Gap(dimension=d, actions=actions).open(4, 1, 3).round(2, 3)
@@ -425,8 +428,8 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
         made, means = (np.array(part) for part in zip(*rounds, strict=True))
         found = made.transpose(0, 2, 1).tobytes() + means.tobytes()
         assert found == baseline[f"hard_fill {d}"]
-    theta = native.solve(w, given["u"])
-    scores = native.scores(given["actions"], w, theta, 0.4, 0.0)
-    chosen, best = native.select(given["actions"], w, theta, 0.4, 0.0)
+    theta = linalg.solve(w, given["u"])
+    scores = linalg.scores(given["actions"], w, theta, 0.4, 0.0)
+    chosen, best = linalg.select(given["actions"], w, theta, 0.4, 0.0)
     expected = baseline["scores and select float64 C 0.0"]
     assert scores.tobytes() + np.int64(chosen).tobytes() + best.tobytes() == expected

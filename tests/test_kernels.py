@@ -6,15 +6,24 @@ import math
 
 import numpy as np
 import pytest
+import twins
 
 from fastfed import kernels
+from fastfed._kernels import rng
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
 from fastfed.privacy.releases.tree import prefix_nodes
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
 
-BOTH = pytest.mark.parametrize("use_native", [True, False])
+BOTH = pytest.mark.parametrize("implementation", ["compiled", "numpy"], indirect=True)
 SIZES = pytest.mark.parametrize("d", [1, 2, 7, 33, 140])
+
+
+@pytest.fixture
+def implementation(request, monkeypatch):
+    """The compiled functions, or their twins in their place."""
+    if request.param == "numpy":
+        twins.stand_in(monkeypatch)
 
 
 def problem(d, k=20):
@@ -28,10 +37,10 @@ def problem(d, k=20):
 
 @BOTH
 @SIZES
-def test_rank_one_update(d, use_native):
+def test_rank_one_update(d, implementation):
     gram, actions, bias = problem(d)
     expected = gram + np.outer(actions[0], actions[0]), bias + actions[0] * 0.5
-    result = kernels.rank_one_update(gram, bias, actions[0], 0.5, use_native=use_native)
+    result = kernels.rank_one_update(gram, bias, actions[0], 0.5)
     assert result[0] is gram and result[1] is bias
     np.testing.assert_allclose(gram, expected[0], rtol=1e-14)
     np.testing.assert_allclose(bias, expected[1], rtol=1e-14)
@@ -40,26 +49,26 @@ def test_rank_one_update(d, use_native):
 
 @BOTH
 @SIZES
-def test_sherman_morrison(d, use_native):
+def test_sherman_morrison(d, implementation):
     v, actions, _ = problem(d)
     inverse = np.ascontiguousarray(np.linalg.inv(v))
-    result = kernels.sherman_morrison(inverse, actions[0], use_native=use_native)
+    result = kernels.sherman_morrison(inverse, actions[0])
     assert result is inverse
     expected = np.linalg.inv(v + np.outer(actions[0], actions[0]))
     np.testing.assert_allclose(inverse, expected, rtol=1e-9, atol=1e-11)
 
 
 @BOTH
-def test_vectors_may_be_lists_integers_views_and_parts_of_the_target(use_native):
+def test_vectors_may_be_lists_integers_views_and_parts_of_the_target(implementation):
     gram, bias = np.eye(2), np.zeros(2)
-    kernels.rank_one_update(gram, bias, [1, 2], 3, use_native=use_native)
+    kernels.rank_one_update(gram, bias, [1, 2], 3)
     assert gram.tolist() == [[2.0, 2.0], [2.0, 5.0]] and bias.tolist() == [3.0, 6.0]
     x = np.arange(6.0)[::-3]
     x.flags.writeable = False
-    kernels.rank_one_update(gram, bias, x, 1.0, use_native=use_native)
+    kernels.rank_one_update(gram, bias, x, 1.0)
     assert gram.tolist() == [[27.0, 12.0], [12.0, 9.0]] and bias.tolist() == [8.0, 8.0]
     gram = np.array([[1.0, 2.0], [2.0, 5.0]])
-    kernels.rank_one_update(gram, np.zeros(2), gram[0], 0.0, use_native=use_native)
+    kernels.rank_one_update(gram, np.zeros(2), gram[0], 0.0)
     assert gram.tolist() == [[2.0, 4.0], [4.0, 9.0]]
 
 
@@ -126,27 +135,25 @@ def test_refused_updates_change_nothing():
 
 @BOTH
 @SIZES
-def test_inverse_factor(d, use_native):
+def test_inverse_factor(d, implementation):
     v, _, _ = problem(d)
-    factor = kernels.inverse_factor(v, use_native=use_native)
+    factor = kernels.inverse_factor(v)
     np.testing.assert_allclose(factor @ v @ factor.T, np.eye(d), atol=1e-10)
     assert not np.triu(factor, 1).any()
     # A cost of rounding in V's upper triangle is not the caller's fault.
-    assert np.array_equal(
-        kernels.inverse_factor(v + np.triu(v, 1) * 1e-15, use_native=use_native), factor
-    )
+    assert np.array_equal(kernels.inverse_factor(v + np.triu(v, 1) * 1e-15), factor)
 
 
 @BOTH
 @SIZES
-def test_scores_and_argmax_are_the_formula(d, use_native):
+def test_scores_and_argmax_are_the_formula(d, implementation):
     v, actions, theta = problem(d)
     factor, inverse = kernels.inverse_factor(v), np.linalg.inv(v)
     width = np.sqrt(np.einsum("ki,ij,kj->k", actions, inverse, actions))
     for second in (0.0, 0.6):
         expected = actions @ theta + 1.3 * width
         expected += second * np.linalg.norm(actions @ inverse, axis=1)
-        keywords = {"second_radius": second, "use_native": use_native}
+        keywords = {"second_radius": second}
         for x in (actions, frozen(np.asfortranarray(actions)), np.repeat(actions, 2, 1)[:, ::2]):
             found = kernels.ucb_scores(x, factor, theta, 1.3, **keywords)
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
@@ -158,12 +165,12 @@ def test_scores_and_argmax_are_the_formula(d, use_native):
 
 @BOTH
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_stack_of_models_scores_as_each_of_them(use_native, trusted):
+def test_a_stack_of_models_scores_as_each_of_them(implementation, trusted):
     draw, d = np.random.default_rng(3), 9
     actions = draw.normal(size=(4, d)).astype(np.float32)
     factors = np.stack([kernels.inverse_factor(problem(d)[0] * c) for c in (1, 2, 5)])
     thetas = draw.normal(size=(3, d))
-    keywords = {"second_radius": 0.3, "trusted": trusted, "use_native": use_native}
+    keywords = {"second_radius": 0.3, "trusted": trusted}
     expected = [
         kernels.ucb_scores(actions, w, theta, 0.7, **keywords)
         for w, theta in zip(factors, thetas, strict=True)
@@ -191,18 +198,18 @@ def test_a_stack_of_models_scores_as_each_of_them(use_native, trusted):
 
 
 @BOTH
-def test_actions_of_other_types_are_converted(use_native):
-    factor, keywords = np.eye(2), {"use_native": use_native}
+def test_actions_of_other_types_are_converted(implementation):
+    factor = np.eye(2)
     rows = [[1, 0], [0, 3], [0, 3]]
     for actions in (rows, np.array(rows), np.array(rows, ">f8"), np.array(rows, np.float16)):
-        found = kernels.ucb_scores(actions, factor, [0, 1], 2, **keywords)
+        found = kernels.ucb_scores(actions, factor, [0, 1], 2)
         assert found.tolist() == [2.0, 9.0, 9.0]
-        assert kernels.ucb_argmax(actions, factor, [0, 1], 2, **keywords) == 1
+        assert kernels.ucb_argmax(actions, factor, [0, 1], 2) == 1
     packed = np.zeros(3, np.dtype([("tag", "u1"), ("x", "f8", 2)]))
     packed["x"] = rows
     assert not packed["x"].flags.aligned
-    assert kernels.ucb_scores(packed["x"], factor, [0, 1], 2, **keywords).tolist() == [2, 9, 9]
-    assert kernels.ucb_argmax([[0.0, 0.0]], factor, [0, 1], 0.0, **keywords) == 0
+    assert kernels.ucb_scores(packed["x"], factor, [0, 1], 2).tolist() == [2, 9, 9]
+    assert kernels.ucb_argmax([[0.0, 0.0]], factor, [0, 1], 0.0) == 0
 
 
 @pytest.mark.parametrize("door", [kernels.ucb_scores, kernels.ucb_argmax])
@@ -241,9 +248,9 @@ def test_bad_scores_input(door, changed, message):
         ([[0.0]], "V must be positive definite"),
     ],
 )
-def test_bad_matrices(v, message, use_native):
+def test_bad_matrices(v, message, implementation):
     with pytest.raises(InputError, match=message):
-        kernels.inverse_factor(v, use_native=use_native)
+        kernels.inverse_factor(v)
 
 
 # ---- the factor, row by row ---------------------------------------------------------------------
@@ -252,12 +259,12 @@ def test_bad_matrices(v, message, use_native):
 @BOTH
 @SIZES
 @pytest.mark.parametrize("trusted", [False, True])
-def test_factor_update_is_the_ridge_estimate_with_one_more_row(d, use_native, trusted):
+def test_factor_update_is_the_ridge_estimate_with_one_more_row(d, implementation, trusted):
     v, actions, _ = problem(d)
     u = np.cos(np.arange(d))
     factor, theta = kernels.inverse_factor(v), np.linalg.solve(v, u)
     for x, y in zip(actions, np.linspace(-2, 1, len(actions)), strict=True):
-        result = kernels.factor_update(factor, theta, x, y, trusted=trusted, use_native=use_native)
+        result = kernels.factor_update(factor, theta, x, y, trusted=trusted)
         assert result[0] is factor and result[1] is theta
         v, u = v + np.outer(x, x), u + x * y
     np.testing.assert_allclose(theta, np.linalg.solve(v, u), rtol=1e-9, atol=1e-11)
@@ -349,10 +356,10 @@ def test_a_trusted_factor_that_is_none_spoils_scores_and_nothing_else(dtype, ent
 
 @BOTH
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tree_noise_of_a_node(layout, use_native):
+def test_tree_noise_of_a_node(layout, implementation):
     """The very normals a simulation draws, at the layout's scales, in a symmetric matrix."""
     d, std = 6, 1.7
-    key = {"replicate": 2, "silo": 5, "layout": layout, "use_native": use_native}
+    key = {"replicate": 2, "silo": 5, "layout": layout}
     bias, covariance = kernels.tree_noise(9, 12, d, std, of="node", **key)
     drawn = SeededNoise(9, 2).node(5, 12, d)
     off, on = layout_stds(layout, std)
@@ -365,8 +372,8 @@ def test_tree_noise_of_a_node(layout, use_native):
 
 @BOTH
 @pytest.mark.parametrize("release", [1, 2, 3, 7, 8, 9, 22, 2**20 + 5, 2**32 - 1])
-def test_tree_noise_of_a_prefix_is_the_sum_of_its_nodes(release, use_native):
-    bias, covariance = kernels.tree_noise(3, release, 4, 0.5, use_native=use_native)
+def test_tree_noise_of_a_prefix_is_the_sum_of_its_nodes(release, implementation):
+    bias, covariance = kernels.tree_noise(3, release, 4, 0.5)
     nodes = [kernels.tree_noise(3, k, 4, 0.5, of="node") for k in prefix_nodes(release)]
     np.testing.assert_allclose(bias, sum(b for b, _ in nodes), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(covariance, sum(c for _, c in nodes), rtol=1e-12, atol=1e-12)
@@ -378,18 +385,17 @@ def test_tree_noise_without_noise_is_zero():
 
 
 @BOTH
-def test_normals_are_keyed(use_native):
-    keywords = {"use_native": use_native}
-    base = kernels.normals(1, 33, **keywords)
+def test_normals_are_keyed(implementation):
+    base = kernels.normals(1, 33)
     assert base.dtype == np.float64 and base.shape == (33,)
-    assert np.array_equal(base, kernels.normals(1, 33, **keywords))
-    assert np.array_equal(base, kernels.normals(1, 33, use_native=not use_native))
+    assert np.array_equal(base, kernels.normals(1, 33))
+    assert np.array_equal(base, rng.normals_f64(1, 0, 0, 0, 0, 33))
     for part in ("purpose", "replicate", "silo", "index"):
-        assert not np.isin(kernels.normals(1, 33, **{part: 1}, **keywords), base).any()
-    assert not np.isin(kernels.normals(2, 33, **keywords), base).any()
-    single = kernels.normals(1, 5, dtype="float32", **keywords)
+        assert not np.isin(kernels.normals(1, 33, **{part: 1}), base).any()
+    assert not np.isin(kernels.normals(2, 33), base).any()
+    single = kernels.normals(1, 5, dtype="float32")
     assert single.dtype == np.float32 and len(single) == 5
-    assert kernels.normals(1, 0, **keywords).shape == (0,)
+    assert kernels.normals(1, 0).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -424,12 +430,12 @@ def test_all_names_are_public():
 
 
 @BOTH
-def test_bits_are_encoded_and_shuffled(use_native):
-    bits = kernels.encode_bits([0, 3, 5], 5, use_native=use_native)
+def test_bits_are_encoded_and_shuffled(implementation):
+    bits = kernels.encode_bits([0, 3, 5], 5)
     assert bits.tolist() == [[0] * 5, [1, 1, 1, 0, 0], [1] * 5]
     wide = np.repeat(bits, 200, axis=1)
     before = wide.copy()
-    assert kernels.shuffle_bits(wide, 3, use_native=use_native) is wide
+    assert kernels.shuffle_bits(wide, 3) is wide
     assert np.array_equal(wide.sum(axis=1), before.sum(axis=1))
     assert not np.array_equal(wide[1], before[1])
     # What a simulation's shuffler does to the first release.

@@ -1,11 +1,13 @@
 """Who may import whom: the layers of the package, walked over the source of every module."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import fastfed
+from fastfed import _display
 
 ROOT = Path(fastfed.__file__).parent
 SHARED = {"_validate", "_random", "_kernels", "kernels", "__init__"}
@@ -15,19 +17,18 @@ ALLOWED = {
     "_validate": set(),
     "_memory": {"_validate"},
     "_registry": {"_validate"},
-    "keyed": set(),
-    "_face": set(),
+    "counter_rng": set(),
+    "keyed": {"counter_rng"},
+    "_display": set(),
     "_once": {"_validate"},
     "_sampling": {"_kernels"},
     "_random": {"_kernels", "_validate", "_once", "_sampling"},
-    "_reference": set(),
-    "_reference_agent": {"_reference"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
-    "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_face"},
+    "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_display"},
     "protocols": {
         "_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "privacy",
     },
-    "_system": {"_validate", "_face", "privacy"},
+    "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
     },
@@ -35,17 +36,22 @@ ALLOWED = {
         "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
-    "results": {"_validate", "_face"},
+    "results": {"_validate", "_display"},
     "off_policy": {"_validate"},
     "simulation": {
-        "_kernels", "_registry", "_validate", "_random", "_memory", "_system", "_reference",
-        "_reference_agent", "privacy", "protocols", "bandits", "experts", "environments", "results",
+        "_kernels", "_registry", "_validate", "_random", "_memory", "_system",
+        "privacy", "protocols", "bandits", "experts", "environments", "results",
     },
-    "experiments": {"_validate", "simulation"},
-    "report": {"_validate", "_system", "results", "privacy"},
+    "reporting": {"_validate", "_system", "results", "privacy"},
+    "experiments": {"_validate", "simulation", "results", "reporting"},
     "advice": {
         "_kernels", "_validate", "_random", "privacy", "protocols", "bandits", "environments",
-        "simulation", "results", "report",
+        "simulation", "results", "reporting", "experiments",
+    },
+    "parties": {"_random", "protocols", "bandits", "experts"},
+    "api": {
+        "_validate", "privacy", "bandits", "results", "simulation", "reporting", "experiments",
+        "advice",
     },
 }  # fmt: skip
 
@@ -85,23 +91,31 @@ def test_lower_layers_never_import_higher_ones(layer, relative, path):
     assert found <= ALLOWED[layer], f"{relative} imports {sorted(found - ALLOWED[layer])}"
 
 
-def doors(path: Path):
-    """What a module takes from the package itself, whose lazy names lie above all layers."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def by_name(path: Path):
+    """Modules of the package that a module names in a text, or takes from the package."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == "fastfed":
                 yield node.attr
-        elif isinstance(node, ast.Constant) and node.value in fastfed._DOORS:
-            yield node.value
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"fastfed(\.\w+)+", str(node.value)):
+            yield node.value.split(".")[1]
 
 
-def test_only_the_face_goes_through_the_door_to_a_higher_layer():
-    found = {str(relative): set(doors(path)) for layer, relative, path in modules()
-             if layer in ALLOWED}  # fmt: skip
-    assert found.pop("_face.py") == set(fastfed._DOORS)
-    assert set.union(*found.values()) == {"__version__"}
+def test_no_layer_reaches_a_higher_one_by_name():
+    """Neither by a text for `import_module` nor through the lazy names of the package."""
+    for layer, relative, path in modules():
+        if layer in ALLOWED:
+            groups = {"algorithms", "environments", "mechanisms", "scores"}  # entry points
+            found = set(by_name(path)) - {layer, "__version__"} - groups
+            assert found <= ALLOWED[layer], f"{relative} names {sorted(found - ALLOWED[layer])}"
+
+
+def test_what_displays_values_is_registered_from_above():
+    assert set(by_name(ROOT / "_display.py")) == set(imports(ROOT / "_display.py", [])) == set()
+    assert _display.renderer().__name__ == "fastfed.reporting.notebook"
 
 
 def test_the_walk_sees_imports():
-    seen = set(imports(ROOT / "simulation" / "step.py", ["fastfed", "simulation"]))
+    seen = set(imports(ROOT / "simulation" / "server.py", ["fastfed", "simulation"]))
     assert {"bandits", "protocols", "_random"} <= seen

@@ -20,7 +20,7 @@ from fastfed._validate import InputError
 from fastfed.environments import letor_files, letor_parse, storage
 from fastfed.environments.letor import letor_pool
 from fastfed.environments.letor_files import cached_sources, read_letor
-from fastfed.environments.storage import GrowingArray, Stored
+from fastfed.environments.storage import GrowableArray, StoredArray
 
 #: What parsers meet: line ends of both kinds, comments, a wide line, exponents, a query that goes
 #: on over blocks, one that returns, blank lines, and no line end at the end.
@@ -105,12 +105,12 @@ def test_a_growing_table_is_what_numpy_saves(widths, seed, piece, tmp_path_facto
     np.save(folder / "saved.npy", whole)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "PIECE", piece)
-        with closing(GrowingArray(folder / "grown.npy", np.float32, table=True)) as grown:
+        with closing(GrowableArray(folder / "grown.npy", np.float32, table=True)) as grown:
             for block in blocks:
                 grown.append(block)
             grown.finish()
     assert (folder / "grown.npy").read_bytes() == (folder / "saved.npy").read_bytes()
-    stored = Stored(folder / "grown.npy")
+    stored = StoredArray(folder / "grown.npy")
     np.testing.assert_array_equal(stored.part(1, max(1, len(whole))), whole[1:])
     stored.close()
 
@@ -121,7 +121,7 @@ def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monk
     path.write_text(text)
     expected = in_memory(path)
     largest = []
-    monkeypatch.setattr(letor_parse, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(letor_parse, "MAX_ENTRIES", 20)
     rows_of = letor_parse._rows
     monkeypatch.setattr(
         letor_parse, "_rows", lambda *a: [largest.append(r.values.size) or r for r in rows_of(*a)]
@@ -164,9 +164,9 @@ read_letor(sys.argv[1])
 @pytest.mark.parametrize(
     ("module", "name", "after"),
     [
-        ("growing", "GrowingArray.append", True),  # a first block is there
-        ("growing", "GrowingArray.finish", True),  # a first array is whole
-        ("letor_cache", "_rename", False),  # all is there, under its temporary name
+        ("storage", "GrowableArray.append", True),  # a first block is there
+        ("storage", "GrowableArray.finish", True),  # a first array is whole
+        ("storage", "_rename", False),  # all is there, under its temporary name
     ],
 )
 def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, mo
     path = mslr(tmp_path / "a.txt", 40)
     expected = in_memory(path)
     monkeypatch.setattr(letor_parse, "_BLOCK", 30_000)
-    append, calls = GrowingArray.append, []
+    append, calls = GrowableArray.append, []
 
     def full(self, block):
         calls.append(1)
@@ -213,7 +213,7 @@ def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, mo
             raise OSError(errno.ENOSPC, "No space left on device")
         append(self, block)
 
-    monkeypatch.setattr(GrowingArray, "append", full)
+    monkeypatch.setattr(GrowableArray, "append", full)
     with pytest.warns(UserWarning, match=r"\(No space left on device\).*is parsed in memory"):
         rows = read_letor(path)
     np.testing.assert_array_equal(rows.features, expected["features"])
@@ -227,7 +227,7 @@ def test_a_full_disk_and_a_file_larger_than_memory_are_one_sentence(tmp_path, ca
     def full(self, block):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(GrowingArray, "append", full)
+    monkeypatch.setattr(GrowableArray, "append", full)
     monkeypatch.setattr(letor_files, "available", lambda: 100_000)
     said = rf"{path} is larger than memory, and the cache folder {cache} cannot be written"
     with pytest.warns(UserWarning), pytest.raises(InputError, match=said):
@@ -249,7 +249,7 @@ def test_a_disk_that_is_full_when_the_pool_is_made(tmp_path, cache, monkeypatch)
     def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(GrowingArray, "finish", full)
+    monkeypatch.setattr(GrowableArray, "finish", full)
     with pytest.warns(UserWarning, match=r"the pool of .* stays in memory"):
         pool = letor_pool(path, 2, "anchor-url")
     for name, values in kept.items():
@@ -266,8 +266,8 @@ PEAK = """
 import resource, sys, warnings
 warnings.simplefilter("error")
 from fastfed.environments import letor_files
-from fastfed.environments import letor_pool as module
-from fastfed.environments.letor_pool import letor_pool
+from fastfed.environments import letor as module
+from fastfed.environments.letor import letor_pool
 module._CHUNK = 512
 import sklearn.linear_model, numpy.linalg
 def peak():

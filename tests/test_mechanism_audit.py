@@ -73,7 +73,7 @@ def test_mechanisms_that_draw_for_themselves() -> None:
     """Any callable of the data: a deployed object with the operating system's noise."""
 
     def running_sum(data):
-        total = fastfed.TreeRelease(3, 1, epsilon=1.0, delta=0.01)
+        total = fastfed.privacy.TreeRelease(3, 1, epsilon=1.0, delta=0.01)
         return total.add(data)
 
     found = fastfed.audit(running_sum, DATA, NEIGHBOUR, epsilon=1.0, delta=0.01, trials=2000)

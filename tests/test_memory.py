@@ -13,12 +13,12 @@ from problems import ordinary_cases
 
 import fastfed
 from fastfed import InputError
-from fastfed._memory import available, shown, size_of
+from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
-from fastfed.simulation import compiled, dispatch, fitting, memory
+from fastfed.simulation import compiled, dispatch, driver, memory
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.fitting import OutOfMemory, estimate, fit
+from fastfed.simulation.memory import OutOfMemory, estimate, fit
 from fastfed.simulation.passes import Resources
 
 LDP = {
@@ -98,14 +98,14 @@ def test_a_limit_of_addresses_counts():
 
 
 def test_sizes_are_read_and_shown():
-    assert [size_of("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
+    assert [parse_size("m", v) for v in ("40GB", "1.5 GiB", "300m", "7", 9, 4e9)] == [
         40 * 10**9, 3 * 2**29, 3 * 10**8, 7, 9, 4 * 10**9,
     ]  # fmt: skip
     for bad in ("", "GB", "-1GB", "4 elephants", 0, -3, True, None, "0", 1e30, float("nan")):
         with pytest.raises(InputError, match="m must be a size such as"):
-            size_of("m", bad)
+            parse_size("m", bad)
     sizes = (500, 2.4e6, 999.9e6, 31.4e9, 3.14e12, 1e15, 1e24)
-    assert [shown(s) for s in sizes] == [
+    assert [format_size(s) for s in sizes] == [
         "1 kB", "2.4 MB", "1 GB", "31 GB", "3.1 TB", "1 PB", "1.0e+09 PB",
     ]  # fmt: skip
 
@@ -116,8 +116,8 @@ CHILD = """
 import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.fitting import estimate
-from fastfed.simulation.resources import Resources
+from fastfed.simulation.memory import estimate
+from fastfed.simulation.passes import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
 kept = driver == "step"
@@ -184,8 +184,8 @@ def test_shapes_are_those_of_the_state_that_is_played():
             else:  # plans, and one number of each silo
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
-            clock = {k: v for k, v in state["clock"].items() if isinstance(v, np.ndarray)}
-            assert set(clock) == set(compiled.clock_shapes(plan))
+            trigger = {k: v for k, v in state["trigger"].items() if isinstance(v, np.ndarray)}
+            assert set(trigger) == set(compiled.clock_shapes(plan))
 
 
 def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
@@ -206,11 +206,14 @@ def test_every_kind_of_plan_has_an_estimate_that_grows_with_it():
 
 
 def test_what_a_users_environment_says_is_counted():
-    class Large(fastfed.Sphere):
+    class Large(fastfed.environments.Sphere):
         def memory(self, silos, horizon, curves):
             return 10**9 * curves
 
-    plain, large = fastfed.Sphere(dimension=3, actions=5), Large(dimension=3, actions=5)
+    plain, large = (
+        fastfed.environments.Sphere(dimension=3, actions=5),
+        Large(dimension=3, actions=5),
+    )
     plans = [made().curves[0].system.plan] * 2
     facts = plain.facts(4, 20)
     found = [memory.total(memory.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]
@@ -268,7 +271,7 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(name, tmp_path
     ],
 )  # fmt: skip
 def test_sizes_that_cannot_even_be_planned_are_refused_at_once(changes, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 16 * 10**9)
+    monkeypatch.setattr(driver, "available", lambda: 16 * 10**9)
     with pytest.raises(
         InputError, match=r"this run needs about \d+ GB .*, and 16 GB are available"
     ):
@@ -286,7 +289,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     needed = estimate(experiment, Resources(1)).bytes
     with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
         fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
-    monkeypatch.setattr(fitting, "available", lambda: 1000)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(InputError, match="1 kB are available"):
         fastfed.run(experiment, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -295,7 +298,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     read = estimate(experiment, Resources(1), done=2).bytes
     assert read < needed
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
-    monkeypatch.setattr(fitting, "available", lambda: None)
+    monkeypatch.setattr(memory, "available", lambda: None)
     assert fit(experiment, Resources()).reduced == ""
 
 
@@ -334,7 +337,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
     def full(*args, **keys):
         raise MemoryError("Unable to allocate 7 PiB")
 
-    monkeypatch.setattr(dispatch, "play", full)
+    monkeypatch.setattr(dispatch, "run", full)
     with pytest.raises(OutOfMemory, match=r"out of memory: this run needs about .* need less"):
         fastfed.run(made(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -348,7 +351,7 @@ def test_memory_that_ends_at_once_leaves_no_store(tmp_path, monkeypatch):
 
 
 def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
-    play, calls = dispatch.play, []
+    play, calls = dispatch.run, []
 
     def full(*args, **keys):
         calls.append(1)
@@ -357,12 +360,12 @@ def test_memory_that_ends_later_keeps_what_was_played(tmp_path, monkeypatch):
         return play(*args, **keys)
 
     experiment = made(replicates=5)
-    monkeypatch.setattr(dispatch, "play", full)
+    monkeypatch.setattr(dispatch, "run", full)
     with pytest.raises(OutOfMemory):
         fastfed.run(experiment, tmp_path / "out", threads=1)
     with Store.open_existing(tmp_path / "out") as store:
         assert len(store.done()) == 2
-    monkeypatch.setattr(dispatch, "play", play)
+    monkeypatch.setattr(dispatch, "run", play)
     again = fastfed.run(experiment, tmp_path / "out", threads=1)
     straight = fastfed.run(experiment, tmp_path / "straight", threads=1)
     np.testing.assert_array_equal(again.curves[0].group_regret, straight.curves[0].group_regret)
@@ -424,8 +427,8 @@ def test_a_dry_run_says_how_much_memory(tmp_path):
 def test_a_plan_plays_as_many_at_once_as_fit(monkeypatch):
     terms = [memory.Term("silo states", 400, "4 silos", "silos")]
     for have, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
-        monkeypatch.setattr(memory, "available", lambda have=have: have)
-        assert memory.that_fit(terms, 3) == workers
-    monkeypatch.setattr(memory, "available", lambda: 399)
+        monkeypatch.setattr(driver, "available", lambda have=have: have)
+        assert driver.that_fit(terms, 3) == workers
+    monkeypatch.setattr(driver, "available", lambda: 399)
     with pytest.raises(InputError, match=r"this run needs about 1 kB \(silo states"):
-        memory.that_fit(terms, 3)
+        driver.that_fit(terms, 3)

@@ -21,8 +21,8 @@ from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate
 from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import as_text, rounded_down, rounded_up
-from fastfed.report.pictures import METRICS
-from fastfed.report.table import EVENTS, plus_minus, table_rows
+from fastfed.reporting.pictures import METRICS
+from fastfed.reporting.table import EVENTS, plus_minus, table_rows
 from fastfed.results import results as columns
 from fastfed.results.results import CurveResult, Results
 
@@ -136,8 +136,8 @@ class TestPlot:
 
     def test_the_very_lines_of_the_report(self, results, pyplot):
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
-        from fastfed.report import pictures
-        from fastfed.report.source import in_memory
+        from fastfed.reporting import pictures
+        from fastfed.reporting.source import in_memory
 
         with pytest.MonkeyPatch.context() as patch:
             seen = []
@@ -438,7 +438,7 @@ def printed(value: Any, width: int = 200) -> str:
 
 class TestLooks:
     def test_results_show_the_table_of_the_report(self, results):
-        from fastfed.report.source import in_memory
+        from fastfed.reporting.source import in_memory
 
         page, text = read(results), printed(results)
         for row in table_rows(in_memory(results)):
@@ -614,7 +614,8 @@ def test_importing_fastfed_loads_neither_pandas_nor_matplotlib_nor_the_report():
 
     code = (
         "import sys, fastfed, fastfed.results.results, fastfed.privacy.certificate\n"
-        "print([m for m in ('pandas', 'matplotlib', 'rich', 'fastfed.report') if m in sys.modules])"
+        "names = ('pandas', 'matplotlib', 'rich', 'fastfed.reporting')\n"
+        "print([m for m in names if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

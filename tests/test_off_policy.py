@@ -15,8 +15,9 @@ import pytest
 from oracle import off_policy as oracle
 
 import fastfed
-from fastfed import InputError, cross_fitted_ridge, doubly_robust, inverse_propensity
-from fastfed import self_normalised as self_normalised_
+from fastfed import InputError
+from fastfed.off_policy import cross_fitted_ridge, doubly_robust, inverse_propensity
+from fastfed.off_policy import self_normalised as self_normalised_
 
 
 def log(seed=0, n=40, k=5, rate=0.5):
@@ -185,7 +186,7 @@ def test_other_input_is_refused():
     with pytest.raises(InputError, match=r"rewards must lie in \[0, largest_reward = 0.5\]"):
         inverse_propensity(*given, largest_reward=0.5)
     with pytest.raises(InputError, match="confidence must be > 0 and < 1, got 95"):
-        fastfed.inverse_propensity(*given, confidence=95)
+        fastfed.off_policy.inverse_propensity(*given, confidence=95)
     never = np.zeros_like(policy)
     never[np.arange(40), (actions + 1) % 5] = 1.0
     with pytest.raises(InputError, match="it takes none"):

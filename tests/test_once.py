@@ -20,8 +20,23 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed import Broadcast, InputError, Report, SeededNoise
+from fastfed import InputError
 from fastfed._random import SystemNoise
+from fastfed.parties import (
+    Averager,
+    Broadcast,
+    Client,
+    ExpertClient,
+    ExpertServer,
+    Peer,
+    Report,
+    SeededNoise,
+    Server,
+    Shuffler,
+    Silo,
+    User,
+    VectorSum,
+)
 
 ROOT = str(Path(fastfed.__file__).parent)
 D = 3
@@ -80,9 +95,9 @@ class Federation:
 
     def __init__(self, plan: Any, releases: int) -> None:
         self.plan, noise = plan, SeededNoise(5)
-        self.silos = [fastfed.Silo(plan, i, noise) for i in range(2)]
-        self.server = fastfed.Server(plan, noise)
-        self.shuffler = fastfed.Shuffler(plan, noise)
+        self.silos = [Silo(plan, i, noise) for i in range(2)]
+        self.server = Server(plan, noise)
+        self.shuffler = Shuffler(plan, noise)
         for _ in range(releases):
             self.play()
             self.pass_on([silo.report() for silo in self.silos])
@@ -182,7 +197,7 @@ def test_absurd_sums_change_nothing(value):
 
 
 def test_reports_that_overflow_change_nothing():
-    server = fastfed.Server(plan_of("silo-ldp"))
+    server = Server(plan_of("silo-ldp"))
     reports = [Report(1, D, np.full(9, 1e308), i) for i in range(2)]
     with pytest.raises(InputError, match="must add up to finite numbers"):
         server.combine(reports)
@@ -204,11 +219,11 @@ def objects() -> list[Any]:
     ).plan
     plan = plan_of("silo-ldp")
     return [
-        fastfed.Silo(plan, 0), fastfed.Server(plan), fastfed.Shuffler(plan_of("shuffle-vector")),
-        fastfed.User(users, 1), fastfed.Peer(peers.plan, 0), fastfed.Averager(phases),
-        fastfed.Client(phases, 0), fastfed.ExpertClient(experts, 0), fastfed.ExpertServer(experts),
-        SystemNoise(), fastfed.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
-        fastfed.VectorSum(2, 5, epsilon=1.0, delta=1e-6),
+        Silo(plan, 0), Server(plan), Shuffler(plan_of("shuffle-vector")),
+        User(users, 1), Peer(peers.plan, 0), Averager(phases),
+        Client(phases, 0), ExpertClient(experts, 0), ExpertServer(experts),
+        SystemNoise(), fastfed.privacy.TreeRelease(2, 5, epsilon=1.0, delta=1e-6),
+        VectorSum(2, 5, epsilon=1.0, delta=1e-6),
     ]  # fmt: skip
 
 
@@ -224,7 +239,7 @@ def test_copies_are_refused(index, way):
 
 
 def test_a_forked_process_may_not_release():
-    silo = fastfed.Silo(plan_of("silo-ldp"), 0)
+    silo = Silo(plan_of("silo-ldp"), 0)
     silo.select(np.eye(D))
     silo.observe(0.5)
     context = multiprocessing.get_context("fork")
@@ -247,7 +262,7 @@ def test_a_forked_process_may_not_release():
 
 def test_threads_get_one_report_together():
     for _ in range(20):
-        silo = fastfed.Silo(plan_of("silo-ldp"), 0)
+        silo = Silo(plan_of("silo-ldp"), 0)
         silo.select(np.eye(D))
         silo.observe(0.5)
         gate, found = threading.Barrier(4), []

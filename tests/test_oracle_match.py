@@ -41,7 +41,7 @@ def oracle_bits(plan, seed):
         # One word for each entry and node that holds the point, lowest node first.
         leaf = (t - 1) // plan.batch_size + 1
         nodes = [r for r in range(1, plan.releases + 1) if r - (r & -r) < leaf <= r]
-        words = source.words(silo, t, size * len(nodes)).reshape(-1, size)
+        words = source.random_u32(silo, t, size * len(nodes)).reshape(-1, size)
         return words[nodes.index(k)] * 2.0**-32
 
     def centred_noise(silo, k):
@@ -112,7 +112,7 @@ def check(environment, sizes, **more):
         silos=sizes["silos"], seed=3, checkpoints=sizes["horizon"],
     )  # fmt: skip
     opened = environment.open(e.seed, 0, e.silos)
-    (outcome,) = compiled.play(opened, [e.curves[0].system.plan], e.checkpoints, record=True)
+    (outcome,) = compiled.run(opened, [e.curves[0].system.plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
     truth = oracle_replay(e, outcome)
     # Nearer than this, rounding may choose another lambda: the problem needs another seed.

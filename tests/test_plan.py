@@ -1,4 +1,4 @@
-"""`advise` and `fastfed plan`: one guarantee for all, few silos for many, and honest sentences."""
+"""`plan` and `fastfed plan`: one guarantee for all, few silos for many, and honest sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fastfed
-from fastfed.advice import TRUST, advise
+from fastfed.advice import TRUST, plan
 from fastfed.advice.successive_halving import (
     Contender,
     Size,
@@ -48,14 +48,14 @@ def question(**changes: Any) -> Question:
 
 @pytest.fixture(scope="module")
 def advice() -> fastfed.advice.Advice:
-    return advise(**SMALL)
+    return plan(**SMALL)
 
 
 # ---- one guarantee -------------------------------------------------------------------------------
 
 
 def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Advice) -> None:
-    zero_out = advise(**{**SMALL, "relation": "zero-out", "trust": ["silo-ldp", "central"]})
+    zero_out = plan(**{**SMALL, "relation": "zero-out", "trust": ["silo-ldp", "central"]})
     assert {c.trust for c in advice.candidates} == set(TRUST)
     for relation, found in (("replace", advice), ("zero-out", zero_out)):
         for c in found.candidates:
@@ -77,7 +77,7 @@ def test_trust_is_never_mixed(advice: fastfed.advice.Advice) -> None:
     for verdict in advice.verdicts:
         assert advice[verdict.best].trust == verdict.trust
         assert all(advice[label].trust == verdict.trust for label in verdict.level)
-    only = advise(**{**SMALL, "trust": "central", "seconds": 0.01})
+    only = plan(**{**SMALL, "trust": "central", "seconds": 0.01})
     assert {c.trust for c in only.candidates} == {"central"}
     assert [v.trust for v in only.verdicts] == ["central"]
 
@@ -90,7 +90,7 @@ def test_what_records_break_is_refused(tmp_path: Path) -> None:
         "kind": "replay", "path": str(tmp_path / "few.npz"), "sampling": "with-replacement",
     }  # fmt: skip
     with pytest.raises(fastfed.InputError, match="no record is served twice"):
-        advise(horizon=8, epsilon=1.0, delta=1e-5, environment=served_again, seconds=0.01)
+        plan(horizon=8, epsilon=1.0, delta=1e-5, environment=served_again, seconds=0.01)
 
 
 # ---- the answer ----------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_what_records_break_is_refused(tmp_path: Path) -> None:
 
 def test_the_answer_is_a_function_of_its_arguments() -> None:
     one, same, other = (
-        advise(**SMALL, trust="central", seed=seed, threads=threads).to_builtins()
+        plan(**SMALL, trust="central", seed=seed, threads=threads).to_builtins()
         for seed, threads in ((3, 1), (3, 2), (4, 1))
     )
     assert one == same
@@ -121,7 +121,7 @@ def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.A
 
 
 def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
-    found = advise(**{**SMALL, "epsilon": 0.05, "trust": ["silo-ldp", "central"], "seconds": 1.0})
+    found = plan(**{**SMALL, "epsilon": 0.05, "trust": ["silo-ldp", "central"], "seconds": 1.0})
     for verdict in found.verdicts:
         assert not verdict.helps
         assert "privacy is too costly for sharing to help" in verdict.sentence
@@ -131,12 +131,12 @@ def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
     # M silos that add noise of their own need more of everything than a trusted server.
     assert local.pays_from_epsilon is None or local.pays_from_epsilon > central.pays_from_epsilon
     # What is said is so: at four times that epsilon sharing does better than alone.
-    easy = advise(**{**SMALL, "epsilon": 4 * central.pays_from_epsilon, "trust": "central"})
+    easy = plan(**{**SMALL, "epsilon": 4 * central.pays_from_epsilon, "trust": "central"})
     assert easy.verdicts[0].against_alone[0] < 0.0
 
 
 def test_sharing_that_helps_is_said_with_its_price() -> None:
-    found = advise(
+    found = plan(
         silos=100, horizon=400, dimension=3, actions=5, epsilon=20.0, delta=1e-3, trust="central",
         seconds=0.5,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     np.savez(tmp_path / "data.npz", contexts=x, rewards=(x[..., 0] + 1.0) / 2.0)
     table = {"kind": "replay", "path": str(tmp_path / "data.npz")}
-    found = advise(
+    found = plan(
         horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.05, trust="central"
     )
     finals = [c.regret for c in found.candidates if c.regret]
@@ -190,9 +190,9 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
     marks = np.array([plan.horizon])
     return np.array(
         [
-            dispatch.play(environment.open(7, first + r, plan.silos), [plan], marks)[
+            dispatch.run(environment.open(7, first + r, plan.silos), [plan], marks)[0].group_regret[
                 0
-            ].group_regret[0]
+            ]
             / plan.silos
             for r in range(replicates)
         ]
@@ -234,19 +234,19 @@ def test_all_silos_of_bits_are_played_as_bits() -> None:
 
 
 def test_a_stage_is_as_long_as_asked() -> None:
-    contest = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
+    halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
     one = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
-    entrants = [Contender("a", one.plan, one.node)]
-    assert contest.size(entrants, 100.0, 2).silos == 100
-    assert contest.size(entrants, 100.0, 2).replicates == 32
-    short = contest.size(entrants, 0.02, 2)
+    contenders = [Contender("a", one.plan, one.node)]
+    assert halving.size(contenders, 100.0, 2).silos == 100
+    assert halving.size(contenders, 100.0, 2).replicates == 32
+    short = halving.size(contenders, 0.02, 2)
     assert (short.rounds, short.replicates) == (1000, 2) and 4 <= short.silos < 100
     wide = question(silos=100, horizon=1000, dimension=12).make("x", "central", "tree", 20)
-    assert contest.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
-    contest.play("screened", entrants, short)
-    contest.play("final", entrants, Size(4, 1000, 3))
-    assert contest.replicate == 5  # each stage on replicates of its own
-    assert contest.played["a"].shape == (3,)
+    assert halving.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
+    halving.run("screened", contenders, short)
+    halving.run("final", contenders, Size(4, 1000, 3))
+    assert halving.replicate == 5  # each stage on replicates of its own
+    assert halving.samples["a"].shape == (3,)
 
 
 def test_less_noise_of_one_schedule_is_seen() -> None:
@@ -295,7 +295,7 @@ def test_the_bound_holds_where_it_says_something() -> None:
         system = e.curves[0].system
         bound = direct_regret_bound(system.plan, system.theory)
         assert bound is not None and bound < 10 * 20_000, keys
-        (played,) = dispatch.play(
+        (played,) = dispatch.run(
             e.environment.open(0, 0, 10), [system.plan], e.checkpoints, threads=1
         )
         assert played.group_regret[-1] < bound
@@ -323,21 +323,21 @@ ARGS = [
 ]  # fmt: skip
 
 
-def plan(*args: object) -> Result:
+def command(*args: object) -> Result:
     return CliRunner().invoke(cli, ["plan", *map(str, args)])
 
 
 def test_json_is_the_answer_alone() -> None:
-    result = plan(*ARGS, "--trust", "central", "--json")
+    result = command(*ARGS, "--trust", "central", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
-    same = advise(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
+    same = plan(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
     assert found == json.loads(json.dumps(same))
     assert {"candidates", "baselines", "verdicts", "left_out", "scaling"} <= set(found)
 
 
 def test_text_names_guarantee_trust_and_advice() -> None:
-    result = plan(*ARGS, "--trust", "silo-ldp", "--trust", "central")
+    result = command(*ARGS, "--trust", "silo-ldp", "--trust", "central")
     assert result.exit_code == 0, result.output
     assert "every user (replace): (2, 1e-05), proven" in result.stdout
     for trust in ("silo-ldp", "central"):
@@ -350,8 +350,8 @@ def test_text_names_guarantee_trust_and_advice() -> None:
 
 def test_write_leaves_a_spec(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
-    assert plan(*ARGS, "--trust", "central", "--write", path).exit_code == 0
-    experiment = fastfed.load_experiment(path)
+    assert command(*ARGS, "--trust", "central", "--write", path).exit_code == 0
+    experiment = fastfed.simulation.load_experiment(path)
     assert len(experiment.curves) == 4 and experiment.curves[0].label.startswith("central: ")
 
 
@@ -359,7 +359,7 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text('[environment]\nkind = "gap"\ndimension = 4\nactions = 6\ngap = 0.2\n')
     args = ["--silos", 8, "--horizon", 300, "--epsilon", 2, "--delta", 1e-5, "--seconds", 0.05]
-    found = json.loads(plan(*args, "--environment", path, "--trust", "central", "--json").stdout)
+    found = json.loads(command(*args, "--environment", path, "--trust", "central", "--json").stdout)
     assert found["dimension"] == 4
     assert found["environment"] == {"kind": "gap", "dimension": 4, "actions": 6, "gap": 0.2}
 
@@ -381,7 +381,7 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
-    result = plan(*ARGS, *args)
+    result = command(*ARGS, *args)
     assert result.exit_code == 2, result.output
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
     assert said in line and "Traceback" not in result.output
@@ -390,12 +390,12 @@ def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
 
 def test_no_dimension_is_bad_input_too() -> None:
     with pytest.raises(fastfed.InputError, match="dimension is required, or an environment"):
-        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5)
+        plan(silos=4, horizon=50, epsilon=1.0, delta=1e-5)
     with pytest.raises(fastfed.InputError, match="dimension must be 10, the environment's, got 3"):
-        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5, dimension=3, environment=Sphere())
+        plan(silos=4, horizon=50, epsilon=1.0, delta=1e-5, dimension=3, environment=Sphere())
     with pytest.raises(fastfed.InputError, match="needs contexts"):
         losses = {"kind": "stochastic-losses", "experts": 4}
-        advise(silos=4, horizon=50, epsilon=1.0, delta=1e-5, environment=losses)
+        plan(silos=4, horizon=50, epsilon=1.0, delta=1e-5, environment=losses)
 
 
 def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,7 +417,7 @@ def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> No
         "trust": "central",
     }  # fmt: skip
     for ranges, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
-        found = advise(environment={**table, **ranges}, **ask)
+        found = plan(environment={**table, **ranges}, **ask)
         assert found.notes[0].startswith("these are simulations on the real records: choice")
         assert found.notes[1:] == (
             ("fails for all: features are scaled by declared ranges, not by ranges of these data",)
@@ -430,8 +430,8 @@ def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> No
     keys = "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
     spec.write_text(f"[environment]\n{keys}\n")
     options = ["--silos", 3, "--horizon", 30, "--epsilon", 1, "--delta", 1e-5, "--seconds", 0.02]
-    shown = plan(*options, "--environment", spec, "--trust", "central").stdout
+    shown = command(*options, "--environment", spec, "--trust", "central").stdout
     assert shown.startswith("note: these are simulations on the real records")
     assert "(1, 1e-05), conditional; 3 silos" in shown
-    drawn = advise(**{**ask, "dimension": 3, "actions": 4})
+    drawn = plan(**{**ask, "dimension": 3, "actions": 4})
     assert drawn.notes == () and drawn.status == "proven"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from problems import ordinary_cases
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree, delta_of, mu_of
 from fastfed.privacy.releases import honaker, toeplitz
@@ -149,7 +149,7 @@ def test_honaker_online_is_the_combination(releases: int) -> None:
     for k in range(1, releases + 1):
         honaker.combine(estimates, np.array([values[node] for node in honaker.nodes_at(k)]))
         expected = sum(c * values[node] for node, c in honaker.coefficients(k).items())
-        np.testing.assert_allclose(native.prefix(estimates, k), expected, atol=1e-12)
+        np.testing.assert_allclose(aggregation.prefix(estimates, k), expected, atol=1e-12)
 
 
 def test_honaker_weights() -> None:

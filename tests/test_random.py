@@ -11,18 +11,18 @@ import math
 
 import numpy as np
 import pytest
+import twins
 from problems import ordinary_cases
 from scipy import stats
+from twins import compiled, random
 
 from fastfed import _random
-from fastfed._kernels import native, twins
-from fastfed._kernels.twins import random
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed._validate import InputError
 
 ALARM = 1e-6
 Z = float(stats.norm.isf(ALARM / 2.0))
-BOTH = pytest.mark.parametrize("draw", [native.normals_f32, native.normals_f64])
+BOTH = pytest.mark.parametrize("draw", [compiled.normals_f32, compiled.normals_f64])
 
 
 # ---- known answers ------------------------------------------------------------------------------
@@ -51,7 +51,9 @@ def test_streams_are_philox_of_key_and_counter(seed):
     for block in (0, 1, 2**32 - 1):
         for replicate, silo, index in ((0, 0, 0), (7, 8, 9), (2**32 - 1, 2**32 - 1, 2**32 - 1)):
             words = twins.philox_block(np.array([block, index, silo, replicate]), key)
-            assert native.philox(seed, 3, replicate, silo, index, block).tolist() == words.tolist()
+            assert (
+                compiled.philox(seed, 3, replicate, silo, index, block).tolist() == words.tolist()
+            )
 
 
 def test_keys_are_splitmix64():
@@ -109,7 +111,7 @@ def test_tails(draw):
             p = float(stats.norm.sf(threshold))
             assert stats.binomtest(count, len(x), p).pvalue > ALARM, threshold
     # The least uniforms are 2^-25 and 2^-54: no normal is larger than these.
-    bits = 25 if draw is native.normals_f32 else 54
+    bits = 25 if draw is compiled.normals_f32 else 54
     assert np.abs(x).max() <= math.sqrt(2.0 * bits * math.log(2.0)) * (1.0 + 1e-6)
 
 
@@ -118,7 +120,7 @@ def test_the_two_halves_of_box_muller_are_uncorrelated(draw):
     """Cosines and sines share a radius: neither they, nor squares, nor signs may show it."""
     n = 1 << 20
     x = long_stream(draw, n)
-    if draw is native.normals_f32:  # cosines and sines lie in alternating runs of sixteen
+    if draw is compiled.normals_f32:  # cosines and sines lie in alternating runs of sixteen
         a, b = x.reshape(-1, 2, 16)[:, 0].ravel(), x.reshape(-1, 2, 16)[:, 1].ravel()
     else:
         a, b = x[: n // 2], x[n // 2 :]
@@ -140,7 +142,7 @@ def test_no_correlation_along_a_stream(draw):
 
 def test_private_noise_has_53_random_bits():
     """The last bit of the uniform behind a draw is as random as the first."""
-    u = np.array([native.uniform(4, 2, 0, 0, i) for i in range(40_000)])
+    u = np.array([compiled.uniform(4, 2, 0, 0, i) for i in range(40_000)])
     assert u.min() > 0.0 and u.max() <= 1.0
     assert stats.kstest(u, "uniform").pvalue > ALARM
     numbers = (u[u < 0.5] * 2.0**54).astype(np.int64)
@@ -210,7 +212,7 @@ def test_no_two_streams_share_a_block():
         for k in range(1, 400):
             key = [100, 1, 5, 6, 7]
             key[PARTS.index(part)] += k
-            seen += [native.philox(*key, block).tobytes() for block in (0, 1)]
+            seen += [compiled.philox(*key, block).tobytes() for block in (0, 1)]
     assert len(set(seen)) == len(seen)
 
 
@@ -218,24 +220,26 @@ def test_no_two_streams_share_a_block():
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 37])
-def test_below_is_uniform(n):
-    counts = np.bincount([native.below(3, 1, 0, 0, i, n) for i in range(n * 2000)], minlength=n)
+def test_uniform_int_is_uniform(n):
+    counts = np.bincount(
+        [compiled.uniform_int(3, 1, 0, 0, i, n) for i in range(n * 2000)], minlength=n
+    )
     assert len(counts) == n and stats.chisquare(counts).pvalue > ALARM
 
 
 def test_below_has_no_bias_where_a_remainder_would():
     """n = 3 2^30: w mod n would give the first third of the range half of the draws."""
     n = 3 * 2**30 // 2
-    drawn = np.array([native.below(5, 1, 0, 0, i, n) for i in range(60_000)])
+    drawn = np.array([compiled.uniform_int(5, 1, 0, 0, i, n) for i in range(60_000)])
     assert stats.chisquare(np.bincount(drawn * 12 // n, minlength=12)).pvalue > ALARM
 
 
 def test_permutations_are_uniform():
     """All 24 orders of four; and every value in every place of eleven."""
-    orders = [tuple(native.permutation(8, 6, 0, s, 0, 4)) for s in range(24_000)]
+    orders = [tuple(compiled.permutation(8, 6, 0, s, 0, 4)) for s in range(24_000)]
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > ALARM
-    drawn = np.array([native.permutation(8, 6, 1, s, 0, 11) for s in range(11_000)])
+    drawn = np.array([compiled.permutation(8, 6, 1, s, 0, 11) for s in range(11_000)])
     assert (np.sort(drawn, axis=1) == np.arange(11)).all()
     for place in range(11):
         assert stats.chisquare(np.bincount(drawn[:, place], minlength=11)).pvalue > ALARM
@@ -273,8 +277,8 @@ def test_seeded_noise_is_a_function_of_its_key():
                   SeededNoise(5, 2).node(4, 7, 4), SeededNoise(5, 2).node(3, 8, 4)):  # fmt: skip
         assert not np.isin(other, x).any()
     # The two streams of a node differ, and so does noise from contexts and rewards.
-    assert np.array_equal(x[:4], native.normals_f64(5, _random.BIAS_NOISE, 2, 3, 7, 4))
-    assert np.array_equal(x[4:], native.normals_f64(5, _random.COV_NOISE, 2, 3, 7, 10))
+    assert np.array_equal(x[:4], compiled.normals_f64(5, _random.BIAS_NOISE, 2, 3, 7, 4))
+    assert np.array_equal(x[4:], compiled.normals_f64(5, _random.COV_NOISE, 2, 3, 7, 10))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])

@@ -1,28 +1,53 @@
-"""What the README and the spec page show is what runs."""
+"""The README and the pages of docs/ show what runs, and name what exists."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import fastfed
+from fastfed import experiments
 from fastfed.simulation.experiment import TOP_KEYS, experiment_from_spec
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def page(name):
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-FEDUCB = (ROOT / "docs" / "feducb.md").read_text(encoding="utf-8")
+SPEC, FIGURES, FEDUCB = page("spec"), page("figures"), page("feducb")
+GLOSSARY = page("glossary")
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+#: Pages that stand alone: each of their blocks runs by itself.
+ALONE = {"README.md": README, "deployment.md": page("deployment"), "spec.md": SPEC}
 
 
 def blocks(language, page=README):
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda b: b.split("\n")[0][:30])
-def test_python_blocks_run(block, capsys):
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+def rows(text):
+    """The cells of every row of the tables in a text, without heads and rules."""
+    lines = [line for line in text.split("\n") if line.startswith("| ") and "---" not in line]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [(name, block) for name, text in ALONE.items() for block in blocks("python", text)],
+    ids=lambda text: text.split("\n")[0][:30],
+)
+def test_python_blocks_run_and_print_what_the_page_shows(name, block, capsys):
+    exec(compile(block, name, "exec"), {"__name__": "page"})
+    shown = re.match(r"```\s*```text\n(.*?)```", ALONE[name].split(block)[1], re.DOTALL)
+    if shown:
+        assert capsys.readouterr().out == shown[1]
 
 
 def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
@@ -71,19 +96,70 @@ def test_the_blocks_of_the_notebook_page_run_in_order(capsys):
 
 
 def test_there_are_blocks_to_run():
-    assert len(blocks("python")) >= 3
-    assert len(blocks("toml")) == 1
+    assert sum(len(blocks("python", text)) for text in ALONE.values()) >= 3
+    assert all(blocks("python", text) for text in ALONE.values())
+    assert len(blocks("toml", SPEC)) == 1
 
 
-def test_the_toml_block_is_a_spec_and_plays():
-    (block,) = blocks("toml")
+def test_the_readme_is_short_and_says_how_to_test():
+    assert len(README.splitlines()) <= 120
+    assert "./scripts/test" in README
+
+
+def test_the_toml_block_is_a_spec_and_simulates():
+    (block,) = blocks("toml", SPEC)
     e = experiment_from_spec(tomllib.loads(block))
     assert [c.label for c in e.curves] == ["LDP, epsilon = 1.0", "LDP, epsilon = 5.0"]
 
 
-def test_files_the_readme_points_at_exist():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.slow
+def test_the_readme_shows_what_its_command_prints(tmp_path):
+    from fastfed.cli import cli
+
+    (command,) = [line for b in blocks("sh") for line in b.split("\n") if "fastfed run" in line]
+    assert command.split()[:3] == ["fastfed", "run", "examples/sphere.toml"]
+
+    def run(spec, folder):
+        done = CliRunner().invoke(cli, ["run", str(spec), "-o", str(tmp_path / folder)])
+        assert done.exit_code == 0, done.output
+        return done.output, fastfed.load(tmp_path / folder)
+
+    spec = ROOT / "examples" / "sphere.toml"
+    printed, results = run(spec, "out")
+    table = next(text for text in blocks("text") if text.startswith("curve "))
+    for line in table.splitlines():
+        assert f"\n{line}" in printed  # the column of speed is left out
+    mean, error = results.paired_difference("silo-level LDP", "each silo alone")
+    assert f"regret is {mean:.0f} ± {error:.0f} *above* that" in " ".join(README.split())
+
+    other = tmp_path / "toeplitz.toml"
+    label = 'label = "silo-level LDP"'
+    text = spec.read_text(encoding="utf-8")
+    other.write_text(text.replace(label, f'{label}\nrelease = "toeplitz"'), encoding="utf-8")
+    _, results = run(other, "toeplitz")
+    regret = f"{results['silo-level LDP'].final()['mean']:.0f}"
+    assert f'`release = "toeplitz"` makes it {regret[:-3]} {regret[-3:]}, below' in " ".join(
+        README.split()
+    )
+
+
+def test_the_readme_says_the_ratios_of_the_speed_page():
+    measured = page("speed").split("## Measured")[1]
+    ratios = [int(n) for row in rows(measured)[1:] for n in re.findall(r"\d+", row[-1])]
+    assert f"{min(ratios)} to {max(ratios)} times the papers' style" in " ".join(README.split())
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_that_pages_point_at_exist(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+def test_the_index_has_every_page_and_the_readme_the_index():
+    index = page("index")
+    for path in PAGES[1:]:
+        assert path.stem == "index" or f"]({path.name})" in index, path.name
+    assert "](docs/index.md)" in README
 
 
 def test_every_top_level_key_and_every_curve_key_is_on_the_spec_page():
@@ -93,8 +169,56 @@ def test_every_top_level_key_and_every_curve_key_is_on_the_spec_page():
     for key in set(TOP_KEYS) - {"environment", "curve", "figure"}:
         assert f"`{key}`" in page, key
     for entry in ALGORITHMS.values():
-        for key in entry.keys.__struct_fields__:
+        for key in entry.config.__struct_fields__:
             assert f"`{key}`" in page, key
+
+
+def test_every_environment_is_on_the_spec_page():
+    from fastfed.environments import ENVIRONMENTS
+
+    for kind in ENVIRONMENTS:
+        assert f"`{kind}`" in SPEC and f'kind = "{kind}"' in SPEC, kind
+
+
+def test_the_figures_page_has_every_figure_with_its_size():
+    shown = {}
+    for ids, title, *sizes in rows(FIGURES.split("## All figures")[1]):
+        for name in re.findall(r"`([^`]+)`", ids):
+            shown[name] = title, *sizes
+    assert sorted(shown) == experiments.figure_ids()
+    for name, (title, *sizes) in shown.items():
+        figure = experiments.figure(name)
+        assert sizes == [str(figure.spec[key]) for key in ("silos", "horizon", "replicates")], name
+        assert figure.needs_data == title.endswith(" (needs `--data`)"), name
+        if not name.endswith("-exact"):
+            assert title.removesuffix(" (needs `--data`)") == figure.title
+
+
+def test_the_counts_of_statements_add_up():
+    """Those of all figures; one without statements counts for its sentence."""
+    found = [experiments.figure(name).spec["figure"] for name in experiments.figure_ids()]
+    total = sum(max(1, len(table.get("statement", ()))) for table in found)
+    for text in (README, FIGURES):
+        said = re.search(
+            r"Of (\d+) statements\D+(\d+) hold\D+(\d+) fail, (\d+) \D+(\d+) \D+(\d+) need",
+            " ".join(text.split()),
+        )
+        most, *parts = map(int, said.groups())
+        assert most == total == sum(parts)
+
+
+def test_the_glossary_names_modules_and_pages_that_exist():
+    """Every entry says where it stands: a module of fastfed, and a page where there is one."""
+    entries = [row for row in rows(GLOSSARY.split("## Symbols")[0]) if row[0] != "here"]
+    assert len(entries) > 60
+    for here, _, code, _ in entries:
+        found = re.findall(r"`([a-z_0-9./]+)`", code)
+        assert found, here
+        for name in found:
+            if "/" in name:
+                assert (ROOT / name).exists(), name
+            else:
+                assert importlib.util.find_spec(f"fastfed.{name}"), name
 
 
 def test_every_algorithm_is_in_the_readme():
@@ -108,5 +232,14 @@ def test_every_algorithm_is_in_the_readme():
 def test_the_quickstart_specs_load(name):
     if name == "digits":
         pytest.importorskip("sklearn")
-    e = fastfed.load_experiment(ROOT / "examples" / f"{name}.toml")
+    e = fastfed.simulation.load_experiment(ROOT / "examples" / f"{name}.toml")
     assert len(e.curves) == 4
+
+
+def test_the_keys_of_the_glossary_are_keys_of_a_spec():
+    head, *symbols = rows(GLOSSARY.split("## Symbols")[1])
+    assert head[2] == "key" and len(symbols) > 20
+    for cells in symbols:
+        assert len(cells) == len(head), cells
+        for name in re.findall(r"`([a-z_0-9]+)[` ]", cells[2]):
+            assert f"`{name}`" in SPEC, name

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed import Classification, InputError
+from fastfed import InputError
+from fastfed.environments import Classification
 
 DRAW = np.random.default_rng(3)
 X = DRAW.normal(size=(30, 4))

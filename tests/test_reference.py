@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from oracle import chowdhury_zhou_2022
 from oracle.zhou_chowdhury_2024 import Noise, replay
-
-from fastfed import _reference
-from fastfed._reference import (
+from reference import (
     private_fedlinucb_pool,
     private_fedlinucb_sphere,
     vector_fedlinucb_sphere,
 )
-from fastfed._reference_agent import BitSums, NoisySums, PlainSums, TreeSums, linucb_fixed_set
+from reference_agent import BitSums, NoisySums, PlainSums, TreeSums, linucb_fixed_set
 
 
 def small_sphere(**changes: Any) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def small_pool(**changes: Any) -> dict[str, Any]:
     return arguments | changes
 
 
-def assert_sane(result: _reference.Result, horizon: int) -> None:
+def assert_sane(result: reference.Result, horizon: int) -> None:
     regret = result["group_regret"]
     assert regret.shape == (horizon,)
     assert np.isfinite(regret).all()
@@ -136,7 +135,7 @@ def test_silos_meet_only_their_own_queries() -> None:
 
 def test_radius_of_the_published_code() -> None:
     """sqrt(2) sqrt(5) + 0.5 sqrt(5 ln(1 + 100 * 10 / (5 * 2)) + ln 100), worked out by hand."""
-    assert _reference._radius(100, 10, 5, 2.0, 0.01) == pytest.approx(5.79290, abs=1e-5)
+    assert reference._radius(100, 10, 5, 2.0, 0.01) == pytest.approx(5.79290, abs=1e-5)
 
 
 def test_learns_better_than_random_play() -> None:
@@ -163,7 +162,7 @@ def vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) 
         "scale": 1.0,
         "mechanism": np.random.default_rng(7),
     }
-    return _reference._VectorTree(points_per_batch, levels, d, **arguments | changes)
+    return reference._VectorTree(points_per_batch, levels, d, **arguments | changes)
 
 
 def some_points(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -251,13 +250,13 @@ def test_encodings_of_a_run(
 ) -> None:
     """Batch size times the sum of lowbit(k) over the releases; 24 rounds, one silo."""
     calls = []
-    encode = _reference._VectorTree.encode
+    encode = reference._VectorTree.encode
 
     def counted(*arguments: Any) -> np.ndarray:
         calls.append(arguments)
         return encode(*arguments)
 
-    monkeypatch.setattr(_reference._VectorTree, "encode", counted)
+    monkeypatch.setattr(reference._VectorTree, "encode", counted)
     vector_fedlinucb_sphere(**small_vector(silos=1, horizon=24, batch_size=batch_size))
     assert len(calls) == encodings
 
@@ -280,11 +279,11 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         return tables[rounds[silo] - 1, silo], means[silo]
 
     noise_std, regularizer, multiplier, alpha = 1.0, 40.0, 0.3, 0.01
-    levels = _reference._levels(horizon, batch_size)
+    levels = reference._levels(horizon, batch_size)
     nodes: dict[tuple[int, int], Noise] = {}
     tree: Any
     if protocol == "silo-ldp":
-        tree = _reference._SiloTree(silos, levels, d, noise_std, np.random.default_rng(7))
+        tree = reference._SiloTree(silos, levels, d, noise_std, np.random.default_rng(7))
         # The same draws again: for each synchronisation and silo the square matrix, the vector.
         mechanism = np.random.default_rng(7)
         for k in range(1, horizon // batch_size + 1):
@@ -306,7 +305,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
             return noisy
 
         tree.vector_sum = noted_sum
-    result = _reference._private_fedlinucb(
+    result = reference._private_fedlinucb(
         draw,
         tree.release,
         tree.record if protocol == "shuffle-vector" else None,

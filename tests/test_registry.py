@@ -22,7 +22,7 @@ EXPERT = """
 from fastfed.experts import ALGORITHMS, Algorithm
 
 LEADER = ALGORITHMS["follow-the-leader"]
-ALGORITHM = Algorithm("my-leader", "none", "the leader again", LEADER.keys, LEADER.build)
+ALGORITHM = Algorithm("my-leader", "none", "the leader again", LEADER.config, LEADER.build)
 
 
 def values(*given):
@@ -159,9 +159,17 @@ def test_no_package_is_needed_for_the_registries_themselves():
             "must be an Algorithm whose id is \"mine\", got 'robin'",
         ),
         ("environments", dict, "must be a dataclass, got <class 'dict'>"),
-        ("environments", fastfed.Sphere, "must be a class whose kind is \"mine\", got 'sphere'"),
+        (
+            "environments",
+            fastfed.environments.Sphere,
+            "must be a class whose kind is \"mine\", got 'sphere'",
+        ),
         ("mechanisms", int, "must be a function (budget, releases, size) -> Calibrated, got"),
-        ("scores", print, "must be a numba.cfunc of fastfed.score_signature(), or a Score, got"),
+        (
+            "scores",
+            print,
+            "must be a numba.cfunc of fastfed.protocols.score.score_signature(), or a Score, got",
+        ),
     ],
 )
 def test_what_a_registry_takes(kind, found, reason):

@@ -17,24 +17,24 @@ import pytest
 from fastfed._validate import InputError
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import as_text
-from fastfed.report import table
-from fastfed.report.canvas import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
-from fastfed.report.figure import (
+from fastfed.reporting import table
+from fastfed.reporting.figure import (
     AXES,
+    bound_curves,
     ceiling,
     check_figure,
-    lines,
     not_stored,
     off_picture,
     read_source,
     synchronisation_bounds,
 )
-from fastfed.report.page import write_report
-from fastfed.report.pictures import draw, draw_communication, sends, sketch
-from fastfed.report.sections import certificates_text
-from fastfed.report.source import Source, regret, spaced
-from fastfed.report.table import plus_minus, rate, sent, times
-from fastfed.report.text import privacy_words, spec_text
+from fastfed.reporting.page import write_report
+from fastfed.reporting.pictures import ascii_plot, draw, draw_communication, sends
+from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
+from fastfed.reporting.sections import certificates_text
+from fastfed.reporting.source import Source, regret, spaced
+from fastfed.reporting.table import plus_minus, rate, sent, times
+from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.run import run
 
@@ -181,7 +181,7 @@ def certificate(claimed: Any, exact: Any, status: str, also: Any = ()) -> dict[s
     ],
 )
 def test_privacy_in_a_few_words(stored: dict[str, Any], short: str) -> None:
-    assert privacy_words(stored).short == short
+    assert privacy_text(stored).short == short
 
 
 def test_certificates_are_those_of_the_experiment(source: Source) -> None:
@@ -203,8 +203,7 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
     """Bytes and regret of every line in the picture of communication."""
-    from fastfed.report import canvas
-    from fastfed.report import pictures as communication
+    from fastfed.reporting import pictures as communication
 
     seen: list[tuple[Any, Any]] = []
 
@@ -212,8 +211,8 @@ def drawn(patch: pytest.MonkeyPatch, source: Source) -> list[tuple[Any, Any]]:
         seen.append((x, mean))
         return original(axes, x, mean, spread, style)
 
-    original = canvas.draw_line
-    patch.setattr(communication.canvas, "draw_line", recorded)
+    original = communication.plotting.draw_line
+    patch.setattr(communication.plotting, "draw_line", recorded)
     draw_communication(source, ["svg"])
     return seen
 
@@ -343,7 +342,7 @@ def with_curves(source: Source, **changes: Any) -> Source:
 
 def axes_of(source: Source) -> Any:
     """The axes of the picture of regret, as they are once it is drawn."""
-    from fastfed.report import pictures as figure
+    from fastfed.reporting import pictures as figure
 
     seen: list[Any] = []
 
@@ -351,9 +350,9 @@ def axes_of(source: Source) -> Any:
         original(axes, source)
         seen.append(axes)
 
-    original = figure.dress_regret
+    original = figure.format_regret_axis
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure, "dress_regret", recorded)
+        patch.setattr(figure, "format_regret_axis", recorded)
         draw(source, ["svg"])
     (axes,) = seen
     return axes
@@ -483,7 +482,7 @@ def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
             line_of("synchronisations", "of counts"),
         ],
     )
-    assert [line.label for line in lines(asked)] == ["here"]
+    assert [line.label for line in bound_curves(asked)] == ["here"]
     notes = not_stored(asked)
     assert len(notes) == 4
     assert notes[0] == (
@@ -619,7 +618,7 @@ def test_what_is_not_known_yet_is_not_refused() -> None:
 
 
 def test_the_sketch_shows_every_curve_and_ends_at_the_largest_regret(source: Source) -> None:
-    text = sketch(source)
+    text = ascii_plot(source)
     for mark, curve in zip("abcdef", source.results.curves, strict=False):
         assert f"{mark} {curve.label}" in text
     # As the figure's y axis has it.

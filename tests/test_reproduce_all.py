@@ -11,10 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.cli import cli, reproduce
+from fastfed.cli import cli
+from fastfed.cli import figures as cli_figures
+from fastfed.cli.figures import how_far
 from fastfed.cli.lazy import RunFailed
-from fastfed.cli.reproduce import Planned, how_far
-from fastfed.report.figure import SIZES
+from fastfed.experiments import reproduction
+from fastfed.experiments.reproduction import PlannedFigure
+from fastfed.reporting.figure import SIZES
 
 FIGURE = """
 name = "{name}"
@@ -209,8 +212,9 @@ def test_quick_judges_nothing(figures: Path) -> None:
 def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
-    what = "write_report" if while_writing else "play_silently"
-    real = getattr(reproduce, what)
+    what = "write_report" if while_writing else "simulate_silently"
+    module = reproduction if while_writing else cli_figures
+    real = getattr(module, what)
     calls = []
 
     def stopped(*args: Any) -> Any:
@@ -219,7 +223,7 @@ def test_a_stop_keeps_what_was_played(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(reproduce, what, stopped)
+    monkeypatch.setattr(module, what, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "the same command continues" in result.stderr
     found = rows(figures)
@@ -229,7 +233,7 @@ def test_a_stop_keeps_what_was_played(
         assert second["verdict"] == "unproven"
     else:
         assert second["verdict"] == "not played" and "stopped" in second["why"]
-    monkeypatch.setattr(reproduce, what, real)
+    monkeypatch.setattr(module, what, real)
     again = fastfed("reproduce", "all", "-o", figures)
     assert again.exit_code == 0 and "exact: nothing left to play" in again.stderr
     assert again.stdout.splitlines()[1].split()[3] == "0"
@@ -238,14 +242,14 @@ def test_a_stop_keeps_what_was_played(
 
 
 def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = reproduce.play_silently
+    real = cli_figures.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)
 
-    monkeypatch.setattr(reproduce, "play_silently", failing)
+    monkeypatch.setattr(cli_figures, "simulate_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
     found = rows(figures)
@@ -281,8 +285,8 @@ def test_several_names(figures: Path) -> None:
     assert ("trial", "In one sentence.") not in rows(figures)
 
 
-def plan(*seconds: float) -> list[Planned]:
-    return [Planned(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
+def plan(*seconds: float) -> list[PlannedFigure]:
+    return [PlannedFigure(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
 
 
 def test_the_running_total_learns_from_what_was_played() -> None:

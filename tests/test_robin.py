@@ -16,13 +16,13 @@ from test_drivers import same
 
 import fastfed
 from fastfed import InputError
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
 from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan
-from fastfed.simulation import compiled, dispatch, phases
+from fastfed.simulation import dispatch, phases
 from fastfed.simulation.experiment import Experiment, make_experiment
 
 SEED = 11
@@ -95,12 +95,12 @@ def plan_of(e: Experiment) -> PhasePlan:
 
 def fast(e: Experiment, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, 0, e.silos)
-    return compiled.play_phases(opened, plan_of(e), e.checkpoints, record=True, **keys)
+    return phases.run(opened, plan_of(e), e.checkpoints, record=True, **keys)
 
 
 def readable(e: Experiment, **keys: Any) -> Any:
     opened = e.environment.open(e.seed, 0, e.silos)
-    return phases.play_steps(opened, plan_of(e), e.checkpoints, **keys)
+    return phases.run_steps(opened, plan_of(e), e.checkpoints, **keys)
 
 
 def local(e: Experiment) -> Any:
@@ -114,7 +114,7 @@ def local(e: Experiment) -> Any:
     )  # fmt: skip
     opened = e.environment.open(e.seed, 0, e.silos)
     plan = other.curves[0].system.plan
-    (played,) = dispatch.play(opened, [plan], other.checkpoints, record=True)
+    (played,) = dispatch.run(opened, [plan], other.checkpoints, record=True)
     return played
 
 
@@ -186,7 +186,7 @@ def test_features_are_clipped_where_asked():
         draw = np.random.default_rng((seed, silo, round))
         return 3.0 + draw.normal(size=(4, 3)), draw.uniform(size=4)
 
-    environment = fastfed.Python(function=drawn, dimension=3, actions=4)
+    environment = fastfed.environments.Python(function=drawn, dimension=3, actions=4)
     clipped = []
     for clip in (True, False):
         e = experiment(environment, horizon=24, silos=3, clip=clip)
@@ -198,7 +198,7 @@ def test_features_are_clipped_where_asked():
 
 @pytest.mark.parametrize("sampling", ["in-order", "without-replacement", "with-replacement"])
 def test_they_agree_on_a_pool(recorded, sampling):
-    environment = fastfed.Replay.from_arrays(*recorded, sampling=sampling)
+    environment = fastfed.environments.Replay.from_arrays(*recorded, sampling=sampling)
     e = experiment(environment, horizon=24, silos=3)
     same(fast(e), readable(e))
 
@@ -236,7 +236,7 @@ def test_progress_hears_of_every_round_once():
         assert sum(heard) == last
     opened = e.environment.open(e.seed, 0, e.silos)
     heard = []
-    dispatch.play(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
+    dispatch.run(opened, [plan_of(e)] * 2, e.checkpoints, progress=heard.append)
     assert sum(heard) == 2 * 31
 
 
@@ -245,13 +245,13 @@ def test_few_checkpoints_see_what_was_released_by_then():
     opened, whole = e.environment.open(e.seed, 0, e.silos), fast(e)
     for rounds in ([31], [14, 31], [5, 6, 13, 30, 31]):
         at = np.array(rounds)
-        for play in (compiled.play_phases, phases.play_steps):
+        for play in (phases.run, phases.run_steps):
             played = play(opened, plan_of(e), at)
             for counted in ("group_regret", "synchronisations", "bits_up", "bits_down"):
                 np.testing.assert_array_equal(
                     getattr(played, counted), getattr(whole, counted)[at - 1]
                 )
-        assert not dispatch.shared(plan_of(e))
+        assert not dispatch.together(plan_of(e))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -449,7 +449,7 @@ def test_estimates_are_least_squares_of_the_lowest_norm():
             rows.append(np.concatenate([x.T @ y, (x.T @ x)[np.tril_indices(d)]]))
             # Fitted on what was seen, and nothing beside it.
             np.testing.assert_allclose(x @ estimate, x @ np.linalg.pinv(x) @ y, atol=1e-9)
-        found = native.least_squares(np.array(rows), d)
+        found = linalg.least_squares(np.array(rows), d)
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
         assert not found[0].any()
 
@@ -485,8 +485,8 @@ def test_clients_with_seeded_noise_are_the_step_driver(name, environment):
     e = in_the_paper(environment, PROBLEMS[name])
     plan, played, truth = plan_of(e), fast(e), follow(e, fast(e))
     opened = e.environment.open(e.seed, 0, e.silos)
-    clients = [fastfed.Client(plan, i) for i in range(e.silos)]
-    server, models, sent = fastfed.Averager(plan, SeededNoise(SEED)), [], []
+    clients = [fastfed.parties.Client(plan, i) for i in range(e.silos)]
+    server, models, sent = fastfed.parties.Averager(plan, SeededNoise(SEED)), [], []
     for t in range(1, e.horizon + 1):
         for i, client in enumerate(clients):
             features, means = opened.round(i, t)
@@ -526,8 +526,8 @@ def test_noise_of_the_operating_system(keys):
     plan, noises = system.plan, []
     assert [m.bins for m in plan.means] == [1, 1, 1]
     for _ in range(2):
-        server = fastfed.Averager(plan)
-        clients = [fastfed.Client(plan, i) for i in range(plan.silos)]
+        server = fastfed.parties.Averager(plan)
+        clients = [fastfed.parties.Client(plan, i) for i in range(plan.silos)]
         found = []
         for count in (2, 4, 8, 3):
             rounds(clients, count)
@@ -556,7 +556,7 @@ def test_noise_has_the_plans_variance():
     plan = changed(plan, means=(plan.means[0],) * len(plan.means))
     drawn = []
     for seed in range(1500):
-        server = fastfed.Averager(plan, SeededNoise(seed))
+        server = fastfed.parties.Averager(plan, SeededNoise(seed))
         drawn.append(server.combine(estimates_of(1, np.zeros((2, 2)))).values)
     squares = np.square(np.array(drawn) / plan.means[0].noise_stds["mean"])
     # Both coordinates are sums and differences of the same two draws: half of the 3 000 count.
@@ -577,7 +577,7 @@ def test_certificate_of_the_deployment():
 
 
 def test_a_client_asks_for_what_is_due():
-    clients = [fastfed.Client(deployed().plan, i) for i in range(2)]
+    clients = [fastfed.parties.Client(deployed().plan, i) for i in range(2)]
     client = clients[0]
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 0"):
         client.estimate()
@@ -623,7 +623,7 @@ def test_a_client_asks_for_what_is_due():
 
 
 def test_a_client_sends_estimates_and_takes_models():
-    client = fastfed.Client(deployed().plan)
+    client = fastfed.parties.Client(deployed().plan)
     with pytest.raises(InputError, match=r"sends estimates: use estimate\(\)"):
         client.report()
     with pytest.raises(InputError, match=r"takes models: use adopt\(model\)"):
@@ -639,12 +639,15 @@ def test_a_client_sends_estimates_and_takes_models():
         client.observe(np.nan)
     assert client.round == 0
     with pytest.raises(InputError, match="index must be an integer >= 0 and <= 1, got 2"):
-        fastfed.Client(deployed().plan, 2)
+        fastfed.parties.Client(deployed().plan, 2)
 
 
 def test_the_plan_ends():
     plan = deployed(horizon=14).plan
-    clients, server = [fastfed.Client(plan, i) for i in range(2)], fastfed.Averager(plan)
+    clients, server = (
+        [fastfed.parties.Client(plan, i) for i in range(2)],
+        fastfed.parties.Averager(plan),
+    )
     for count in (2, 4):
         rounds(clients, count)
         model = server.combine([client.estimate() for client in clients])
@@ -665,7 +668,7 @@ def test_the_plan_ends():
 @pytest.mark.parametrize("private", [True, False])
 def test_the_server_takes_one_estimate_of_every_silo(private):
     plan = deployed(private=private).plan
-    server, good = fastfed.Averager(plan), estimates_of(1)
+    server, good = fastfed.parties.Averager(plan), estimates_of(1)
     wide = LocalEstimate(1, np.zeros(3), 1)
     for wrong, message in (
         ([], r"one of each of the 2 silos, got silos \[\]"),
@@ -693,7 +696,7 @@ def test_the_server_takes_one_estimate_of_every_silo(private):
 
 @pytest.mark.parametrize("private", [True, False])
 def test_messages_of_another_kind_are_refused(private):
-    server, good = fastfed.Averager(deployed(private=private).plan), estimates_of(1)
+    server, good = fastfed.parties.Averager(deployed(private=private).plan), estimates_of(1)
     for wrong in (
         [Broadcast(1, 2, np.zeros(5))] * 2,
         [Report(1, 2, np.zeros(5), i) for i in range(2)],
@@ -717,7 +720,7 @@ def test_what_is_not_finite_counts_as_nothing_and_raises_nothing(values, private
     for one in (values, (0.0, 0.0)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            server = fastfed.Averager(plan, SeededNoise(2))
+            server = fastfed.parties.Averager(plan, SeededNoise(2))
             models.append(server.combine(estimates_of(1, (one, (0.2, 0.4)))).values)
             everybody = server.combine(estimates_of(2, (one, one))).values
         assert np.isfinite(everybody).all() and everybody.any() == private
@@ -733,11 +736,11 @@ def test_huge_estimates_are_cut(huge):
     for signs in ((1, 1), (1, -1)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            server = fastfed.Averager(plan, SeededNoise(2))
+            server = fastfed.parties.Averager(plan, SeededNoise(2))
             far = server.combine(
                 estimates_of(1, (np.multiply(signs, huge), (0.2, 0.4), (0.2, 0.4)))
             ).values
-        other = fastfed.Averager(plan, SeededNoise(2))
+        other = fastfed.parties.Averager(plan, SeededNoise(2))
         near = other.combine(estimates_of(1, ((0, 0), (0.2, 0.4), (0.2, 0.4)))).values
         # Each of two rotated coordinates is within 2 r' = 2 sqrt 2 of the middle.
         assert np.linalg.norm(far - near) <= 2 * np.sqrt(2) * np.sqrt(2) / 3 * (1 + 1e-12)
@@ -770,7 +773,7 @@ class Failing(SeededNoise):
 def test_a_source_that_fails_once_changes_nothing():
     plan, models = deployed().plan, []
     for noise in (SeededNoise(4), Failing(4)):
-        server = fastfed.Averager(plan, noise)
+        server = fastfed.parties.Averager(plan, noise)
         for phase in (1, 2, 3):
             for _ in range(4):
                 try:
@@ -782,9 +785,9 @@ def test_a_source_that_fails_once_changes_nothing():
 
 
 def test_one_source_of_noise_serves_one_server():
-    noise, plan = fastfed.SystemNoise(), deployed().plan
-    fastfed.Averager(plan, noise).combine(estimates_of(1))
-    other = fastfed.Averager(plan, noise)
+    noise, plan = fastfed.parties.SystemNoise(), deployed().plan
+    fastfed.parties.Averager(plan, noise).combine(estimates_of(1))
+    other = fastfed.parties.Averager(plan, noise)
     with pytest.raises(InputError, match="drawn already; use one SystemNoise for each system"):
         other.combine(estimates_of(1))
     assert other.releases == 0
@@ -792,13 +795,18 @@ def test_one_source_of_noise_serves_one_server():
 
 def test_plans_are_for_those_who_can_play_them():
     system = deployed()
-    for made in (fastfed.Silo, fastfed.Server, fastfed.Shuffler, lambda p: fastfed.User(p, 1)):
+    for made in (
+        fastfed.parties.Silo,
+        fastfed.parties.Server,
+        fastfed.parties.Shuffler,
+        lambda p: fastfed.parties.User(p, 1),
+    ):
         with pytest.raises(
-            InputError, match=r"plan is in phases: use fastfed\.Client\(plan, index\)"
+            InputError, match=r"plan is in phases: use fastfed\.parties\.Client\(plan, index\)"
         ):
             made(system.plan)
     alone = fastfed.make_system("local-linucb", horizon=9, dimension=2)
-    for made in (fastfed.Client, fastfed.Averager):
+    for made in (fastfed.parties.Client, fastfed.parties.Averager):
         for wrong, name in ((alone.plan, "Plan"), (system, "System"), (None, "NoneType")):
             with pytest.raises(InputError, match=f"plan must be a PhasePlan, .*got {name}"):
                 made(wrong)
@@ -810,6 +818,6 @@ def test_a_plan_that_was_taken_apart_releases_nothing():
     alone = deployed(initial_phases=99).plan
     fewer = changed(plan, means=plan.means[:-1])
     for broken in (changed(plan, means=()), fewer, changed(alone, initial=1)):
-        for make in (fastfed.Averager, fastfed.Client):
+        for make in (fastfed.parties.Averager, fastfed.parties.Client):
             with pytest.raises(InputError, match="private means"):
                 make(broken)

@@ -15,7 +15,7 @@ from oracle import huang_2023 as oracle
 from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
 # T, M, d
@@ -322,7 +322,10 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 PUBLIC: list[Callable[..., Any]] = [
     function
     for name, function in inspect.getmembers(bounds, inspect.isfunction)
-    if function.__module__ == bounds.__name__ and not name.startswith("_")
+    if function.__module__ == bounds.__name__
+    and not name.startswith("_")
+    # Formulas; those that read a ProblemSpec get checked values.
+    and "problem" not in inspect.signature(function).parameters
 ]
 
 

@@ -15,7 +15,7 @@ from test_run import cells, same
 import fastfed
 from fastfed import InputError
 from fastfed.bandits import ALGORITHMS
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import fastfed
-from fastfed.report.figure import read_source
-from fastfed.report.page import write_report
-from fastfed.report.text import spec_text
+from fastfed.reporting.figure import read_source
+from fastfed.reporting.page import write_report
+from fastfed.reporting.text import spec_text
 from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import passes as passes_module
 from fastfed.simulation import run as run_module
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import RunBatch, missing_passes, predict_seconds
 from fastfed.simulation.run import collect
 
@@ -357,7 +357,7 @@ def test_data_paths_are_relative_to_the_spec(tmp_path):
 
 def test_checkpoints_are_distinct_rounds_that_end_with_the_last():
     """Every horizon and count: a floating ceiling once landed on a round past the last."""
-    from fastfed.simulation.outcome import checkpoint_rounds
+    from fastfed.simulation.driver import checkpoint_rounds
 
     for horizon in [*range(1, 400), 10_000, 25_000, 10**5, 10**6]:
         for count in (1, 2, 7, 19, 145, 200):
@@ -456,7 +456,7 @@ def test_changed_data_of_the_same_size_are_another_experiment(tmp_path):
 def real_records(tmp_path, **keys):
     rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(60))
     (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
-    environment = fastfed.Classification(
+    environment = fastfed.environments.Classification(
         data=str(tmp_path / "people.csv"), label="ill", dimension=3, **keys
     )
     curve = {

@@ -12,8 +12,8 @@ from numba.extending import intrinsic
 from scipy import stats
 
 import fastfed
-from fastfed import keyed
-from fastfed._kernels import native
+from fastfed import counter_rng
+from fastfed._kernels import linalg, rng
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
 from fastfed.environments import Replay, Sphere
 from fastfed.protocols.score import SCORES, Score
@@ -21,7 +21,7 @@ from fastfed.simulation import compiled, dispatch
 from fastfed.simulation.experiment import make_experiment
 
 THOMPSON = plugins.module("score", "thompson").thompson
-SIGNATURE = fastfed.score_signature()
+SIGNATURE = fastfed.protocols.score.score_signature()
 
 
 @numba.cfunc(SIGNATURE)
@@ -200,8 +200,8 @@ def test_they_agree_where_data_decide_when_to_synchronise(keys):
 
 def assert_drivers_agree(e):
     opened, plan = e.environment.open(e.seed, 0, e.silos), e.curves[0].system.plan
-    (fast,) = dispatch.play(opened, [plan], e.checkpoints, threads=2)
-    slow = dispatch.play_steps(opened, plan, e.checkpoints)
+    (fast,) = dispatch.run(opened, [plan], e.checkpoints, threads=2)
+    slow = dispatch.run_steps(opened, plan, e.checkpoints)
     np.testing.assert_array_equal(fast.group_regret, slow.group_regret)
     np.testing.assert_array_equal(fast.total, slow.total)
     np.testing.assert_array_equal(fast.synchronisations, slow.synchronisations)
@@ -241,7 +241,7 @@ def test_greedy_is_the_largest_product():
         for k, d in ((1, 1), (7, 3), (40, 20)):
             actions, theta = draw.normal(size=(k, d)).astype(kind), draw.normal(size=d)
             given = actions[::-1].T.copy().T, np.eye(d), theta
-            index, x = native.scored(Score(greedy), 1, 1, *given, 0.0, 0.0)
+            index, x = linalg.scored(Score(greedy), 1, 1, *given, 0.0, 0.0)
             assert index == np.argmax(given[0].astype(float) @ theta)
             np.testing.assert_array_equal(x, given[0][index])
 
@@ -251,7 +251,7 @@ def test_ties_go_to_the_lowest_index_and_nothing_given_is_changed():
     for array in (actions, w, theta):
         array.flags.writeable = False
     for score in (Score(greedy), Score(confident)):
-        assert native.scored(score, 1, 1, actions, w, theta, 1.0, 1.0)[0] == 0
+        assert linalg.scored(score, 1, 1, actions, w, theta, 1.0, 1.0)[0] == 0
     assert (actions == 1).all() and (w == np.eye(2)).all() and (theta == 1).all()
 
 
@@ -270,7 +270,7 @@ def test_thompson_draws_theta_from_its_normal_law():
 
     beta, found = 0.7, []
     for round in range(20_000):
-        key = native.key(5, 20, 0, 0, round)
+        key = rng.key(5, 20, 0, 0, round)
         center = theta.copy()
         done = function(
             None, key, round, 1, 3, of(features, 5), of(w, 6), of(center, 7), beta, 0.0, of(out, 10)
@@ -288,8 +288,8 @@ def test_threads_and_calls_change_nothing(threads, rounds_per_call):
     e = test_drivers.experiment(Sphere(dimension=4, actions=9), sizes, score="thompson")
     opened = e.environment.open(e.seed, 0, e.silos)
     plans = [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (many,) = compiled.play(
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (many,) = compiled.run(
         opened, plans, e.checkpoints, record=True, threads=threads, rounds_per_call=rounds_per_call
     )
     test_drivers.same(one, many)
@@ -379,7 +379,7 @@ def test_every_call_gets_the_state_that_was_given(size):
         (fast,), (readable,) = test_drivers.both(e)
         test_drivers.same(fast, readable)
         opened, plans = e.environment.open(e.seed, 0, e.silos), [e.curves[0].system.plan]
-        (many,) = compiled.play(opened, plans, e.checkpoints, record=True, threads=3)
+        (many,) = compiled.run(opened, plans, e.checkpoints, record=True, threads=3)
         test_drivers.same(fast, many)
     np.testing.assert_array_equal(score.state, np.full(size, 0.25))
 
@@ -392,8 +392,8 @@ def test_what_cannot_be_copied_is_found():
     # It is not a refusal: they play.
     silo = np.array([[0.5, 0.0], [-0.5, 0.0]])
     KEPT[:] = 0.0
-    first = native.scored(Score(elsewhere), 1, 1, silo, np.eye(2), np.ones(2), 0.0, 0.0)[0]
-    then = native.scored(Score(elsewhere), 1, 2, silo[::-1], np.eye(2), np.ones(2), 0.0, 0.0)[0]
+    first = linalg.scored(Score(elsewhere), 1, 1, silo, np.eye(2), np.ones(2), 0.0, 0.0)[0]
+    then = linalg.scored(Score(elsewhere), 1, 2, silo[::-1], np.eye(2), np.ones(2), 0.0, 0.0)[0]
     assert (first, then) == (0, 1)
 
 
@@ -433,7 +433,7 @@ def test_a_deployed_silo_draws_its_key_from_the_system():
     system = fastfed.make_system(
         "fedlinucb", silos=1, horizon=400, dimension=2, batch_size=400, score="thompson"
     )
-    silo = fastfed.Silo(system.plan)
+    silo = fastfed.parties.Silo(system.plan)
     chosen = []
     for _ in range(400):
         chosen.append(silo.select(np.array([[1.0, 0.0], [-1.0, 0.0]])))
@@ -476,12 +476,12 @@ def test_keys_are_those_of_the_silo_and_round():
     assert turns.score_key(1, 2) == seeded.score_key(7, 4)
     assert system.score_key(0, 1) != system.score_key(0, 1)
     assert 0 <= system.score_key(0, 1) < 2**64
-    words = native.philox(5, 20, 2, 3, 4, 0)
+    words = rng.philox(5, 20, 2, 3, 4, 0)
     assert seeded.score_key(3, 4) == int(words[1]) << 32 | int(words[0])
 
 
 class TestKeyed:
-    """fastfed.keyed inside and outside of compiled functions."""
+    """fastfed.counter_rng inside and outside of compiled functions."""
 
     @staticmethod
     def mixed(z):
@@ -494,11 +494,11 @@ class TestKeyed:
         # The first outputs of splitmix64 from the state 1234567 (Vigna's reference code).
         for i, expected in enumerate((6457827717110365317, 3203168211198807973)):
             assert self.mixed((1234567 + (i + 1) * golden) % 2**64) == expected
-            assert keyed.uniform(np.uint64(1234567), i) == ((expected >> 11) + 0.5) * 2.0**-53
+            assert counter_rng.uniform(np.uint64(1234567), i) == ((expected >> 11) + 0.5) * 2.0**-53
         key = 2**63 - 1
         for part in (1, 2, 3):
             key = self.mixed((key + golden) % 2**64) ^ part
-        assert keyed.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
+        assert counter_rng.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
 
     def test_its_laws(self):
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
@@ -507,10 +507,10 @@ class TestKeyed:
         def many(n, along):
             u, z = np.empty(n), np.empty(n)
             for i in range(n):
-                key = keyed.key_of(3, 0, 0 if along else i, 1)
+                key = counter_rng.key_of(3, 0, 0 if along else i, 1)
                 u[i], z[i] = (
-                    keyed.uniform(key, i if along else 0),
-                    keyed.normal(key, i if along else 5),
+                    counter_rng.uniform(key, i if along else 0),
+                    counter_rng.normal(key, i if along else 5),
                 )
             return u, z
 
@@ -522,4 +522,4 @@ class TestKeyed:
 
     def test_every_part_of_a_key_matters(self):
         parts = [(s, r, i, t) for s in (0, 1) for r in (0, 1) for i in (0, 1) for t in (0, 1)]
-        assert len({keyed.key_of(*p) for p in parts}) == 16
+        assert len({counter_rng.key_of(*p) for p in parts}) == 16

@@ -11,15 +11,16 @@ import pytest
 from scipy import stats
 
 import fastfed
-from fastfed import InputError, Shuffler
-from fastfed._kernels import native
+from fastfed import InputError
+from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardDistribution, Sphere
 from fastfed.experiments import figure, figure_spec
+from fastfed.parties import Shuffler
 from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
 from fastfed.simulation.systems import make_system
 
@@ -224,7 +225,7 @@ def test_messages_and_aggregate_have_one_law():
     draw = np.random.default_rng(0)
     for _ in range(2 * 3):
         x = draw.normal(size=2)
-        native.accumulate(truth, x / np.linalg.norm(x), float(draw.uniform()))
+        linalg.accumulate(truth, x / np.linalg.norm(x), float(draw.uniform()))
     for sample in (one, other):
         assert np.abs(sample.mean(axis=0) - truth).max() < 5 * spread.max() / math.sqrt(n)
     for entry in range(one.shape[1]):
@@ -280,10 +281,8 @@ def test_threads_and_calls_change_nothing_for_bits():
         silos=3, seed=7, checkpoints=5,
     )  # fmt: skip
     opened, plan = e.environment.open(7, 0, 3), e.curves[0].system.plan
-    (one,) = compiled.play(opened, [plan], e.checkpoints, record=True)
-    (many,) = compiled.play(
-        opened, [plan], e.checkpoints, record=True, threads=3, rounds_per_call=7
-    )
+    (one,) = compiled.run(opened, [plan], e.checkpoints, record=True)
+    (many,) = compiled.run(opened, [plan], e.checkpoints, record=True, threads=3, rounds_per_call=7)
     assert np.array_equal(one.actions, many.actions) and np.array_equal(one.total, many.total)
 
 
@@ -403,8 +402,8 @@ def test_the_random_policy_plays_each_action_alike():
         name="r", environment=Sphere(dimension=3, actions=7), curves=[table], horizon=700, silos=3
     )
     opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (other,) = step.play(opened, plans, e.checkpoints)
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (other,) = server.run_steps(opened, plans, e.checkpoints)
     assert np.array_equal(one.actions, other.actions)
     assert np.array_equal(one.group_regret, other.group_regret)
     assert stats.chisquare(np.bincount(one.actions.ravel(), minlength=7)).pvalue > FALSE_ALARM
@@ -435,9 +434,9 @@ def test_keys_of_bits_where_they_say_nothing(keys, message):
 
 def test_vector_sum_at_its_edges():
     keys = {"dimension": 2, "users": 4, "epsilon": 2.0, "delta": 0.01}
-    tiny = fastfed.VectorSum(bound=1e-100, seed=1, **keys)
+    tiny = fastfed.parties.VectorSum(bound=1e-100, seed=1, **keys)
     assert np.isfinite(tiny.sum(np.ones((4, 2)))).all()
-    seeded = fastfed.VectorSum(seed=1, **keys)
+    seeded = fastfed.parties.VectorSum(seed=1, **keys)
     with pytest.raises(InputError, match="user must be given where the noise is seeded"):
         seeded.randomize([1.0, 0.0])
     first = seeded.randomize([1.0, 0.0], user=0)
@@ -448,10 +447,13 @@ def test_vector_sum_at_its_edges():
     for bad, message in (
         (lambda: seeded.randomize([1.0, 0.0], user=4), "user must be an integer >= 0 and <= 3"),
         (lambda: seeded.analyze(np.full((2, 4 * seeded.message_bits), 7.5)), "bits must be 0 or 1"),
-        (lambda: fastfed.VectorSum(dimension=2, users=10**9, noise_bits=2**40), "more than 2\\^62"),
+        (
+            lambda: fastfed.parties.VectorSum(dimension=2, users=10**9, noise_bits=2**40),
+            "more than 2\\^62",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             bad()
-    many = fastfed.VectorSum(dimension=2, users=1000, noise_bits=10**6)
+    many = fastfed.parties.VectorSum(dimension=2, users=1000, noise_bits=10**6)
     with pytest.raises(InputError, match='"aggregate" draws their counts'):
         many.sum(np.zeros((1000, 2)), messages="individual")

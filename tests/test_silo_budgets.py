@@ -10,7 +10,7 @@ import pytest
 import fastfed
 from fastfed import InputError
 from fastfed.environments import Sphere
-from fastfed.simulation import compiled, step
+from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 from fastfed.simulation.systems import make_system
 
@@ -56,8 +56,8 @@ def test_the_two_drivers_agree(release, lazy):
         name="own", environment=Sphere(dimension=3, actions=5), curves=[curve], horizon=40, silos=3
     )
     opened, plans = e.environment.open(0, 0, 3), [c.system.plan for c in e.curves]
-    (one,) = compiled.play(opened, plans, e.checkpoints, record=True)
-    (other,) = step.play(opened, plans, e.checkpoints)
+    (one,) = compiled.run(opened, plans, e.checkpoints, record=True)
+    (other,) = server.run_steps(opened, plans, e.checkpoints)
     assert np.array_equal(one.total, other.total)
     assert np.array_equal(one.actions, other.actions)
 

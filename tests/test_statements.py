@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.cli import cli
-from fastfed.report.claims import judge
-from fastfed.report.figure import check_figure
+from fastfed.reporting.claims import judge
+from fastfed.reporting.figure import check_figure
 from fastfed.results.results import CurveResult, Results
 from fastfed.simulation.experiment import expand
 

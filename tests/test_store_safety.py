@@ -20,7 +20,7 @@ from test_cli import fastfed as command
 from test_run import spec
 
 import fastfed
-from fastfed.results.files import Taken, exclusive, replace_file
+from fastfed.results.files import LockHeld, exclusive, replace_file
 from fastfed.results.store import FILE, LOCK, Store
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.run import curve_rows
@@ -205,9 +205,9 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
         second = start("run", path, "-o", out)
         printed, errors = second.communicate()
         assert (second.returncode, printed) == (2, "")
-        assert errors.startswith(f"error: {out} is being played by process {os.getpid()} on ")
+        assert errors.startswith(f"error: {out} is being written by process {os.getpid()} on ")
         assert len(errors.splitlines()) == 1
-        with pytest.raises(fastfed.InputError, match="is being played"):
+        with pytest.raises(fastfed.InputError, match="is being written"):
             fastfed.run(e, out)  # another thread of one process is another writer too
         assert len(fastfed.load(out).curves) == 4  # reading is free
         assert command("results", out).exit_code == 0
@@ -246,7 +246,7 @@ def test_many_at_once_play_no_cell_twice(path, tmp_path):
     assert any(code == 0 for _, code in ends)
     for errors, code in ends:
         assert code in (0, 2) and "Traceback" not in errors
-        assert code == 0 or "is being played" in errors
+        assert code == 0 or "is being written" in errors
     command("run", path, "-o", tmp_path / "straight")
     assert final_files(out) == final_files(tmp_path / "straight")
 
@@ -273,7 +273,7 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
         thread.join()
     assert (most, errors) == (1, [])
     assert not lock.exists()
-    with exclusive(lock), pytest.raises(Taken, match=f"{os.getpid()} on "), exclusive(lock):
+    with exclusive(lock), pytest.raises(LockHeld, match=f"{os.getpid()} on "), exclusive(lock):
         pass
 
 

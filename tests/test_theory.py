@@ -9,8 +9,8 @@ import fastfed
 from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.certify import SAME_SILO
 from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import ANCHOR, FLOOR
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.certificate import Condition, Guarantee
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds
@@ -112,7 +112,7 @@ def test_regularity_of_lemma_c2_over_a_whole_tree():
 def test_confidence_sets_cover_in_a_whole_run():
     """theta* stays inside every confidence set: 60 runs, failure probability 0.2."""
     from fastfed.environments import Sphere
-    from fastfed.simulation import step
+    from fastfed.simulation import server
     from fastfed.simulation.systems import setting_of
 
     sphere = Sphere(dimension=3, actions=5)
@@ -122,7 +122,7 @@ def test_confidence_sets_cover_in_a_whole_run():
     for replicate in range(60):
         opened = sphere.open(0, replicate, 2)
         theta = sphere.theta(0, replicate)
-        (played,) = step.play(opened, [plan], np.array([60]))
+        (played,) = server.run_steps(opened, [plan], np.array([60]))
         d, k = 3, plan.releases
         v = np.zeros((d, d))
         v[np.tril_indices(d)] = played.total[d:]
@@ -376,7 +376,9 @@ def test_nothing_unclipped_is_proven_on_anybodys_word():
         failed = " ".join(c.text for c in system.certificate.conditions if not c.holds)
         assert "feature norms" in failed
         assert "rewards bounded" in failed
-    wild = fastfed.Python(function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2)
+    wild = fastfed.environments.Python(
+        function=lambda *key: (100 * np.eye(2), [0, 1]), dimension=2, actions=2
+    )
     r = fastfed.simulate(
         wild, "private-fedlinucb", silos=2, horizon=20, batch_size=5, epsilon=1.0, delta=1e-3,
         clip=False,
@@ -399,13 +401,13 @@ def test_noise_of_a_wrong_shape_never_reaches_a_report():
         def node(self, silo, node, dimension):
             return np.zeros(2)
 
-    silo = fastfed.Silo(system.plan, 0, Short())
+    silo = fastfed.parties.Silo(system.plan, 0, Short())
     silo.select(np.eye(3))
     silo.observe(1.0)
     with pytest.raises(fastfed.InputError, match=r"noise must have shape \(9\)"):
         silo.report()
     with pytest.raises(fastfed.InputError, match=r"plan must be a Plan, such as system\.plan"):
-        fastfed.Silo(system)
+        fastfed.parties.Silo(system)
 
 
 def test_noise_that_would_not_fit_is_refused_with_the_way_out():

@@ -19,7 +19,7 @@ ALARM = 1e-6  # of each statistical test here, before its seed was fixed
 
 
 def test_it_is_public():
-    assert fastfed.TreeRelease is TreeRelease
+    assert fastfed.privacy.TreeRelease is TreeRelease
 
 
 # ---- the sums -----------------------------------------------------------------------------------

@@ -10,16 +10,16 @@ import inspect
 
 import numpy as np
 import pytest
+import twins
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fastfed._kernels import implementation, native, twins
+from twins import compiled
 
 LEAVES = [
-    *("philox", "normals_f32", "normals_f64", "normals_from_bits", "uniform", "below"),
+    *("philox", "normals_f32", "normals_f64", "normals_from_bits", "uniform", "uniform_int"),
     *("permutation", "log", "factor", "solve", "log_det", "observe", "accumulate", "rank_one"),
     *("sherman_morrison", "clip_norm", "scores", "select", "node_level", "psum", "prefix", "add"),
-    *("add_noise", "node_normals", "refresh", "radius_at", "words", "scale", "touched_levels"),
+    *("add_noise", "node_normals", "refresh", "radius_at", "random_u32", "scale", "touched_levels"),
     *("round_point", "round_points", "binomials", "binomials_from_words"),
     *("encode_bits", "shuffle_bits", "choose_regularizer", "determinant_radius"),
     *("honaker", "honaker_number", "toeplitz"),
@@ -51,7 +51,7 @@ def spread(draw, d, rows=None):
 def instance(seed, d, k):
     """(actions (K, d) of float64, W, theta) from one seed."""
     draw = np.random.default_rng(seed)
-    w = native.factor(packed(spread(draw, d)), d)
+    w = compiled.factor(packed(spread(draw, d)), d)
     return draw, draw.normal(size=(k, d)) / np.sqrt(d), w, draw.normal(size=d) / np.sqrt(d)
 
 
@@ -66,14 +66,10 @@ def same_bits(one, other):
     )
 
 
-def test_the_dispatcher_gives_either():
-    assert implementation(True) is native and implementation(False) is twins
-
-
 def test_every_leaf_has_a_twin_of_the_same_signature():
     for name in LEAVES:
         ours = list(inspect.signature(getattr(twins, name)).parameters)
-        theirs = list(inspect.signature(getattr(native, name)).parameters)
+        theirs = list(inspect.signature(getattr(compiled, name)).parameters)
         assert ours == theirs, name
 
 
@@ -83,14 +79,14 @@ def test_every_leaf_has_a_twin_of_the_same_signature():
 @repeat()
 @given(KEY, WORD)
 def test_philox(key, block):
-    assert same_bits(native.philox(*key, block), twins.philox(*key, block))
+    assert same_bits(compiled.philox(*key, block), twins.philox(*key, block))
 
 
 @repeat(60)
 @given(KEY, st.integers(0, 300))
 def test_normals(key, n):
-    assert same_bits(native.normals_f32(*key, n), twins.normals_f32(*key, n))
-    assert same_bits(native.normals_f64(*key, n), twins.normals_f64(*key, n))
+    assert same_bits(compiled.normals_f32(*key, n), twins.normals_f32(*key, n))
+    assert same_bits(compiled.normals_f64(*key, n), twins.normals_f64(*key, n))
 
 
 BITS = st.one_of(
@@ -108,41 +104,41 @@ BITS = st.one_of(
 def test_normals_from_bits(pairs):
     a, b = np.array(pairs, np.uint64).reshape(-1, 2).T.copy()
     read_only(a, b)
-    assert same_bits(native.normals_from_bits(a, b), twins.normals_from_bits(a, b))
+    assert same_bits(compiled.normals_from_bits(a, b), twins.normals_from_bits(a, b))
 
 
 @repeat()
 @given(KEY, st.integers(1, 2**31 - 1))
-def test_uniform_and_below(key, n):
-    assert native.uniform(*key) == twins.uniform(*key)
-    assert native.below(*key, n) == twins.below(*key, n) < n
+def test_uniform_and_uniform_int(key, n):
+    assert compiled.uniform(*key) == twins.uniform(*key)
+    assert compiled.uniform_int(*key, n) == twins.uniform_int(*key, n) < n
 
 
-def test_below_rejects_alike():
+def test_uniform_int_rejects_alike():
     """n just above 2^30: a quarter of all words is rejected, so blocks run on."""
     n = 2**30 + 1
-    drawn = [native.below(7, 1, 0, 0, i, n) for i in range(300)]
-    assert drawn == [twins.below(7, 1, 0, 0, i, n) for i in range(300)]
+    drawn = [compiled.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
+    assert drawn == [twins.uniform_int(7, 1, 0, 0, i, n) for i in range(300)]
     assert min(drawn) >= 0 and max(drawn) < n
 
 
 @repeat(30)
 @given(KEY, st.integers(0, 70))
 def test_permutation(key, n):
-    assert same_bits(native.permutation(*key, n), twins.permutation(*key, n))
+    assert same_bits(compiled.permutation(*key, n), twins.permutation(*key, n))
 
 
 @repeat(300)
 @given(st.floats(5e-308, 1e308))
 def test_log(x):
-    assert native.log(x) == twins.log(x)
-    assert native.log(x) == pytest.approx(float(np.log(x)), rel=4e-16, abs=1e-16)
+    assert compiled.log(x) == twins.log(x)
+    assert compiled.log(x) == pytest.approx(float(np.log(x)), rel=4e-16, abs=1e-16)
 
 
 @repeat()
 @given(SEED, st.integers(0, 50), st.integers(0, 1000), st.integers(1, 2**31), st.integers(1, 12))
 def test_node_normals(seed, replicate, silo, node, d):
-    one = native.node_normals(seed, replicate, silo, node, d)
+    one = compiled.node_normals(seed, replicate, silo, node, d)
     assert same_bits(one, twins.node_normals(seed, replicate, silo, node, d))
     assert len(one) == d + d * (d + 1) // 2
 
@@ -159,19 +155,19 @@ def test_factor_solve_and_determinant(seed, d):
     v, u = spread(draw, d), draw.normal(size=d)
     p = packed(v)
     read_only(p, u)
-    one, other = native.factor(p, d), twins.factor(p, d)
+    one, other = compiled.factor(p, d), twins.factor(p, d)
     np.testing.assert_allclose(one, other, **CLOSE)
     assert not np.triu(one, 1).any()
     np.testing.assert_allclose(one.T @ one @ v, np.eye(d), atol=1e-10)
     read_only(one)
-    np.testing.assert_allclose(native.solve(one, u), np.linalg.solve(v, u), **CLOSE)
-    np.testing.assert_allclose(twins.solve(one, u), native.solve(one, u), **CLOSE)
+    np.testing.assert_allclose(compiled.solve(one, u), np.linalg.solve(v, u), **CLOSE)
+    np.testing.assert_allclose(twins.solve(one, u), compiled.solve(one, u), **CLOSE)
     determinant = np.linalg.slogdet(v)[1]
-    assert native.log_det(one) == pytest.approx(determinant, rel=1e-11, abs=1e-10)
+    assert compiled.log_det(one) == pytest.approx(determinant, rel=1e-11, abs=1e-10)
     assert twins.log_det(one) == pytest.approx(determinant, rel=1e-11, abs=1e-10)
 
 
-@pytest.mark.parametrize("run", [native, twins])
+@pytest.mark.parametrize("run", [compiled, twins])
 @pytest.mark.parametrize(
     "v",
     [
@@ -197,13 +193,13 @@ def test_observe(seed, d, with_theta):
     v, x, y = spread(draw, d), draw.normal(size=d) / np.sqrt(d), draw.normal()
     u = draw.normal(size=d)
     read_only(x)
-    start = native.factor(packed(v), d)
+    start = compiled.factor(packed(v), d)
     ratio = 1.0 + x @ np.linalg.solve(v, x)
-    for run in (native, twins):
+    for run in (compiled, twins):
         w = start.copy()
         theta = np.linalg.solve(v, u) if with_theta else None
         assert run.observe(w, theta, x, y) == pytest.approx(ratio, rel=1e-11)
-        np.testing.assert_allclose(w, native.factor(packed(v + np.outer(x, x)), d), **CLOSE)
+        np.testing.assert_allclose(w, compiled.factor(packed(v + np.outer(x, x)), d), **CLOSE)
         if with_theta:
             np.testing.assert_allclose(
                 theta, np.linalg.solve(v + np.outer(x, x), u + x * y), **CLOSE
@@ -219,13 +215,13 @@ def test_accumulate_and_rank_one(seed, d):
     read_only(x)
     start = draw.normal(size=d + d * (d + 1) // 2)
     one, other = start.copy(), start.copy()
-    native.accumulate(one, x, y)
+    compiled.accumulate(one, x, y)
     twins.accumulate(other, x, y)
     assert same_bits(one, other)
     np.testing.assert_allclose(one[d:] - start[d:], packed(np.outer(x, x)), atol=1e-14)
     gram, bias = draw.normal(size=(d, d)), draw.normal(size=d)
     grams, biases = [gram.copy(), gram.copy()], [bias.copy(), bias.copy()]
-    native.rank_one(grams[0], biases[0], x, y)
+    compiled.rank_one(grams[0], biases[0], x, y)
     twins.rank_one(grams[1], biases[1], x, y)
     assert same_bits(*grams) and same_bits(*biases)
     np.testing.assert_allclose(grams[0], gram + np.outer(x, x), rtol=1e-15)
@@ -237,11 +233,11 @@ def test_sherman_morrison(seed, d):
     draw = np.random.default_rng(seed)
     v, x = spread(draw, d), draw.normal(size=d) / np.sqrt(d)
     read_only(x)
-    w = native.factor(packed(v), d)
+    w = compiled.factor(packed(v), d)
     start = w.T @ w
     start = np.tril(start) + np.tril(start, -1).T
     one, other = start.copy(), start.copy()
-    native.sherman_morrison(one, x)
+    compiled.sherman_morrison(one, x)
     twins.sherman_morrison(other, x)
     np.testing.assert_allclose(one, other, **CLOSE)
     np.testing.assert_allclose(one @ (v + np.outer(x, x)), np.eye(d), atol=1e-10)
@@ -253,7 +249,7 @@ def test_sherman_morrison(seed, d):
 def test_clip_norm(seed, d, exponent, bound):
     x = np.random.default_rng(seed).uniform(-1.0, 1.0, size=d) * 10.0**exponent
     one, other = x.copy(), x.copy()
-    above = native.clip_norm(one, bound)
+    above = compiled.clip_norm(one, bound)
     assert twins.clip_norm(other, bound) == above
     np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-300)
     # In units of the largest entry: the plain sum of squares would overflow or vanish.
@@ -269,7 +265,7 @@ def test_clip_norm(seed, d, exponent, bound):
 
 def test_a_norm_above_the_bound_by_rounding_is_scaled_and_not_counted():
     x = np.full(4, 0.5 * (1.0 + 1e-7))
-    assert not native.clip_norm(x, 1.0)
+    assert not compiled.clip_norm(x, 1.0)
     assert np.linalg.norm(x) <= 1.0 + 1e-15
 
 
@@ -301,22 +297,22 @@ def test_scores(seed, d, k, beta, gamma):
     """Relative 1e-12 of the terms of a score, whatever the layout; bits do not depend on it."""
     _, actions, w, theta = instance(seed, d, k)
     read_only(w, theta)
-    exact = native.scores(actions, w, theta, beta, gamma)
+    exact = compiled.scores(actions, w, theta, beta, gamma)
     for view in layouts(actions):
-        one = native.scores(view, w, theta, beta, gamma)
+        one = compiled.scores(view, w, theta, beta, gamma)
         np.testing.assert_allclose(
             one, twins.scores(view, w, theta, beta, gamma), rtol=1e-11, atol=1e-12
         )
         if view.dtype == np.float64:
             assert same_bits(one, exact)
     for a in {0, k // 2, k - 1}:
-        assert native.scores(actions[a : a + 1], w, theta, beta, gamma)[0] == exact[a]
+        assert compiled.scores(actions[a : a + 1], w, theta, beta, gamma)[0] == exact[a]
 
 
 def check_select(actions, w, theta, beta, gamma=0.0):
-    """The sieve's choice is that of the exact scores; returns it."""
-    scores = native.scores(actions, w, theta, beta, gamma)
-    chosen, features = native.select(actions, w, theta, beta, gamma)
+    """The choice after screening is that of the exact scores; returns it."""
+    scores = compiled.scores(actions, w, theta, beta, gamma)
+    chosen, features = compiled.select(actions, w, theta, beta, gamma)
     want = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
     assert chosen == want, (scores[chosen], scores[want])
     assert same_bits(features, actions[chosen].astype(np.float64))
@@ -334,7 +330,7 @@ def test_select(seed, d, k, beta, gamma):
         other, features = twins.select(view, w, theta, beta, gamma)
         assert same_bits(features, view[other].astype(np.float64))
         if other != chosen:
-            scores = native.scores(view, w, theta, beta, gamma)
+            scores = compiled.scores(view, w, theta, beta, gamma)
             assert scores[other] == pytest.approx(scores[chosen], rel=1e-12, abs=1e-13)
 
 
@@ -358,7 +354,7 @@ def test_select_when_all_tie(d, dtype):
     """The first batch: V = lambda I, theta = 0, ||x|| = 1, so scores tie to the last bits."""
     draw = np.random.default_rng(d)
     for regularizer in (1.0, 0.3, 17.0):
-        w = native.factor(packed(regularizer * np.eye(d)), d)
+        w = compiled.factor(packed(regularizer * np.eye(d)), d)
         for k in (1, 2, 16, 17, 100):
             actions = draw.normal(size=(k, d))
             actions = (actions / np.linalg.norm(actions, axis=1, keepdims=True)).astype(dtype)
@@ -380,11 +376,11 @@ def test_select_in_near_ties():
 def test_of_equal_best_actions_the_first_is_chosen():
     draw = np.random.default_rng(3)
     for d in (1, 5, 40):
-        w = native.factor(packed(spread(draw, d)), d)
+        w = compiled.factor(packed(spread(draw, d)), d)
         theta = draw.normal(size=d)
         for k in (2, 16, 17, 50, 90):
             actions = draw.normal(size=(k, d))
-            best = int(np.argmax(native.scores(actions, w, theta, 1.0, 0.0)))
+            best = int(np.argmax(compiled.scores(actions, w, theta, 1.0, 0.0)))
             copies = draw.choice(k, size=min(k, 5), replace=False)
             actions[copies] = actions[best]
             first = min([best, *copies])
@@ -393,7 +389,7 @@ def test_of_equal_best_actions_the_first_is_chosen():
                 same = np.flatnonzero((view == view[first]).all(axis=1))
                 chosen = check_select(view, w, theta, 1.0)
                 assert chosen not in same[1:]
-            for run in (native, twins):
+            for run in (compiled, twins):
                 assert run.select(actions, w, theta, 1.0, 0.0)[0] == first
     zeros = np.zeros((70, 3))
     assert check_select(zeros, np.eye(3), np.ones(3), 1.0) == 0
@@ -434,7 +430,7 @@ def test_select_where_an_operand_is_subnormal_as_float32(tiny):
         gamma = {"theta": 0.0, "radius": 0.0, "second radius": scale}.get(tiny, 1.0)
         theta *= scale if tiny == "theta" else 1.0
         x = draw.normal(size=(30, d)) * (scale if tiny == "actions" else 1e17)
-        scores = native.scores(x, w, theta, beta, gamma)
+        scores = compiled.scores(x, w, theta, beta, gamma)
         x, scores = x[scores > 0.0], scores[scores > 0.0]
         near = 1.0 + draw.normal(size=len(x)) * 10.0 ** draw.uniform(-8, -5)
         if len(x):
@@ -473,18 +469,18 @@ def test_select_survives_what_is_not_finite(bad):
 @given(SEED, st.integers(1, 200), st.integers(1, 9))
 def test_tree_arithmetic(seed, k, s):
     draw = np.random.default_rng(seed)
-    assert native.node_level(k) == twins.node_level(k)
+    assert compiled.node_level(k) == twins.node_level(k)
     levels = k.bit_length()
     one = draw.normal(size=(levels, s))
     other, leaf = one.copy(), draw.normal(size=s)
     read_only(leaf)
-    native.psum(one, leaf, native.node_level(k))
-    twins.psum(other, leaf, native.node_level(k))
+    compiled.psum(one, leaf, compiled.node_level(k))
+    twins.psum(other, leaf, compiled.node_level(k))
     assert same_bits(one, other)
     read_only(one)
-    assert same_bits(native.prefix(one, k), twins.prefix(one, k))
+    assert same_bits(compiled.prefix(one, k), twins.prefix(one, k))
     into, again = leaf.copy(), leaf.copy()
-    native.add(into, one[0])
+    compiled.add(into, one[0])
     twins.add(again, one[0])
     assert same_bits(into, again)
 
@@ -508,7 +504,7 @@ def test_ideal_draws(pairs):
     read_only(words)
     settled = words[: len(pairs)] >= 2**44
     for name, known in (("ideal_normals", np.tile(settled, 2)), ("ideal_laplace", ...)):
-        one, again = getattr(native, name)(words), getattr(twins, name)(words)
+        one, again = getattr(compiled, name)(words), getattr(twins, name)(words)
         if known is ...:
             known = words << np.uint64(1) >= 2**44
         assert one[1] == again[1]
@@ -525,7 +521,7 @@ def test_round_noisy(seed, size, power, error):
     # Some exactly between two points of the grid, with no noise.
     values[::3], noise[::3] = (np.rint(values[::3] / grid[::3]) + 0.5) * grid[::3], 0.0
     read_only(values, noise, std, grid)
-    one = native.round_noisy(values, noise, std, grid, error)
+    one = compiled.round_noisy(values, noise, std, grid, error)
     again = twins.round_noisy(values, noise, std, grid, error)
     assert same_bits(one[0], again[0]) and one[1] == again[1]
     assert set(range(0, size, 3)) <= set(one[1])
@@ -537,7 +533,7 @@ def test_add_noise(seed, d, std):
     draw = np.random.default_rng(seed)
     statistic, normals = draw.normal(size=(2, d + d * (d + 1) // 2))
     read_only(statistic, normals)
-    one = native.add_noise(statistic, normals, d, *std)
+    one = compiled.add_noise(statistic, normals, d, *std)
     assert same_bits(one, twins.add_noise(statistic, normals, d, *std))
 
 
@@ -552,7 +548,7 @@ def test_refresh(seed, d, regularizer, noise):
     v += np.tril(v, -1).T
     read_only(statistic)
     results = []
-    for run in (native, twins):
+    for run in (compiled, twins):
         w, theta = np.empty((d, d)), np.empty(d)
         shift = run.refresh(statistic, regularizer, w, theta)
         results.append((shift, w, theta))
@@ -568,7 +564,7 @@ def test_refresh(seed, d, regularizer, noise):
     np.testing.assert_allclose(whole @ theta, statistic[:d], atol=1e-8)
 
 
-@pytest.mark.parametrize("run", [native, twins])
+@pytest.mark.parametrize("run", [compiled, twins])
 def test_refresh_of_a_statistic_that_is_not_finite_is_hopeless(run):
     statistic = np.array([1.0, np.nan])
     assert run.refresh(statistic, 1.0, np.empty((1, 1)), np.empty(1)) == -1.0
@@ -580,9 +576,9 @@ def test_refresh_of_a_statistic_that_is_not_finite_is_hopeless(run):
 )
 def test_radius(multiplier, scale, base, offset, lam, count, d):
     args = multiplier, scale, base, offset, lam, count, d
-    assert native.radius_at(*args) == twins.radius_at(*args)
+    assert compiled.radius_at(*args) == twins.radius_at(*args)
     plain = multiplier * (offset + scale * np.sqrt(base + d * np.log1p(count / (d * lam))))
-    assert native.radius_at(*args) == pytest.approx(float(plain), rel=1e-9, abs=1e-9)
+    assert compiled.radius_at(*args) == pytest.approx(float(plain), rel=1e-9, abs=1e-9)
 
 
 # ---- other releases, and the direct radius ------------------------------------------------------
@@ -591,11 +587,11 @@ def test_radius(multiplier, scale, base, offset, lam, count, d):
 @repeat()
 @given(st.integers(1, 2**31 - 1))
 def test_honaker_number(k):
-    assert native.honaker_number(k) == twins.honaker_number(k) == 2 * k - 1 - (k - 1).bit_count()
+    assert compiled.honaker_number(k) == twins.honaker_number(k) == 2 * k - 1 - (k - 1).bit_count()
 
 
 def test_honaker_numbers_leave_room_for_the_nodes_of_each_release():
-    for run in (native, twins):
+    for run in (compiled, twins):
         number = 1
         for k in range(1, 300):
             assert run.honaker_number(k) == number
@@ -610,7 +606,7 @@ def test_honaker(seed, size, level):
     one, node, sibling = draw.normal(size=(3, size))
     start, other = one.copy(), one.copy()
     read_only(node, sibling)
-    native.honaker(one, node, sibling, level)
+    compiled.honaker(one, node, sibling, level)
     twins.honaker(other, node, sibling, level)
     assert same_bits(one, other)
     v = 1.0
@@ -629,7 +625,7 @@ def test_toeplitz(seed, k, more, size):
     history, f = draw.normal(size=(k + more, size)), draw.normal(size=k + more)
     history[k:], f[k:] = np.nan, np.nan
     read_only(history, f)
-    one = native.toeplitz(history, f, k)
+    one = compiled.toeplitz(history, f, k)
     assert same_bits(one, twins.toeplitz(history, f, k))
     np.testing.assert_allclose(one, f[:k][::-1] @ history[:k], rtol=1e-12, atol=1e-12)
 
@@ -644,7 +640,7 @@ def test_toeplitz(seed, k, more, size):
 )
 def test_determinant_radius(multiplier, scale, base, offset, anchor, inflation, log_det, d):
     args = multiplier, scale, base, offset, anchor, inflation, log_det, d
-    one = native.determinant_radius(*args)
+    one = compiled.determinant_radius(*args)
     assert one == twins.determinant_radius(*args)
     grown = max(0.0, log_det + d * np.log(inflation / anchor))
     plain = multiplier * (offset + scale * np.sqrt(inflation * (base + grown)))
@@ -664,7 +660,7 @@ def test_choose_regularizer(seed, d, exponent, share):
     v += (draw.uniform(-0.2, 1.2) * full - np.linalg.eigvalsh(v)[0] - full + floor) * np.eye(d)
     statistic = np.concatenate([draw.normal(size=d), packed(v)])
     read_only(statistic)
-    one = native.choose_regularizer(statistic, full, floor, d)
+    one = compiled.choose_regularizer(statistic, full, floor, d)
     other = twins.choose_regularizer(statistic, full, floor, d)
     if floor == 0.0:
         assert one == other == full
@@ -677,7 +673,7 @@ def test_choose_regularizer(seed, d, exponent, share):
     assert one == other == want
 
 
-@pytest.mark.parametrize("run", [native, twins])
+@pytest.mark.parametrize("run", [compiled, twins])
 @pytest.mark.parametrize(
     ("least", "lam"), [(4.5, 0.0), (4.0, 1.0), (3.5, 1.0), (0.5, 4.0), (-2.5, 7.0), (-3.5, 8.0)]
 )
@@ -688,7 +684,7 @@ def test_choose_regularizer_by_hand(run, least, lam):
     assert run.choose_regularizer(statistic, 8.0, 0.0, 2) == 8.0
 
 
-@pytest.mark.parametrize("run", [native, twins])
+@pytest.mark.parametrize("run", [compiled, twins])
 def test_choose_regularizer_of_what_is_not_finite_is_full(run):
     for bad in (np.nan, np.inf, -np.inf):
         statistic = np.concatenate([np.zeros(2), [bad, 0.0, 9.0]])

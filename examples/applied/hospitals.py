@@ -59,7 +59,7 @@ def main(data: Path, plot: Path, epsilon: tuple[float, ...], replicates: int) ->
         raise click.ClickException(f"no data at {data}: give the CSV of four hospitals as --data")
     features, ill, site = read(data)
     # norm=1: every record is shrunk to length 1, as much signal against noise as there may be.
-    environment = fastfed.Classification.from_arrays(features, ill, site, norm=1.0)
+    environment = fastfed.environments.Classification.from_arrays(features, ill, site, norm=1.0)
     silos, counts = np.unique(site, return_counts=True)
     horizon = int(counts.min())
     private = {

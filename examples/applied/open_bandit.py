@@ -96,9 +96,9 @@ def train(logs: list[Log], epsilon: float | None, seed: int | None) -> tuple[np.
         algorithm, silos=len(logs), horizon=rounds, dimension=dimension, batch_size=rounds, **budget
     )
     # A deployment leaves noise out: it is then the operating system's.
-    noise = None if seed is None else fastfed.SeededNoise(seed)
-    silos = [fastfed.Silo(system.plan, i, noise) for i in range(len(logs))]
-    server = fastfed.Server(system.plan, noise)
+    noise = None if seed is None else fastfed.parties.SeededNoise(seed)
+    silos = [fastfed.parties.Silo(system.plan, i, noise) for i in range(len(logs))]
+    server = fastfed.parties.Server(system.plan, noise)
     for silo, log in zip(silos, logs, strict=True):
         shown = log.contexts[np.arange(rounds), log.items]
         for x, click_ in zip(shown, log.clicks, strict=True):
@@ -191,7 +191,9 @@ def main(
         label = "not private" if budget is None else f"silo-level, epsilon = {budget:g}"
         policies[label] = [best_of(log, theta, share) for log in late]
 
-    predicted = stacked([fastfed.cross_fitted_ridge(g.contexts, g.items, g.clicks) for g in late])
+    predicted = stacked(
+        [fastfed.off_policy.cross_fitted_ridge(g.contexts, g.items, g.clicks) for g in late]
+    )
     print(f"\nclicks per 1 000 rounds of a policy that shows one of the best {share:.0%} of items")
     print(f"{'policy':<26}{'estimator':<19}{'value':>7}{'±':>6}  95 % interval  any n           on")
     found = {}
@@ -199,9 +201,11 @@ def main(
         log, policy = joined(late), stacked(parts)
         most = max(float(part.max()) * part.shape[1] for part in parts)  # the log is uniform
         found[label] = [
-            fastfed.inverse_propensity(*log, policy, largest_reward=1.0, largest_weight=most),
-            fastfed.self_normalised(*log, policy),
-            fastfed.doubly_robust(*log, policy, predicted),
+            fastfed.off_policy.inverse_propensity(
+                *log, policy, largest_reward=1.0, largest_weight=most
+            ),
+            fastfed.off_policy.self_normalised(*log, policy),
+            fastfed.off_policy.doubly_robust(*log, policy, predicted),
         ]
         theirs = by_obp(*log, policy, predicted)
         for i, e in enumerate(found[label]):

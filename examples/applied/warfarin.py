@@ -101,7 +101,7 @@ def main(
     else:  # race is then a feature, not the silo
         x = np.hstack([x, race[:, None] == np.unique(race)])
         silo = np.arange(len(x)) * blocks // len(x)
-    environment = fastfed.Classification.from_arrays(x, right, silo, norm=1.0)
+    environment = fastfed.environments.Classification.from_arrays(x, right, silo, norm=1.0)
     names, counts = np.unique(silo, return_counts=True)
     horizon = int(counts.min())
     private = {

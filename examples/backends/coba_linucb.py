@@ -178,8 +178,8 @@ class PrivateLinUCBLearner(Learner):
         if self._features is None:
             # Not before it plays: coba copies learners, and noise must not be copied with them.
             self._features = Features(self._terms, context)
-            self._silo = fastfed.Silo(self._system.plan)
-            self._server = fastfed.Server(self._system.plan)
+            self._silo = fastfed.parties.Silo(self._system.plan)
+            self._server = fastfed.parties.Server(self._system.plan)
         rows = self._features.rows(context, actions) / self._norm
         self._chosen = actions[self._silo.select(rows)]
         return self._chosen, 1.0

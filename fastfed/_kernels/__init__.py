@@ -1,23 +1,41 @@
-"""Compiled hot paths, and beside them NumPy twins with the same signatures.
+"""Compiled kernels. They import nothing of ours and trust their inputs; ``fastfed.kernels`` is the
+validated door.
 
-This module is the only door to either. Kernels import nothing of ours and trust their inputs;
-``fastfed.kernels`` is the validated face.
+===============  ==============================================================================
+``rng``          keyed random streams
+``linalg``       ridge regression: factors, rank-one updates, upper confidence bounds
+``aggregation``  sums of statistics: tree nodes, prefixes, noise, fixed-point bits
+``environments`` contexts and rewards, one replicate each
+``losses``       losses of experts, one replicate each
+``driver``       simulates the rounds of a run
+===============  ==============================================================================
+
+All six are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
+("Multiple modules in one library") leaves finding them to the package.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import sys
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 
-from fastfed._kernels import _losses as losses
-from fastfed._kernels import _native as native
+from fastfed._kernels import _native
 
-__all__ = ["implementation", "losses", "native"]
+__all__ = ["aggregation", "driver", "environments", "linalg", "losses", "rng"]
 
 
-def implementation(use_native: bool = True) -> ModuleType:
-    """The compiled leaf functions, or their NumPy twins, which load when first asked for."""
-    if use_native:
-        return native
-    from fastfed._kernels import twins
+def _load(name: str) -> None:
+    """Load one module of the shared object."""
+    full = f"{__name__}.{name}"
+    loader = ExtensionFileLoader(full, _native.__file__)
+    spec = spec_from_file_location(full, _native.__file__, loader=loader)
+    assert spec is not None
+    module = sys.modules[full] = module_from_spec(spec)
+    loader.exec_module(module)
+    globals()[name] = module
 
-    return twins
+
+# Each comes after those that it imports.
+for _name in ("_views", "environments", "rng", "linalg", "aggregation", "losses", "driver"):
+    _load(_name)

@@ -1,8 +1,8 @@
-"""Which protocol, release and batch size to take for a guarantee, and whether to share at all."""
+"""Advice on protocol, release and batch size for a guarantee, and on sharing at all."""
 
 from __future__ import annotations
 
-from fastfed.advice.advise import advise
-from fastfed.advice.systems import TRUST, Advice, Candidate, Regret, Verdict
+from fastfed.advice.planner import plan
+from fastfed.advice.systems import TRUST, Advice, Baseline, Candidate, Regret, Verdict
 
-__all__ = ["TRUST", "Advice", "Candidate", "Regret", "Verdict", "advise"]
+__all__ = ["TRUST", "Advice", "Baseline", "Candidate", "Regret", "Verdict", "plan"]

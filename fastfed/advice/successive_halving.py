@@ -1,4 +1,4 @@
-"""Successive halving over candidates by short simulations, and from where sharing breaks even."""
+"""Successive halving over candidates by short simulations, and the break-even point of sharing."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments as native_environments
 from fastfed._validate import InputError
 from fastfed.advice.systems import Choice, Question, Regret, batch_sizes, mean_and_stderr
 from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution, Sphere
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch, memory
-from fastfed.simulation.outcome import checkpoint_rounds
+from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
-# ---- A federation of few silos that stands for one of many, and what playing it costs ------------
-# In lazy play all silos choose from the same released statistics, and what they add to the next
-# release is a sum of M B terms of one law. m silos whose rounds each count M / m = q times make the
-# same sum in expectation. Instead of weighing rounds everything else is divided: privacy noise,
-# lambda, c, E and phi by q, the radius of reward noise by sqrt(q), and so is the reward noise
-# itself, for of q rounds it averages out. Then V, u and both bonuses are those of M silos but for a
-# factor that cancels. What is not kept: the sampling error of the contexts in a batch, sqrt(q)
-# times too large, and that rewards are Bernoulli. With m = M nothing is scaled, and the law is
-# exact: of M Gaussian noises only the sum is seen, so the sum alone is drawn. Noise of bits is
-# drawn as the normal numbers it is close to, but where ``bits`` are asked for.
-
+# ---- A federation of few silos that stands for one of many, and its cost -------------------------
+# With lazy updates all silos choose from the same released statistics, and what they add to the
+# next release is a sum of M B terms of one distribution. m silos whose rounds each count M / m = q
+# times make the same sum in expectation. Instead of weighing rounds everything else is divided:
+# privacy noise, lambda, c, E and phi by q, the radius of reward noise by sqrt(q), and so is the
+# reward noise itself, since it averages out over q rounds. Then V, u and both bonuses are those of
+# M silos up to a factor that cancels. Not kept are the sampling error of the contexts in a batch,
+# sqrt(q) times too large, and that rewards are Bernoulli. With m = M nothing is scaled, and the
+# distribution is exact: of M Gaussian noises only the sum is seen, so the sum alone is drawn. Noise
+# of bits is drawn as the normal numbers it is close to, unless ``bits`` are asked for.
 
 #: Environments whose silos are alike and whose reward noise can be made smaller.
 SCALABLE = (Sphere, Gap, FixedSet)
@@ -37,30 +36,31 @@ BERNOULLI = 0.5
 
 
 def scalable(environment: Environment) -> bool:
-    """Whether few silos of this environment can stand for many."""
+    """Return True if few silos of this environment can stand for many."""
     return isinstance(environment, SCALABLE)
 
 
 def scaled_environment(environment: Environment, times: float) -> Environment:
-    """The environment where each round stands for so many: less reward noise."""
+    """Scale the reward noise of an environment whose rounds each stand for ``times`` rounds."""
     if times == 1.0:
         return environment
     assert isinstance(environment, SCALABLE)
-    law = environment.reward
-    if law.kind == "none":
+    reward = environment.reward
+    if reward.kind == "none":
         return environment
-    std = (law.std if law.kind == "gaussian" else BERNOULLI) / math.sqrt(times)
+    std = (reward.std if reward.kind == "gaussian" else BERNOULLI) / math.sqrt(times)
     return replace(environment, reward=RewardDistribution("gaussian", std))
 
 
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
-    """The plan for so many silos that stand for all of ``plan``; ``node``: its noise, if any.
+    """Scale a plan to ``silos`` silos that stand for all of its own.
 
-    ``bits``: play shuffled bits as such where nothing is scaled, not normals of the same variance.
+    ``node``: noise of one node of the plan, None without noise. ``bits``: simulate shuffled bits as
+    such where nothing is scaled, not as normal numbers of the same variance.
     """
     times = plan.silos / silos
     if node is not None and not (plan.encoding is not None and bits and times == 1.0):
-        # One sum of noises in place of the sum of all: the same law (bits: nearly).
+        # One sum of noises in place of the sum of all: the same distribution (bits: nearly).
         noises = plan.silos if plan.protocol.noise_by == "silos" else 1
         std = node.times(math.sqrt(noises) / times)
         protocol = released_as(PROTOCOLS["central"], plan.release)
@@ -102,10 +102,9 @@ def release_cost(plan: Plan) -> float:
     return 1e-6 * k * (3.0 + 4e-3 * d**3) + kept
 
 
-# Short simulations of many plans over the same contexts: how long, how many silos, how often.
+# ---- Short simulations of many plans over the same contexts --------------------------------------
 
-
-#: Checkpoints of a short run; the pace at its end is that of the last quarter of what was played.
+#: Checkpoints of a short run; the pace at its end is that of its last quarter.
 CHECKPOINTS = 64
 #: Fewest silos that stand for more, where d is not more, and the most replicates of a stage. With
 #: fewer than d a batch of few rounds does not show all directions, and learning is far too slow.
@@ -118,10 +117,10 @@ Heard = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan that is played, with its privacy noise (None: it has none).
+    """A plan to simulate, with its privacy noise (None: it has none).
 
-    ``federated`` plans share, so few silos stand for many by scaling; others are silos alone, any
-    few of which are a sample of all.
+    ``federated`` plans share, so few silos stand for many by scaling. The silos of others are
+    alone: any few are a sample of all.
     """
 
     name: str
@@ -132,7 +131,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Size:
-    """How a stage is played."""
+    """Size of the simulations of a stage."""
 
     silos: int
     rounds: int
@@ -141,7 +140,7 @@ class Size:
 
 @dataclass
 class SuccessiveHalving:
-    """Plays entrants, stage after stage, each on replicates of its own."""
+    """Simulates entrants, stage after stage, each stage on replicates of its own."""
 
     environment: Environment
     silos: int
@@ -151,8 +150,8 @@ class SuccessiveHalving:
     threads: int
     on_stage: Heard | None = None
     replicate: int = 0  # the next one that is unused
-    #: Regret of one silo by name, (R,), of the last stage that played it.
-    played: dict[str, np.ndarray] = field(default_factory=dict)
+    #: Regret of one silo by name, (R,), of the last stage that simulated it.
+    samples: dict[str, np.ndarray] = field(default_factory=dict)
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def least_silos(self, dimension: int) -> int:
@@ -164,7 +163,7 @@ class SuccessiveHalving:
         """Rounds at which regret is kept, (C,)."""
         return checkpoint_rounds(self.horizon, CHECKPOINTS)
 
-    def size(self, entrants: Sequence[Contender], seconds: float, replicates: int) -> Size:
+    def size(self, contenders: Sequence[Contender], seconds: float, replicates: int) -> Size:
         """The largest stage for so many nominal seconds of one core.
 
         All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
@@ -172,9 +171,10 @@ class SuccessiveHalving:
         cannot be scaled, all of them for as many rounds as fit.
         """
         whole = sum(
-            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension) for e in entrants
+            self.silos * self.horizon * round_cost(self.actions, e.plan.dimension)
+            for e in contenders
         )
-        fixed = sum(release_cost(e.plan) for e in entrants)
+        fixed = sum(release_cost(e.plan) for e in contenders)
         fitting = int(seconds / (whole + fixed))
         if fitting >= LEAST_EXACT:
             return Size(self.silos, self.horizon, min(fitting, MOST_REPLICATES))
@@ -183,58 +183,58 @@ class SuccessiveHalving:
             marks = self.marks
             at = int(np.searchsorted(marks, self.horizon * share, side="right")) - 1
             return Size(self.silos, int(marks[max(at, 0)]), replicates)
-        least = self.least_silos(entrants[0].plan.dimension)
+        least = self.least_silos(contenders[0].plan.dimension)
         few = min(self.silos, max(least, int(self.silos * share)))
         return Size(few, self.horizon, replicates)
 
-    def play(self, stage: str, entrants: Sequence[Contender], size: Size) -> None:
-        """Play a stage and keep its regrets; the same arguments and seed, the same regrets."""
+    def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
+        """Simulate a stage and keep its regrets, a function of arguments and seed."""
         if self.on_stage is not None:
-            self.on_stage(self.announce(stage, len(entrants), size))
-        finals = self.finals(entrants, size, bits=stage == "final")
-        for entrant, column in zip(entrants, finals.T, strict=True):
+            self.on_stage(self.announce(stage, len(contenders), size))
+        finals = self.finals(contenders, size, bits=stage == "final")
+        for contender, column in zip(contenders, finals.T, strict=True):
             mean, stderr = mean_and_stderr(column)
-            self.played[entrant.name] = column
-            self.regrets[entrant.name] = Regret(
+            self.samples[contender.name] = column
+            self.regrets[contender.name] = Regret(
                 mean, stderr, size.replicates, size.silos, size.rounds, stage
             )
 
-    def finals(self, entrants: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
+    def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
         """Regret of one silo at the end of the horizon, (R, entrants); ``bits``: `scaled_plan`."""
         first, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         at = int(np.searchsorted(marks, size.rounds))
         groups = [
-            [i for i, e in enumerate(entrants) if e.federated is kind] for kind in (True, False)
+            [i for i, e in enumerate(contenders) if e.federated is kind] for kind in (True, False)
         ]
         times = self.silos / size.silos
-        worlds = [scaled_environment(self.environment, times), self.environment]
+        environments = [scaled_environment(self.environment, times), self.environment]
         plans = [
             scaled_plan(e.plan, e.node, size.silos, bits=bits)
             if e.federated
             else replace(e.plan, silos=size.silos)  # a sample of all
-            for e in entrants
+            for e in contenders
         ]
 
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
             replicate, kind = work
-            world = worlds[kind].open(self.seed, first + replicate, size.silos)
-            assert isinstance(world, native.Environment)
+            opened = environments[kind].open(self.seed, first + replicate, size.silos)
+            assert isinstance(opened, native_environments.Environment)
             chosen = [plans[i] for i in groups[kind]]
-            outcomes = dispatch.play(world, chosen, marks, threads=inner, last=size.rounds)
+            outcomes = dispatch.run(opened, chosen, marks, threads=inner, last=size.rounds)
             curves = [o.group_regret / size.silos for o in outcomes]
             return replicate, kind, [_extended(c, marks, at, self.horizon) for c in curves]
 
         works = [(r, kind) for r in range(size.replicates) for kind in (0, 1) if groups[kind]]
         inner = max(1, self.threads // len(works))
-        finals = np.zeros((size.replicates, len(entrants)))
+        finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
         terms = [
-            memory.of_pass(worlds[kind], facts, [plans[i] for i in group], len(marks), inner)
+            memory.of_pass(environments[kind], facts, [plans[i] for i in group], len(marks), inner)
             for kind, group in enumerate(groups)
             if group
         ]
-        workers = memory.that_fit(max(terms, key=memory.total), min(self.threads, len(works)))
+        workers = that_fit(max(terms, key=total), min(self.threads, len(works)))
         with ThreadPoolExecutor(workers) as pool:
             for replicate, kind, found in pool.map(job, works):
                 finals[replicate, groups[kind]] = found
@@ -242,10 +242,10 @@ class SuccessiveHalving:
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
         """Mean and standard error of a - b, regret of one silo, paired; of one stage."""
-        return mean_and_stderr(self.played[a] - self.played[b])
+        return mean_and_stderr(self.samples[a] - self.samples[b])
 
     def announce(self, stage: str, count: int, size: Size) -> str:
-        """A stage in a sentence."""
+        """Announce a stage in a sentence."""
         silos = f"all {self.silos} silos"
         if size.silos < self.silos:
             silos = f"{size.silos} silos for all {self.silos}"
@@ -268,22 +268,21 @@ def _extended(curve: np.ndarray, marks: np.ndarray, at: int, horizon: int) -> fl
 
 
 def level(difference: tuple[float, float]) -> bool:
-    """Whether a paired difference is within two standard errors of 0, or has none."""
+    """Return True if a paired difference is within two standard errors of 0, or has none."""
     mean, stderr = difference
     return math.isnan(stderr) or abs(mean) <= 2.0 * stderr
 
 
-# From which epsilon, or how many silos, sharing would help: roughly, by short simulations.
+# ---- Break-even: the epsilon, or the number of silos, from which sharing would help --------------
 
-
-#: The search goes up by this factor at a time, so often, and halves what it found so often.
+#: Factor of a step up, the most steps, and the halvings of the interval that was found.
 STEP, STEPS, HALVINGS = 4.0, 6, 2
-#: Plays of both searches, each of two batch sizes and so many replicates.
+#: Replicates of each of two batch sizes at every step.
 REPLICATES = 2
 
 
 def break_even(
-    question: Question, best: Choice, contest: SuccessiveHalving, seconds: float
+    question: Question, best: Choice, halving: SuccessiveHalving, seconds: float
 ) -> tuple[float | None, int | None]:
     """The least epsilon, and the least number of silos, at which ``best`` does better than alone.
 
@@ -291,39 +290,39 @@ def break_even(
     times as much. The protocol and release are those of ``best``; of its batch size and an eighth
     of it the better counts.
     """
-    alone = contest.regrets["alone"].mean
-    one = contest.horizon * round_cost(contest.actions, question.setting.dimension)
+    alone = halving.regrets["alone"].mean
+    one = halving.horizon * round_cost(halving.actions, question.problem.dimension)
     plays = 2 * (STEPS + HALVINGS) * 2 * REPLICATES
-    least = contest.least_silos(question.setting.dimension)
-    few = max(least, min(question.setting.silos, int(seconds / (plays * one))))
+    least = halving.least_silos(question.problem.dimension)
+    few = max(least, min(question.problem.silos, int(seconds / (plays * one))))
 
     def helps(asked: Question) -> bool:
-        silos = asked.setting.silos
-        own = replace(contest, silos=silos, replicate=0, on_stage=None, played={}, regrets={})
-        entrants = []
-        least = batch_sizes(contest.horizon)[0]
+        silos = asked.problem.silos
+        own = replace(halving, silos=silos, replicate=0, on_stage=None, samples={}, regrets={})
+        contenders = []
+        least = batch_sizes(halving.horizon)[0]
         for size in sorted({max(least, best.batch_size // by) for by in (1, 8)}):
             try:
                 made = asked.make(best.trust, best.protocol, best.release, size)
             except InputError:
                 continue
-            entrants.append(Contender(made.label, made.plan, made.node))
-        if not entrants:
+            contenders.append(Contender(made.label, made.plan, made.node))
+        if not contenders:
             return False
         return bool(
-            own.finals(entrants, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
+            own.finals(contenders, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
         )
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))
     silos = _least(
-        float(question.setting.silos),
-        lambda m: helps(replace(question, setting=replace(question.setting, silos=round(m)))),
+        float(question.problem.silos),
+        lambda m: helps(replace(question, problem=replace(question.problem, silos=round(m)))),
     )
     return epsilon, None if silos is None else round(silos)
 
 
 def _least(start: float, holds: Callable[[float], bool]) -> float | None:
-    """The least value above start for which it holds, on a coarse logarithmic scale."""
+    """The least value above ``start`` for which ``holds``, on a coarse logarithmic scale."""
     low, high = start, start
     for _ in range(STEPS):
         low, high = high, high * STEP

@@ -1,4 +1,4 @@
-"""The systems that can give one guarantee, and what `advise` answers about them."""
+"""The systems that can give one guarantee, and the answer of `plan` about them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
-# ---- What `advise` answers: candidates, baselines, and a verdict for each trust model ------------
+# ---- The answer: candidates, baselines, and a verdict for each trust model -----------------------
 
-
-#: So begins a note on a condition that fails for all candidates.
+#: Prefix of a note on a condition that fails for all candidates.
 BROKEN = "fails for all: "
 
 #: Of environments that hold real records.
@@ -33,13 +32,13 @@ READ = (
 
 @dataclass(frozen=True)
 class Regret:
-    """Regret of one silo over the whole horizon, simulated; how it was found stands beside it."""
+    """Simulated regret of one silo over the whole horizon, and the size of the simulation."""
 
     mean: float
     stderr: float  # over replicates; NaN for one
     replicates: int
     silos: int  # simulated, to stand for all
-    rounds: int  # simulated; fewer than the horizon are extended at their last pace
+    rounds: int  # simulated; extended to the horizon at their last pace where fewer
     stage: str  # "screened", "refined" or "final"
 
 
@@ -57,16 +56,16 @@ class Candidate:
     node_std: dict[str, float]  # of one noise vector, by stream, as the certificate lists it
     noise_std: float  # largest of an entry of what is synchronised
     bound: float | None  # proven, on the regret of one silo; None: nothing is proven
-    vacuous: bool | None  # whether the bound is no less than the most that can be lost
+    vacuous: bool | None  # True if the bound is no less than the most that can be lost
     bytes_sent: int  # up and down, all silos, the whole horizon
-    regret: Regret | None  # None where it was not played, for the reason in ``remark``
+    regret: Regret | None  # None where it was not simulated, see ``remark``
     remark: str
     keys: dict[str, Any]  # of a curve
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A system to compare with: one that sends nothing, or one without privacy."""
+    """A system to compare with: it sends nothing, or has no privacy."""
 
     name: str
     label: str
@@ -78,7 +77,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do under one trust model."""
+    """Recommendation under one trust model."""
 
     trust: str
     trusted: str
@@ -96,7 +95,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer. ``candidates`` are sorted by trust, then by regret."""
+    """Answer of `fastfed.plan`. ``candidates`` are sorted by trust, then by regret."""
 
     silos: int
     horizon: int
@@ -113,23 +112,24 @@ class Advice:
     baselines: tuple[Baseline, ...]
     verdicts: tuple[Verdict, ...]
     left_out: dict[str, str]
-    #: What to know first: whether real records were read for it, and what no candidate can keep.
+    #: Notes: that real records were read, and conditions that no candidate meets.
     notes: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:
-        """Of every candidate's guarantee: "proven", or "conditional" where the environment itself
-        breaks a condition."""
+        """Status of every candidate's guarantee: "proven", or "conditional" where the environment
+        itself breaks a condition."""
         return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
 
     def __getitem__(self, label: str) -> Candidate:
+        """The candidate of a label; KeyError if there is none."""
         for candidate in self.candidates:
             if candidate.label == label:
                 return candidate
         raise KeyError(f"no candidate {label!r}; there are {[c.label for c in self.candidates]}")
 
     def baseline(self, name: str) -> Baseline:
-        """ "alone", "no privacy" or "random"."""
+        """The baseline named "alone", "no privacy" or "random"."""
         return next(b for b in self.baselines if b.name == name)
 
     def to_builtins(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Advice:
         return found
 
     def identity(self) -> dict[str, Any]:
-        """The tables of a spec that plays what is recommended, and its baselines."""
+        """The tables of a spec of what is recommended, and its baselines."""
         curves = [{"label": f"{v.trust}: {v.best}", **self[v.best].keys} for v in self.verdicts]
         curves += [{"label": b.label, **b.keys} for b in self.baselines]
         return {
@@ -151,14 +151,14 @@ class Advice:
         }
 
     def spec_text(self, replicates: int = 4) -> str:
-        """The same as the text of a spec: `fastfed run` plays it."""
-        from fastfed.report.text import spec_text
+        """Text of that spec, for `fastfed run`."""
+        from fastfed.reporting.text import spec_text
 
         return spec_text(self.identity(), replicates, {"y": "per-silo"})
 
 
 def plain(value: Any) -> Any:
-    """Lists for tuples, None for NaN, all the way down."""
+    """Turn tuples into lists and NaN into None, at every depth."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -175,10 +175,9 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
     return float(found.mean()), float(spread)
 
 
-# The systems that can give one guarantee, sorted by whom they trust, and how much noise each has.
+# ---- Candidates: the systems of each trust model, and their noise --------------------------------
 # The guarantee: unit "user", one relation, one (epsilon, delta), proven, noise calibrated exactly,
-# lazy play, the direct radius. Who is trusted differs, and is never mixed.
-
+# lazy updates, the direct radius. Trust models are never mixed.
 
 #: Trust model: (who is trusted, the (protocol, release) pairs that need no more trust).
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
@@ -196,22 +195,22 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-#: Systems that are never candidates, and why.
+#: Systems that are never candidates, with the reason.
 ELSEWHERE = {
     "silo-ldp-prefix": 'plays as "silo-ldp" with release "tree" does: the same noise, sent as sums',
-    "feducb": "",  # computed: see `about_feducb`
+    "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
     "robin": "its unit is all that one client holds, another guarantee than that of a user",
     "linucb-jdp, linucb-ldp, linucb-sdp-amp, linucb-sdp-vec": "of a single agent: nothing to share",
     "fed-svt, fed-dp-ope-stoch": "predict from experts, and see no contexts",
 }
 
-#: More releases than this are not tried: Toeplitz noise takes their square, and B barely matters.
+#: The most releases that are tried: Toeplitz noise takes their square, and B barely matters.
 MOST_RELEASES = 4096
 
 
 def most_variance(release: str, releases: int) -> float:
-    """Largest variance of a prefix in units of one noise's: of K releases."""
+    """Largest variance of a prefix of K releases, in units of the variance of one noise."""
     if release == "toeplitz":
         return float(toeplitz.prefix_variances(releases)[-1])
     if release == "honaker":
@@ -220,13 +219,13 @@ def most_variance(release: str, releases: int) -> float:
 
 
 def kind(protocol: str, release: str) -> str:
-    """A candidate but for its batch size; shuffled nodes have no other release than the tree."""
+    """Name of a candidate without its batch size; shuffled nodes are released by the tree only."""
     return protocol if protocol.startswith("shuffle") else f"{protocol}, {release}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A protocol, a release and a batch size, ready to be played."""
+    """A protocol, a release and a batch size, with the system that they make."""
 
     trust: str
     protocol: str
@@ -237,12 +236,13 @@ class Choice:
 
     @property
     def label(self) -> str:
+        """Name of the candidate, with its batch size."""
         return f"{kind(self.protocol, self.release)}, B = {self.batch_size}"
 
     @property
     def plan(self) -> Plan:
-        plan = self.system.plan
-        assert isinstance(plan, Plan)
+        """Plan of the system."""
+        plan: Plan = self.system.plan
         return plan
 
     @property
@@ -260,29 +260,29 @@ class Choice:
 
     @property
     def bound(self) -> float | None:
-        """Proven bound on the regret of one silo, None where nothing is."""
+        """Proven bound on the regret of one silo, None where nothing is proven."""
         bound = direct_regret_bound(self.plan, self.system.theory)
         return None if bound is None else bound / self.plan.silos
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for: a problem and a guarantee."""
+    """A problem and the guarantee that is asked for."""
 
-    setting: ProblemSpec
+    problem: ProblemSpec
     epsilon: float
     delta: float
     relation: str
     radius_multiplier: float
 
     def common(self) -> dict[str, Any]:
-        """Config that every curve of the answer has."""
+        """Keys that every curve of the answer has."""
         return (
             {} if self.radius_multiplier == 1.0 else {"radius_multiplier": self.radius_multiplier}
         )
 
     def make(self, trust: str, protocol: str, release: str, batch_size: int) -> Choice:
-        """One candidate; InputError where it cannot be had."""
+        """Make one candidate; InputError where it cannot be had."""
         keys: dict[str, Any] = {
             "algorithm": "private-fedlinucb",
             "protocol": protocol,
@@ -296,16 +296,16 @@ class Question:
         if release != "tree":
             keys["release"] = release
         own = {k: v for k, v in keys.items() if k != "algorithm"}
-        system = ALGORITHMS["private-fedlinucb"].make(own, self.setting)
+        system = ALGORITHMS["private-fedlinucb"].make(own, self.problem)
         self.check(system)
         return Choice(trust, protocol, release, batch_size, keys, system)
 
     def check(self, system: System) -> None:
-        """InputError unless the system gives the very guarantee that is asked for."""
+        """Raise InputError unless the system gives the very guarantee that is asked for."""
         stated = system.certificate
-        # What the environment itself breaks all candidates break: the answer says it once.
-        world = self.setting.conditions
-        missing = [c.text for c in stated.conditions if not c.holds and c not in world]
+        # A condition that the environment itself breaks fails for all: the answer says it once.
+        shared = self.problem.conditions
+        missing = [c.text for c in stated.conditions if not c.holds and c not in shared]
         if stated.exact is None or (stated.status != "proven" and missing):
             missing = [c.text for c in stated.conditions if not c.holds]
             raise InputError(f"its privacy is {stated.status} here: {'; '.join(missing)}")
@@ -330,7 +330,7 @@ def batch_sizes(horizon: int) -> list[int]:
 def candidates(
     question: Question, trust: str, sizes: Iterable[int]
 ) -> tuple[list[Choice], dict[str, str]]:
-    """What has this trust at these batch sizes, and what could not be had, with the reason."""
+    """The candidates of a trust model at these batch sizes, and the reasons why others failed."""
     made, failed = [], {}
     for protocol, release in TRUST[trust][1]:
         for size in sizes:
@@ -342,10 +342,10 @@ def candidates(
 
 
 def noisier(a: Choice, b: Choice) -> bool:
-    """Whether a adds more than b at the same rounds: at worst, and in the mean over releases.
+    """Return True if a adds more noise than b, at worst and in the mean over releases.
 
-    Both have the same schedule, radius and policy; what differs is E, the bound on the noise that
-    sets the width of their confidence sets, and the noise behind it.
+    Both release at the same rounds, and have the same radius and policy; they differ in E, the
+    bound on the noise that widens their confidence sets, and in the noise behind it.
     """
     if (a.trust, a.batch_size) != (b.trust, b.batch_size):
         return False
@@ -353,8 +353,8 @@ def noisier(a: Choice, b: Choice) -> bool:
     return bool(mine.max() > other.max() and np.mean(mine**2) > np.mean(other**2))
 
 
-def about_feducb(question: Question, least: Choice) -> str:
-    """Why feducb is no candidate: its proven adaptive schedule has more noise than every round."""
+def feducb_reason(question: Question, least: Choice) -> str:
+    """The reason why feducb is no candidate: its proven adaptive schedule has too much noise."""
     only = "only schedules that read no raw data have a guarantee; "
     keys = {
         "epsilon": question.epsilon,
@@ -363,7 +363,7 @@ def about_feducb(question: Question, least: Choice) -> str:
         "schedule": "private-determinant",
         "radius": "direct",
     }
-    system = ALGORITHMS["feducb"].make(keys, question.setting)
+    system = ALGORITHMS["feducb"].make(keys, question.problem)
     error = float(system.plan.radius.error_bound.max())
     times = error / float(least.plan.radius.error_bound.max())
     if times <= 1.0:
@@ -374,5 +374,5 @@ def about_feducb(question: Question, least: Choice) -> str:
 def baseline(question: Question, keys: dict[str, Any]) -> System:
     """A system without privacy, from the keys of a curve."""
     own = {k: v for k, v in keys.items() if k != "algorithm"}
-    made: System = ALGORITHMS[keys["algorithm"]].make(own, question.setting)
+    made: System = ALGORITHMS[keys["algorithm"]].make(own, question.problem)
     return made

@@ -1,14 +1,14 @@
-"""Linear-bandit systems: policies, theory, and one file for each algorithm.
+"""Linear bandit systems: algorithms, their theory, certificates and step-by-step parties.
 
-A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORITHMS``; from another
-package it is an entry point (docs/extending.md).
+A new algorithm is a file with an ``Algorithm`` and a line in ``ALGORITHMS``; from another package
+it is an entry point (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from fastfed._system import account
+from fastfed._system import account, renamed
 from fastfed.bandits import agents, fedlinucb, feducb, robin
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 
 ALGORITHMS = {
@@ -30,3 +30,5 @@ ALGORITHMS = {
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]
+
+__getattr__ = renamed(__name__, {"Setting": ProblemSpec})

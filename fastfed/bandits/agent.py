@@ -1,4 +1,16 @@
-"""Single agents and their users: keys, the noise of a batch, the published code's ridge."""
+"""Common part of single-agent systems: Config, the noise of a batch, the published code's ridge.
+
+chowdhury-zhou-2022, Algorithm 1: the policy changes at the end of a batch only, and depends on what
+the protocol has released. Deviations from the paper, and why:
+
+- V and theta_hat change with lambda_k, a regularizer for each release; the paper has one for all.
+- The radius is our direct one by default, proven and smaller; "lemma-a2" has the constants of its
+  proof, "lemma-a4" is the lemma as printed, which drops some.
+- Features and rewards are clipped in code to what the proofs bound.
+- Both streams are one Gaussian release in exact accounting; the paper halves the budget between
+  them.
+- A batch that T cuts short is used locally and never sent.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +22,12 @@ from typing import ClassVar
 import numpy as np
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import WINDOW, Noise, assemble, plan_of
+from fastfed.bandits.assemble import COUPLING_SHARE, Noise, assemble, make_plan
 from fastfed.bandits.certify import certify
 from fastfed.bandits.fedlinucb import DIRECT_RATIO, check_bits
-from fastfed.bandits.noise_distributions import NoiseDistribution, batch_law
-from fastfed.bandits.radius import REGULARIZERS, Theory, about_rewards
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.noise_distributions import NoiseDistribution, batch_distribution
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.radius import REGULARIZERS, Theory, reward_conditions
 from fastfed.bandits.system import Config, System, batches_of_user, check_returning
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
@@ -25,19 +37,10 @@ from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol
 
-# ---- A single agent and its users: what the shuffle-private linear bandits have in common --------
-# chowdhury-zhou-2022, Algorithm 1: the policy changes at the end of a batch only, and rests on what
-# the protocol has released. Deviations from the paper, and why:
-# - V and theta_hat change with lambda_k, a regularizer for each release; the paper has one for all.
-# - The radius is a direct one of ours by default, proven and smaller; "lemma-a2" has the constants
-#   of its proof, "lemma-a4" is the lemma as printed, which drops some.
-# - Features and rewards are clipped in code to what the proofs bound.
-# - Two streams are one Gaussian in exact accounting; the paper halves the budget between them.
-# - A batch that T cuts short is played and never sent.
-
+# ---- Config --------------------------------------------------------------------------------------
 
 MESSAGES = ("aggregate", "individual")
-#: The rules for lambda that go with each radius.
+#: Rules for lambda that each radius admits.
 FITTING = {
     "direct": ("from-noise",),
     "lemma-a2": ("from-noise", "lemma-a4"),
@@ -47,7 +50,13 @@ FITTING = {
 
 
 class AgentConfig(Config, frozen=True, kw_only=True):
-    """Config of any curve with a single agent."""
+    """Keys of a curve with a single agent: those of `Config`, in other ranges.
+
+    Parameters
+    ----------
+    batch_size : int or "theorem", default 1
+        B, users of one batch.
+    """
 
     batch_size: int | str | None = 1
 
@@ -70,23 +79,38 @@ class AgentConfig(Config, frozen=True, kw_only=True):
 
     @property
     def regularizer_rule(self) -> str | float:
+        """The rule for lambda, or its value: ``regularizer`` with its default filled in."""
         if self.regularizer is None and self.radius == "lemma-a4":
             return "lemma-a4"
         return super().regularizer_rule
 
-    def batch(self, setting: ProblemSpec, rule: Callable[[], int]) -> int:
-        """B: as given, or what ``rule`` says for "theorem"."""
-        return rule() if self.batch_size == "theorem" else self.rounds_per_batch(setting)
+    def batch(self, problem: ProblemSpec, rule: Callable[[], int]) -> int:
+        """B: as given, or the value of ``rule`` for "theorem"."""
+        return rule() if self.batch_size == "theorem" else self.rounds_per_batch(problem)
 
 
 class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
-    """Config of a private curve with a single agent."""
+    """Keys of a private curve with a single agent.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of one user, > 0; required.
+    delta : float
+        Budget of one user, in (0, 1); required.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chooses the noise: the least that gives the budget, or a paper's.
+    relation : {"replace", "zero-out"}
+        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
+        cousin.
+    returning : int or "every-batch", default 1
+        Participations: the most batches of one user, at most once in each.
+    """
 
     epsilon: float | None = None
     delta: float | None = None
     calibration: str = "exact"
     relation: str = "replace"
-    #: In how many batches one user may take part, once in each.
     returning: int | str = 1
 
     def __post_init__(self) -> None:
@@ -102,16 +126,25 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget:
+        """(epsilon, delta) under the relation."""
         assert self.epsilon is not None and self.delta is not None
         return Budget(self.epsilon, self.delta, self.relation)
 
-    def returns(self, batches: int) -> int:
-        """Batches that one user may take part in, out of so many."""
+    def participations(self, batches: int) -> int:
+        """Participations of one user, out of ``batches``."""
         return batches_of_user(self.returning, batches)
 
 
 class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
-    """Config of those whose noise may be Gaussian."""
+    """Keys of a curve whose noise may be Gaussian.
+
+    Parameters
+    ----------
+    layout : str, optional
+        Variances of the symmetric covariance noise; by default the calibration's own.
+    covariance_ratio : float, optional
+        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+    """
 
     layout: str | None = None
     covariance_ratio: float | None = None
@@ -132,23 +165,23 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
 
-def free_ratio(keys: PrivateAgentConfig) -> float:
-    """Noise of the covariance stream over that of the bias stream, where bits let us choose."""
-    return DIRECT_RATIO if keys.radius == "direct" and keys.calibration == "exact" else 1.0
+def bits_ratio(config: PrivateAgentConfig) -> float:
+    """Noise of the covariance stream over that of the bias stream, where data travel as bits."""
+    return DIRECT_RATIO if config.radius == "direct" and config.calibration == "exact" else 1.0
 
 
-def check_agent(algorithm: str, setting: ProblemSpec) -> None:
-    """InputError unless the world has one silo, which is the agent."""
-    if setting.silos != 1:
+def check_agent(algorithm: str, problem: ProblemSpec) -> None:
+    """Raise InputError unless the problem has one silo, which is the agent."""
+    if problem.silos != 1:
         raise InputError(
             f"silos must be 1 for {algorithm}, where one agent serves all users, "
-            f"got {setting.silos}"
+            f"got {problem.silos}"
         )
 
 
-def planned(
-    keys: AgentConfig,
-    setting: ProblemSpec,
+def plan_and_theory(
+    config: AgentConfig,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -156,26 +189,25 @@ def planned(
     *,
     individual: bool = False,
     release: str = "tree",
-) -> tuple[Plan, Theory, Clip | None]:
-    """Plan, theory and clipping of one curve; ``published`` is used where the radius asks for it.
+) -> tuple[Plan, Theory]:
+    """Plan and theory of one curve; ``published`` is used where the radius asks for it.
 
     Every round (B = 1) without noise the agent's estimate changes by rank-one steps.
     """
-    clip = keys.bounds(published=False)
+    clip = config.bounds(published=False)
     alone = noise is None and batch_size == 1
     rounds = 0 if alone else batch_size
-    if keys.radius == "published-code":
-        theory = published_theory(published, keys, setting, noise, clip)
-        plan = plan_of(keys, setting, protocol, rounds, clip, theory, noise)
-        return replace(plan, individual=individual, release=release), theory, clip
-    made = assemble(keys, setting, protocol, rounds, clip, noise, individual, release)
-    return (*made, clip)
+    if config.radius == "published-code":
+        theory = published_theory(published, config, problem, noise, clip)
+        plan = make_plan(config, problem, protocol, rounds, clip, theory, noise)
+        return replace(plan, individual=individual, release=release), theory
+    return assemble(config, problem, protocol, rounds, clip, noise, individual, release)
 
 
-def private(
+def private_system(
     algorithm: str,
-    keys: PrivateAgentConfig,
-    setting: ProblemSpec,
+    config: PrivateAgentConfig,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     published: PublishedCode,
@@ -184,42 +216,66 @@ def private(
     individual: bool = False,
     release: str = "tree",
 ) -> System:
-    """A private system of one agent, from its noise."""
-    plan, theory, _ = planned(
-        keys, setting, protocol, batch_size, published, noise, individual=individual,
+    """The private system of one agent, from its noise."""
+    plan, theory = plan_and_theory(
+        config,
+        problem,
+        protocol,
+        batch_size,
+        published,
+        noise,
+        individual=individual,
         release=release,
-    )  # fmt: skip
+    )
     check_bits(plan)
     source = f"{protocol.source}; {noise.mechanism.source}"
-    plan, certificate = certify(plan, setting, theory, noise, source)
+    plan, certificate = certify(plan, problem, theory, noise, source)
     return System(algorithm, plan, certificate, theory=theory)
 
 
-# ---- From keys to the noise of a batch whose users send for themselves ---------------------------
+# ---- Noise of a batch whose users send for themselves --------------------------------------------
 
 
 def gaussian_noise(
-    keys: GaussianConfig, setting: ProblemSpec, batch_size: int, *, shuffled: bool
+    config: GaussianConfig, problem: ProblemSpec, batch_size: int, *, shuffled: bool
 ) -> Noise:
-    """Every user's own Gaussian noise: as many independent ones add up as a batch has users."""
-    releases = setting.horizon // batch_size
+    """Gaussian noise of every user: in a release it adds up over all users so far.
+
+    Parameters
+    ----------
+    config : GaussianConfig
+        The curve's keys.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    batch_size : int
+        B, users of one batch.
+    shuffled : bool
+        True if a shuffler mixes the messages of a batch.
+
+    Returns
+    -------
+    Noise
+    """
+    releases = problem.horizon // batch_size
     mechanism = calibrate_local_gaussian(
-        keys.budget,
+        config.budget,
         batch_size,
-        returning=keys.returns(releases),
+        returning=config.participations(releases),
         shuffled=shuffled,
-        calibration=keys.calibration,
-        layout=keys.layout,
-        covariance_ratio=keys.ratio if keys.calibration == "exact" else keys.covariance_ratio or 1,
+        calibration=config.calibration,
+        layout=config.layout,
+        covariance_ratio=config.ratio
+        if config.calibration == "exact"
+        else config.covariance_ratio or 1,
     )
     std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
-    law = NoiseDistribution(std, 1, np.arange(releases + 1.0))
-    return Noise(mechanism, law, std)
+    distribution = NoiseDistribution(std, 1, np.arange(releases + 1.0))
+    return Noise(mechanism, distribution, std)
 
 
 def vector_noise(
-    keys: PrivateAgentConfig,
-    setting: ProblemSpec,
+    config: PrivateAgentConfig,
+    problem: ProblemSpec,
     batch_size: int,
     *,
     local: bool = False,
@@ -227,31 +283,50 @@ def vector_noise(
     honest_fraction: float = 1.0,
     ratio: float = 1.0,
 ) -> Noise:
-    """Every user's own noise bits."""
-    releases = setting.horizon // batch_size
+    """Noise bits of every user.
+
+    Parameters
+    ----------
+    config : PrivateAgentConfig
+        The curve's keys.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    batch_size : int
+        B, users of one batch.
+    local : bool, default False
+        True if the bits of each user protect that user without a shuffler.
+    vector_scale : float, default 1
+        Factor on b, for published code.
+    honest_fraction : float, default 1
+        The share of users whose noise bits are counted on.
+    ratio : float, default 1
+        Noise of the covariance stream over that of the bias stream.
+
+    Returns
+    -------
+    Noise
+    """
+    releases = problem.horizon // batch_size
     mechanism = calibrate_vector_batches(
-        keys.budget,
+        config.budget,
         batch_size,
-        setting.dimension,
-        returning=keys.returns(releases),
+        problem.dimension,
+        returning=config.participations(releases),
         local=local,
-        calibration=keys.calibration,
+        calibration=config.calibration,
         vector_scale=vector_scale,
         honest_fraction=honest_fraction,
         covariance_ratio=ratio,
     )
-    law = batch_law(mechanism, releases, WINDOW * keys.failure_probability)
+    distribution = batch_distribution(
+        mechanism, releases, COUPLING_SHARE * config.failure_probability
+    )
     g, b = mechanism.g, mechanism.b
     encoding = Encoding((g[0],), (b,), (g[1],))
-    return Noise(mechanism, law, encoding=encoding)
+    return Noise(mechanism, distribution, encoding=encoding)
 
 
-# ---- Ridge and width of the experiment code of chowdhury-zhou-2022, in features of norm 1 --------
-# The code's features are (u, 1), of norm sqrt 2. Half its Gram matrix, with half its ridge and half
-# its covariance noise, and its bias sum over sqrt 2 are the same bandit in unit features: scores,
-# widths and actions are equal. What follows is that bandit's; Gamma and the width are the code's
-# own.
-
+# ---- Ridge and width of the published experiment code --------------------------------------------
 
 #: The code's bound on squared feature norms, and its sub-Gaussian scale of rewards.
 SQUARED_NORM, REWARD_SCALE = 2.0, 0.5
@@ -259,13 +334,26 @@ SQUARED_NORM, REWARD_SCALE = 2.0, 0.5
 
 @dataclass(frozen=True)
 class PublishedCode:
-    """Gamma, and the ridge lambda where it is not the code's 2 Gamma (Gamma in unit features)."""
+    """Gamma and ridge of the experiment code of chowdhury-zhou-2022, in features of norm 1.
+
+    The code's features are (u, 1), of norm sqrt 2. Half its Gram matrix, with half its ridge and
+    half its covariance noise, and its bias sum over sqrt 2 are the same bandit in unit features:
+    scores, widths and actions are equal. Gamma and the width are the code's own.
+
+    Parameters
+    ----------
+    gamma : float
+        Gamma.
+    ridge : float, optional
+        lambda, where it is not the code's 2 Gamma (Gamma in unit features).
+    """
 
     gamma: float
     ridge: float | None = None
 
     @property
     def regularizer(self) -> float:
+        """lambda in unit features."""
         return self.gamma if self.ridge is None else self.ridge
 
     def width(self, horizon: int, dimension: int) -> float:
@@ -274,11 +362,11 @@ class PublishedCode:
         return math.sqrt(self.gamma * dimension) + REWARD_SCALE * math.sqrt(dimension * grown)
 
 
-#: Of "linucb": Gamma = 1 in the width, and a ridge of 1e-4.
+#: Constants of "linucb": Gamma = 1 in the width, and a ridge of 1e-4.
 NOT_PRIVATE = PublishedCode(1.0, 0.5e-4)
 
 
-def of_users(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def user_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
     """Gamma where each user adds noise: s sqrt(T d), s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B).
 
     ``users`` B is 1 for local privacy.
@@ -287,33 +375,39 @@ def of_users(epsilon: float, delta: float, users: int, horizon: int, dimension: 
     return std * math.sqrt(horizon * dimension)
 
 
-def of_agent(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
+def joint_gamma(epsilon: float, delta: float, horizon: int, dimension: int) -> float:
     """Gamma of a trusted agent: s sqrt(d ln T), s = sqrt(ln T) ln(2.5/delta) / epsilon."""
     log = math.log(horizon)
     return math.sqrt(log) * math.log(2.5 / delta) / epsilon * math.sqrt(dimension * log)
 
 
-def of_vector(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
+def vector_gamma(epsilon: float, delta: float, users: int, horizon: int, dimension: int) -> float:
     """Gamma of the vector sum: ln(d/delta) / (4 epsilon sqrt B) sqrt(T d)."""
     log = math.log(dimension) - math.log(delta)
     return log / (4.0 * epsilon * math.sqrt(users)) * math.sqrt(horizon * dimension)
 
 
 def published_theory(
-    code: PublishedCode, keys: Config, setting: ProblemSpec, noise: Noise | None, clip: Clip | None
+    code: PublishedCode,
+    config: Config,
+    problem: ProblemSpec,
+    noise: Noise | None,
+    clip: Clip | None,
 ) -> Theory:
-    """Ridge and width of the code, with what is known of them: nothing is proven."""
-    d, regularizer = setting.dimension, keys.regularizer
+    """Ridge and width of the published code, and their conditions: nothing is proven."""
+    d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
     largest = 0.0
     if noise is not None:
-        largest = float(noise.law.operator_norms(d, keys.failure_probability / 4.0).max())
+        largest = float(
+            noise.distribution.operator_norms(d, config.failure_probability / 4.0).max()
+        )
     lam = np.array([ridge])
     # Rows of V play no part: the logarithm's argument is 1.
-    width = code.width(setting.horizon, d) - math.sqrt(code.gamma * d)
+    width = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
     base = (width / REWARD_SCALE) ** 2
     radius = Radius(
-        keys.radius_multiplier,
+        config.radius_multiplier,
         REWARD_SCALE,
         base,
         np.array([math.sqrt(code.gamma * d)]),
@@ -326,7 +420,7 @@ def published_theory(
         nu=np.zeros(1),
         radius=radius,
         conditions=(
-            *about_rewards(setting, clip),
+            *reward_conditions(problem, clip),
             Condition(
                 "the regularizer exceeds the noise's operator norm with high probability",
                 ridge > largest,

@@ -1,6 +1,25 @@
-"""Single-agent LinUCB without privacy and under joint, local, shuffled and vector-sum privacy.
+"""Single-agent LinUCB without privacy, and under joint, local and shuffle privacy.
 
-One section for each system of chowdhury-zhou-2022; `agent` holds what they share.
+One section for each system of chowdhury-zhou-2022. Deviations from the paper are those of
+`fastfed.bandits.agent`, which has the common part, and by system:
+
+- ``linucb`` (Algorithm 1 with exact sums): with B = 1 the estimate changes by rank-one steps, and
+  the radius counts the current round, too (t for t - 1).
+- ``linucb-jdp`` (Appendix F, Proposition F.3, after Shariff and Sheffet 2018): the noise may be a
+  Toeplitz or Honaker release instead of the tree. The published code's is no tree at all and hides
+  little (see `joint_dp`); what it adds before any data, in the first round alone, is left out.
+- ``linucb-ldp`` (Proposition F.1, after Zheng et al. 2020, or the vector sum at local budgets,
+  Corollary C.3): ``messages = "aggregate"`` draws the sum of a batch's noises, which has the same
+  distribution; "individual" draws and adds up the users' own messages.
+- ``linucb-sdp-amp`` (P_Amp: Algorithms 2-4, Theorems 3.2, B.1 and E.3): exact privacy is the better
+  of Lemma B.4, whose condition on B the theorems leave out, and of local privacy, which needs no
+  shuffler. For several participations Theorem E.3 is corrected: its printed noise lacks a
+  logarithm. ``messages`` as above; "individual" also shuffles.
+- ``linucb-sdp-vec`` (P_Vec: Algorithms 5-7, after Cheu et al. 2021, Theorems C.1 and E.5): messages
+  have 2 g + b bits, with g and b integers rounded to the private side; a matrix is sent once,
+  i <= j, and mirrored. The published code truncates b, but not in the mean that it subtracts: a
+  bias that we do not reproduce. "aggregate" draws the number of ones, which is all that shuffled
+  bits tell; "individual" draws, shuffles and counts every bit.
 """
 
 from __future__ import annotations
@@ -13,14 +32,14 @@ from fastfed.bandits.agent import (
     GaussianConfig,
     PrivateAgentConfig,
     PublishedCode,
+    bits_ratio,
     check_agent,
-    free_ratio,
     gaussian_noise,
-    of_agent,
-    of_users,
-    of_vector,
-    planned,
-    private,
+    joint_gamma,
+    plan_and_theory,
+    private_system,
+    user_gamma,
+    vector_gamma,
     vector_noise,
 )
 from fastfed.bandits.assemble import Noise
@@ -35,25 +54,24 @@ from fastfed.bandits.linucb_bounds import (
     batch_size_f_4,
 )
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint_dp
 from fastfed.privacy.releases.gaussian_release import RELEASES
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 
-# ---- LinUCB of a single agent without privacy: the curve its private kin aim at ------------------
-# chowdhury-zhou-2022, Algorithm 1 with exact sums, in batches or every round. Deviations: those of
-# fastfed/bandits/agent.py; every round, the estimate changes by rank-one steps alone, and the
-# radius counts the running round, too (t for t - 1).
+# ---- linucb --------------------------------------------------------------------------------------
 
 
-def build_linucb(keys: AgentConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    check_agent("linucb", setting)
-    batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
-    plan, theory, _ = planned(keys, setting, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE)
-    plan, certificate = certify(plan, setting, theory, None, "chowdhury-zhou-2022, Algorithm 1")
+def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb curve."""
+    check_agent("linucb", problem)
+    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
+    plan, theory = plan_and_theory(
+        config, problem, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE
+    )
+    plan, certificate = certify(plan, problem, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
 
 
@@ -61,20 +79,22 @@ AGENT_LINUCB = Algorithm(
     id="linucb",
     paper="chowdhury-zhou-2022",
     summary="one agent, every round or in batches, not private",
-    keys=AgentConfig,
+    config=AgentConfig,
     build=build_linucb,
 )
 
 
-# ---- LinUCB of a trusted agent: joint differential privacy, every round or in batches ------------
-# chowdhury-zhou-2022, Appendix F (Proposition F.3), after Shariff and Sheffet 2018. Deviations:
-# those of fastfed/bandits/agent.py; the noise may be a Toeplitz or Honaker release instead of the
-# tree; the published code's is no tree at all and hides little (see `joint_dp`),
-# and what it adds before any data, in the first round alone, is left out.
+# ---- linucb-jdp ----------------------------------------------------------------------------------
 
 
 class JointConfig(GaussianConfig, frozen=True, kw_only=True):
-    """Config of a linucb-jdp curve."""
+    """Keys of a linucb-jdp curve.
+
+    Parameters
+    ----------
+    release : {"tree", "honaker", "toeplitz"}
+        The continual release of prefix sums.
+    """
 
     release: str = "tree"
 
@@ -83,32 +103,32 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         choice("release", self.release, RELEASES)
 
 
-def build_jdp(keys: JointConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    check_agent("linucb-jdp", setting)
-    batch_size = keys.batch(setting, lambda: batch_size_f_4(setting.horizon))
-    if setting.horizon == 1 and keys.calibration == "published-code":
+def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb-jdp curve."""
+    check_agent("linucb-jdp", problem)
+    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
+    if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
-    releases = setting.horizon // batch_size
+    releases = problem.horizon // batch_size
     mechanism = calibrate_joint_dp(
-        keys.budget,
+        config.budget,
         releases,
-        setting.horizon,
-        release=keys.release,
-        calibration=keys.calibration,
-        layout=keys.layout,
-        covariance_ratio=keys.ratio,
-        returning=keys.returns(releases),
+        problem.horizon,
+        release=config.release,
+        calibration=config.calibration,
+        layout=config.layout,
+        covariance_ratio=config.ratio,
+        returning=config.participations(releases),
     )
     std = NoiseStd(*mechanism.stds)
     noise = Noise(mechanism, NoiseDistribution(std, 1, mechanism.variance_factors), std)
-    release = "nested" if isinstance(mechanism, NestedNoise) else keys.release
-    budget = keys.budget
-    gamma = of_agent(budget.epsilon, budget.delta, max(setting.horizon, 2), setting.dimension)
-    return private(
+    release = "nested" if isinstance(mechanism, NestedNoise) else config.release
+    budget = config.budget
+    gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)
+    return private_system(
         "linucb-jdp",
-        keys,
-        setting,
+        config,
+        problem,
         released_as(AGENT_PROTOCOLS["agent-central"], release),
         batch_size,
         PublishedCode(gamma),
@@ -121,23 +141,26 @@ AGENT_JDP = Algorithm(
     id="linucb-jdp",
     paper="chowdhury-zhou-2022",
     summary="one trusted agent adds noise to its sums: joint privacy",
-    keys=JointConfig,
+    config=JointConfig,
     build=build_jdp,
 )
 
 
-# ---- LinUCB under local privacy: every user adds noise to their own data point -------------------
-# chowdhury-zhou-2022, Proposition F.1 (after Zheng et al. 2020), every round or in batches, or the
-# vector sum at local budgets (Corollary C.3). Deviations: those of fastfed/bandits/agent.py, and
-# ``messages = "aggregate"`` draws the sum of a batch's noises, which has the same law; "individual"
-# makes and adds up the users' own messages.
-
+# ---- linucb-ldp ----------------------------------------------------------------------------------
 
 MECHANISMS = ("gaussian", "vector-sum")
 
 
 class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
-    """Config of a linucb-ldp curve."""
+    """Keys of a linucb-ldp curve.
+
+    Parameters
+    ----------
+    mechanism : {"gaussian", "vector-sum"}
+        Gaussian noise, or data points as noisy bits.
+    messages : {"aggregate", "individual"}
+        The sum of a batch's noises in one draw, or every user's message.
+    """
 
     mechanism: str = "gaussian"
     messages: str = "aggregate"
@@ -158,41 +181,42 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
+        """Noise of the covariance stream over that of the bias stream."""
         if not self.bits or self.covariance_ratio is not None:
             return super().ratio
-        return free_ratio(self)
+        return bits_ratio(self)
 
     @property
     def bits(self) -> bool:
-        """Whether data points travel as bits."""
+        """True if data points travel as bits."""
         return self.mechanism == "vector-sum"
 
 
-def build_ldp(keys: LocalConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    check_agent("linucb-ldp", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
+def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb-ldp curve."""
+    check_agent("linucb-ldp", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
 
     def rule() -> int:
-        if keys.bits:
+        if config.bits:
             return batch_size_c_3(horizon, d, epsilon, delta)
         return batch_size_f_2(horizon)
 
-    batch_size = keys.batch(setting, rule)
-    if keys.bits:
-        noise = vector_noise(keys, setting, batch_size, local=True, ratio=keys.ratio)
+    batch_size = config.batch(problem, rule)
+    if config.bits:
+        noise = vector_noise(config, problem, batch_size, local=True, ratio=config.ratio)
     else:
-        noise = gaussian_noise(keys, setting, batch_size, shuffled=False)
-    return private(
+        noise = gaussian_noise(config, problem, batch_size, shuffled=False)
+    return private_system(
         "linucb-ldp",
-        keys,
-        setting,
-        AGENT_PROTOCOLS["user-ldp-vector" if keys.bits else "user-ldp"],
+        config,
+        problem,
+        AGENT_PROTOCOLS["user-ldp-vector" if config.bits else "user-ldp"],
         batch_size,
-        PublishedCode(of_users(epsilon, delta, 1, horizon, d)),
+        PublishedCode(user_gamma(epsilon, delta, 1, horizon, d)),
         noise,
-        individual=keys.messages == "individual",
+        individual=config.messages == "individual",
     )
 
 
@@ -200,24 +224,25 @@ AGENT_LDP = Algorithm(
     id="linucb-ldp",
     paper="chowdhury-zhou-2022",
     summary="one agent whose users add noise to their own data: local privacy",
-    keys=LocalConfig,
+    config=LocalConfig,
     build=build_ldp,
     deployed=(("messages", "individual"),),
 )
 
 
-# ---- LinUCB whose users add noise to their own data, and a shuffler mixes those of a batch -------
-# chowdhury-zhou-2022, P_Amp: Algorithms 2-4, Theorems 3.2, B.1 and E.3. Deviations: those of
-# fastfed/bandits/agent.py, and
-# - exact privacy is the better of Lemma B.4, whose condition on B the theorems leave out, and of
-#   local privacy, which needs no shuffler;
-# - for users who return Theorem E.3 is mended: its printed noise lacks a logarithm;
-# - ``messages = "aggregate"`` draws the sum of a batch's noises, which has the same law;
-#   "individual" makes, shuffles and adds up the users' own messages.
+# ---- linucb-sdp-amp ------------------------------------------------------------------------------
 
 
 class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
-    """Config of a linucb-sdp-amp curve."""
+    """Keys of a linucb-sdp-amp curve.
+
+    Parameters
+    ----------
+    batch_size : int or "theorem"
+        B, users of one batch; required.
+    messages : {"aggregate", "individual"}
+        The sum of a batch's noises in one draw, or every user's message.
+    """
 
     batch_size: int | str | None = None
     messages: str = "aggregate"
@@ -227,22 +252,22 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
         choice("messages", self.messages, MESSAGES)
 
 
-def build_amp(keys: AmplifiedConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    check_agent("linucb-sdp-amp", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
-    rule = batch_size_b_2 if keys.returning == 1 else batch_size_e_4
-    batch_size = keys.batch(setting, lambda: rule(horizon, d, epsilon, delta))
-    return private(
+def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb-sdp-amp curve."""
+    check_agent("linucb-sdp-amp", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
+    rule = batch_size_b_2 if config.returning == 1 else batch_size_e_4
+    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
+    return private_system(
         "linucb-sdp-amp",
-        keys,
-        setting,
+        config,
+        problem,
         AGENT_PROTOCOLS["user-shuffle-amplified"],
         batch_size,
-        PublishedCode(of_users(epsilon, delta, batch_size, horizon, d)),
-        gaussian_noise(keys, setting, batch_size, shuffled=True),
-        individual=keys.messages == "individual",
+        PublishedCode(user_gamma(epsilon, delta, batch_size, horizon, d)),
+        gaussian_noise(config, problem, batch_size, shuffled=True),
+        individual=config.messages == "individual",
     )
 
 
@@ -250,29 +275,35 @@ AGENT_AMP = Algorithm(
     id="linucb-sdp-amp",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' noisy data through a shuffler",
-    keys=AmplifiedConfig,
+    config=AmplifiedConfig,
     build=build_amp,
     deployed=(("messages", "individual"),),
 )
 
 
-# ---- LinUCB whose users send their data as noisy bits, and a shuffler mixes those of a batch -----
-# chowdhury-zhou-2022, P_Vec: Algorithms 5-7 (after Cheu et al. 2021), Theorems C.1 and E.5.
-# Deviations: those of fastfed/bandits/agent.py, and
-# - messages have 2 g + b bits, with g and b integers rounded to the private side; a matrix is sent
-#   once, i <= j, and mirrored;
-# - the published code cuts b off, but not in the mean that it takes off: a bias that is not ours;
-# - ``messages = "aggregate"`` draws the number of ones, which is all that shuffled bits tell;
-#   "individual" makes, shuffles and counts every bit.
+# ---- linucb-sdp-vec ------------------------------------------------------------------------------
 
 
 class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
-    """Config of a linucb-sdp-vec curve."""
+    """Keys of a linucb-sdp-vec curve.
+
+    Parameters
+    ----------
+    batch_size : int or "theorem"
+        B, users of one batch; required.
+    messages : {"aggregate", "individual"}
+        Counts of bits, or every bit drawn by itself.
+    covariance_ratio : float, optional
+        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+    vector_scale : float, default 1
+        Factor on b, for published code alone.
+    honest_fraction : float, default 1
+        The share of users whose noise bits are counted on.
+    """
 
     batch_size: int | str | None = None
     messages: str = "aggregate"
     covariance_ratio: float | None = None
-    #: b times this, of the published code; the share of users whose noise bits are counted on.
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
 
@@ -294,33 +325,33 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
         """Noise of the covariance stream over that of the bias stream."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
-        return free_ratio(self)
+        return bits_ratio(self)
 
 
-def build_vec(keys: VectorConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    check_agent("linucb-sdp-vec", setting)
-    epsilon, delta = keys.budget.epsilon, keys.budget.delta
-    d, horizon = setting.dimension, setting.horizon
-    rule = batch_size_c_2 if keys.returning == 1 else batch_size_e_6
-    batch_size = keys.batch(setting, lambda: rule(horizon, d, epsilon, delta))
+def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one linucb-sdp-vec curve."""
+    check_agent("linucb-sdp-vec", problem)
+    epsilon, delta = config.budget.epsilon, config.budget.delta
+    d, horizon = problem.dimension, problem.horizon
+    rule = batch_size_c_2 if config.returning == 1 else batch_size_e_6
+    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
     noise = vector_noise(
-        keys,
-        setting,
+        config,
+        problem,
         batch_size,
-        vector_scale=keys.vector_scale,
-        honest_fraction=keys.honest_fraction,
-        ratio=keys.ratio,
+        vector_scale=config.vector_scale,
+        honest_fraction=config.honest_fraction,
+        ratio=config.ratio,
     )
-    return private(
+    return private_system(
         "linucb-sdp-vec",
-        keys,
-        setting,
+        config,
+        problem,
         AGENT_PROTOCOLS["user-shuffle-vector"],
         batch_size,
-        PublishedCode(of_vector(epsilon, delta, batch_size, horizon, d)),
+        PublishedCode(vector_gamma(epsilon, delta, batch_size, horizon, d)),
         noise,
-        individual=keys.messages == "individual",
+        individual=config.messages == "individual",
     )
 
 
@@ -328,7 +359,7 @@ AGENT_VEC = Algorithm(
     id="linucb-sdp-vec",
     paper="chowdhury-zhou-2022",
     summary="one agent, users' data as noisy bits through a shuffler",
-    keys=VectorConfig,
+    config=VectorConfig,
     build=build_vec,
     deployed=(("messages", "individual"),),
 )

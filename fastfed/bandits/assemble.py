@@ -1,8 +1,13 @@
-"""From the keys of a curve to its noise, and from the noise to a plan."""
+"""From a curve's Config to its plan: noise, confidence radius, and the plan made of both.
+
+The way of one epsilon: `make_noise` calibrates the protocol's mechanism for the budget
+(``tree_for`` and its kin in `fastfed.privacy`) and describes what its noise adds up to;
+`assemble` derives regularizer and radius from that (`radius.make_theory`) and puts all numbers
+into a `Plan`. `certify.certify` then seals the plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from typing import Protocol as TypingProtocol
@@ -11,9 +16,9 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits.noise_distributions import NoiseDistribution, bit_law
+from fastfed.bandits.noise_distributions import NoiseDistribution, bit_distribution
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, make_theory
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
@@ -28,72 +33,159 @@ from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, Protocol
 from fastfed.protocols.score import score_named
 
-# From a private curve's keys to its noise: the accounted mechanism, its law, and its bits.
-
-
 #: Protocols whose noise may be shared between prefixes.
 RELEASABLE = ("silo-ldp", "central")
 #: Share of the failure probability that the coupling of bits to normals may take.
-WINDOW = 0.01
+COUPLING_SHARE = 0.01
+
+# ---- Noise ---------------------------------------------------------------------------------------
 
 
 class Mechanism(TypingProtocol):
-    """What is declared of a plan by a mechanism; its account is of the plan's own numbers."""
+    """Declarations of a mechanism about a plan; the account is of the plan's own numbers."""
 
     @property
-    def budget(self) -> Budget: ...
+    def budget(self) -> Budget:
+        """The (epsilon, delta) that was asked for, its relation and unit."""
+        ...
 
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """Author-year and equation of the rule that chose the noise."""
+        ...
 
-    def conditions(self) -> list[Condition]: ...
+    def conditions(self) -> list[Condition]:
+        """Conditions of the guarantee, and whether they hold."""
+        ...
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A mechanism, and what drivers and theory need to know of its noise."""
+    """The privacy noise of a curve: its mechanism, and the numbers for drivers and theory.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        The calibrated mechanism, which declares budget and conditions.
+    distribution : NoiseDistribution
+        The noise in the synchronised sums, for confidence radii.
+    std : NoiseStd, optional
+        Standard deviations of the Gaussian noise that one node gets, in units of the sums.
+    encoding : Encoding, optional
+        Parameters of the noise bits, where data travel as bits.
+    silo_noise : tuple of float, optional
+        Where silos have budgets of their own: each one's noise, in units of ``std``.
+    silo_epsilon : tuple of float, optional
+        Each silo's own epsilon.
+    """
 
     mechanism: Mechanism
-    law: NoiseDistribution
-    std: NoiseStd = field(default_factory=NoiseStd)  # of the Gaussian noise that a node gets
+    distribution: NoiseDistribution
+    std: NoiseStd = field(default_factory=NoiseStd)
     encoding: Encoding | None = None
-    #: Where silos have budgets of their own: each one's noise in units of ``std``, and epsilon.
     silo_noise: tuple[float, ...] = ()
     silo_epsilon: tuple[float, ...] = ()
 
 
-def make_noise(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
-    """The noise of a private curve; InputError where the calibration has none for the protocol."""
-    if keys.silo_epsilon is not None:
-        return _by_silo(keys, setting, batch_size)
-    budget = Budget(keys.epsilon, keys.delta, keys.relation)
-    if keys.release != "tree":
-        if keys.protocol not in RELEASABLE:
+def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
+    """Calibrate the noise of a private-fedlinucb curve for its protocol.
+
+    Parameters
+    ----------
+    config : PrivateConfig
+        The curve's keys.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    batch_size : int
+        B, rounds of each silo between two releases.
+
+    Returns
+    -------
+    Noise
+
+    Raises
+    ------
+    InputError
+        If the protocol has no such release, or no such calibration.
+    """
+    if config.silo_epsilon is not None:
+        return _noise_by_silo(config, problem, batch_size)
+    budget = Budget(config.epsilon, config.delta, config.relation)
+    releases = problem.horizon // batch_size
+    participations = batches_of_user(config.returning, releases)
+    mechanism: GaussianRelease
+    if config.release != "tree":
+        if config.protocol not in RELEASABLE:
             raise InputError(
-                f'release "{keys.release}" needs protocol '
+                f'release "{config.release}" needs protocol '
                 f"{' or '.join(RELEASABLE)}: elsewhere a node's noise belongs to the node, got "
-                f'"{keys.protocol}"'
+                f'"{config.protocol}"'
             )
-        return _released(keys, setting, batch_size, budget)
-    return _MAKERS[keys.protocol](keys, setting, batch_size, budget)
+        mechanism = release_for(
+            config.release,
+            budget,
+            releases,
+            config.calibration,
+            config.layout,
+            config.ratio,
+            returning=participations,
+        )
+    elif config.protocol == "shuffle-vector":
+        bits = calibrate_vector_sum(
+            budget,
+            releases,
+            problem.silos * batch_size,
+            problem.dimension,
+            config.calibration,
+            config.vector_scale,
+            config.honest_fraction,
+            returning=participations,
+        )
+        distribution = bit_distribution(bits, COUPLING_SHARE * config.failure_probability)
+        return Noise(bits, distribution, encoding=Encoding(bits.g, bits.b))
+    elif config.protocol == "shuffle-amplified":
+        mechanism = calibrate_shuffled_tree(
+            budget,
+            releases,
+            problem.silos,
+            batch_size,
+            problem.horizon,
+            config.calibration,
+            config.layout,
+            returning=participations,
+        )
+    else:
+        mechanism = tree_for(
+            budget,
+            releases,
+            config.calibration,
+            config.layout,
+            config.ratio,
+            returning=participations,
+        )
+    std = NoiseStd(*mechanism.stds)
+    noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    return Noise(mechanism, NoiseDistribution(std, noises, mechanism.variance_factors), std)
 
 
-def _by_silo(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
-    """Every silo's own budget (zhou-chowdhury-2024, Definition 2.1): noise of its own strength."""
-    budgets = keys.silo_epsilon
-    if keys.returning != 1:
+def _noise_by_silo(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
+    """Noise of each silo's own strength (zhou-chowdhury-2024, Definition 2.1)."""
+    budgets = config.silo_epsilon
+    if config.returning != 1:
         raise InputError(
             "returning must be 1 with silo_epsilon: a user of several silos has no budget of "
-            f"their own, got {keys.returning}"
+            f"their own, got {config.returning}"
         )
-    if len(budgets) != setting.silos:
+    if len(budgets) != problem.silos:
         raise InputError(
-            f"silo_epsilon must hold one number for each of {setting.silos} silos, "
+            f"silo_epsilon must hold one number for each of {problem.silos} silos, "
             f"got {len(budgets)}"
         )
     each = {
         epsilon: make_noise(
-            msgspec.structs.replace(keys, epsilon=epsilon, silo_epsilon=None), setting, batch_size
+            msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None),
+            problem,
+            batch_size,
         )
         for epsilon in dict.fromkeys(budgets)
     }
@@ -101,96 +193,18 @@ def _by_silo(keys: Any, setting: ProblemSpec, batch_size: int) -> Noise:
     scales = tuple(each[e].std.bias / weakest.std.bias for e in budgets)
     return replace(
         weakest,
-        law=replace(weakest.law, noises=sum(f * f for f in scales)),
+        distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
         silo_noise=scales,
         silo_epsilon=tuple(float(epsilon) for epsilon in budgets),
     )
 
 
-def _gaussian(mechanism: GaussianRelease, keys: Any, setting: ProblemSpec) -> Noise:
-    std = NoiseStd(*mechanism.stds)
-    silos = setting.silos if PROTOCOLS[keys.protocol].noise_by == "silos" else 1
-    return Noise(mechanism, NoiseDistribution(std, silos, mechanism.variance_factors), std)
-
-
-def _tree(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    returning = batches_of_user(keys.returning, releases)
-    tree = tree_for(
-        budget, releases, keys.calibration, keys.layout, keys.ratio, returning=returning
-    )
-    return _gaussian(tree, keys, setting)
-
-
-def _released(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    returning = batches_of_user(keys.returning, releases)
-    made = release_for(
-        keys.release,
-        budget,
-        releases,
-        keys.calibration,
-        keys.layout,
-        keys.ratio,
-        returning=returning,
-    )
-    return _gaussian(made, keys, setting)
-
-
-def _amplified(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    tree = calibrate_shuffled_tree(
-        budget,
-        releases,
-        setting.silos,
-        batch_size,
-        setting.horizon,
-        keys.calibration,
-        keys.layout,
-        returning=batches_of_user(keys.returning, releases),
-    )
-    return _gaussian(tree, keys, setting)
-
-
-def _vector(keys: Any, setting: ProblemSpec, batch_size: int, budget: Budget) -> Noise:
-    releases = setting.horizon // batch_size
-    tree = calibrate_vector_sum(
-        budget,
-        releases,
-        setting.silos * batch_size,
-        setting.dimension,
-        keys.calibration,
-        keys.vector_scale,
-        keys.honest_fraction,
-        returning=batches_of_user(keys.returning, releases),
-    )
-    law = bit_law(tree, WINDOW * keys.failure_probability)
-    return Noise(tree, law, encoding=Encoding(tree.g, tree.b))
-
-
-_MAKERS: dict[str, Callable[[Any, ProblemSpec, int, Budget], Noise]] = {
-    "silo-ldp": _tree,
-    "silo-ldp-prefix": _tree,
-    "central": _tree,
-    "shuffle-amplified": _amplified,
-    "shuffle-vector": _vector,
-}
-
-
-# ---- One way from a curve's keys and its noise to a plan: shared by every linear system ----------
-
-
-def released_only(keys: Config, batch_size: int) -> bool:
-    """Whether actions depend on synchronised statistics alone.
-
-    With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
-    """
-    return batch_size == 1 or (keys.lazy and batch_size > 0)
+# ---- Plan ----------------------------------------------------------------------------------------
 
 
 def assemble(
-    keys: Config,
-    setting: ProblemSpec,
+    config: Config,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
@@ -201,49 +215,84 @@ def assemble(
     only_released: bool | None = None,
     ordered: bool = True,
 ) -> tuple[Plan, Theory]:
-    """Plan and theory of one curve; batch_size 0 never synchronises, noise None adds none.
+    """Make the plan of one curve, and the theory behind its radius.
 
-    ``only_released``: as `released_only` says by default. ``ordered``: whether the rounds of
-    synchronisation are known in advance.
+    Parameters
+    ----------
+    config : Config
+        The curve's keys.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    protocol : Protocol
+        The randomizer, the server and whom they trust.
+    batch_size : int
+        B; 0 never synchronises.
+    clip : Clip or None
+        Bounds that features and rewards are clipped to.
+    noise : Noise, optional
+        None adds no noise.
+    individual : bool, default False
+        True to draw each user's message, False to draw the noise of their sum.
+    release : str, default "tree"
+        The continual release that noises prefix sums.
+    only_released : bool, optional
+        True if actions depend on synchronised statistics alone; by default `released_only`.
+    ordered : bool, default True
+        True if the rounds of synchronisation are known in advance.
+
+    Returns
+    -------
+    plan : Plan
+        Plain data that drivers and parties execute, without a claim yet: `certify.certify` adds it.
+    theory : Theory
+        Regularizer and radius, and what their proof rests on.
     """
-    releases = setting.horizon // batch_size if batch_size else 0
-    law = noise.law if noise else NoiseDistribution(variances=np.zeros(releases + 1))
+    releases = problem.horizon // batch_size if batch_size else 0
+    no_noise = NoiseDistribution(variances=np.zeros(releases + 1))
     if only_released is None:
-        only_released = released_only(keys, batch_size)
+        only_released = released_only(config, batch_size)
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
-        setting if batch_size else replace(setting, silos=1),
-        law,
-        radius=keys.radius,
-        radius_multiplier=keys.radius_multiplier,
-        regularizer=keys.regularizer_rule,
-        failure_probability=keys.failure_probability,
+        problem if batch_size else replace(problem, silos=1),
+        noise.distribution if noise else no_noise,
+        radius=config.radius,
+        radius_multiplier=config.radius_multiplier,
+        regularizer=config.regularizer_rule,
+        failure_probability=config.failure_probability,
         clip=clip,
         released_only=only_released,
-        union=setting.silos,
+        union=problem.silos,
         ordered=ordered,
     )
-    made = plan_of(keys, setting, protocol, batch_size, clip, theory, noise)
-    return replace(made, individual=individual, release=release), theory
+    plan = make_plan(config, problem, protocol, batch_size, clip, theory, noise)
+    return replace(plan, individual=individual, release=release), theory
 
 
-def plan_of(
-    keys: Config,
-    setting: ProblemSpec,
+def released_only(config: Config, batch_size: int) -> bool:
+    """True if actions depend on synchronised statistics alone.
+
+    With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
+    """
+    return batch_size == 1 or (config.lazy and batch_size > 0)
+
+
+def make_plan(
+    config: Config,
+    problem: ProblemSpec,
     protocol: Protocol,
     batch_size: int,
     clip: Clip | None,
     theory: Theory,
     noise: Noise | None,
 ) -> Plan:
-    """The plan of a theory and its noise."""
+    """Put the numbers of a theory and its noise into a plan; parameters as in `assemble`."""
     return Plan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        dimension=setting.dimension,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        dimension=problem.dimension,
         batch_size=batch_size,
-        # Alone there is nothing to wait for: a silo uses what it has seen.
-        lazy=keys.lazy and batch_size > 0,
+        # Alone there is nothing to wait for: a silo uses all its own data.
+        lazy=config.lazy and batch_size > 0,
         protocol=protocol,
         noise_std=noise.std if noise else NoiseStd(),
         regularizer=theory.regularizer,
@@ -251,5 +300,5 @@ def plan_of(
         clip=clip,
         encoding=noise.encoding if noise else None,
         silo_noise=noise.silo_noise if noise else (),
-        score=score_named(keys.score),
+        score=score_named(config.score),
     )

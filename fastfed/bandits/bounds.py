@@ -1,12 +1,31 @@
-"""Upper bounds on the group regret, to be drawn beside curves: zhou-chowdhury-2024.
+"""Upper bounds on the group regret of federated LinUCB: zhou-chowdhury-2024.
 
 The paper states orders: the constant, and for Table 1 and the corollaries logarithmic factors
 too, are hidden. Each function evaluates the expression inside O(.) with natural logarithms and
 multiplies it by `constant`; only the growth in its arguments is proven, not the value.
 
-Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, batch_size B in [1, T],
-epsilon > 0, delta in (0, 1), failure_probability alpha in (0, 1], constant > 0. Bad values raise
-InputError. Rewards in [0, 1], ||theta*|| <= 1 and ||phi|| <= 1 are assumed (Assumption 4.1).
+Parameters
+----------
+The same names mean the same in all functions; bad values raise InputError.
+
+horizon : int
+    T >= 1.
+silos : int
+    M >= 1.
+dimension : int
+    d >= 1.
+batch_size : int
+    B in [1, T].
+epsilon, delta : float
+    Budget of one user, epsilon > 0 and delta in (0, 1).
+failure_probability : float
+    alpha in (0, 1].
+constant : float
+    Factor > 0 on a printed order.
+
+Notes
+-----
+Rewards in [0, 1], ||theta*|| <= 1 and ||phi|| <= 1 are assumed (Assumption 4.1).
 """
 
 from __future__ import annotations
@@ -18,6 +37,7 @@ from fastfed.privacy.releases.tree import depth
 
 
 def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
+    """T, M and d, checked."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -26,28 +46,32 @@ def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
 
 
 def _budget(epsilon: float, delta: float) -> tuple[float, float]:
+    """epsilon and delta, checked."""
     return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
 
 
 def _batch(batch_size: int, horizon: int) -> int:
+    """B, checked."""
     return integer("batch_size", batch_size, at_least=1, at_most=horizon)
 
 
 def _alpha(failure_probability: float) -> float:
+    """alpha, checked."""
     return number("failure_probability", failure_probability, above=0, at_most=1)
 
 
 def _constant(constant: float) -> float:
+    """The hidden constant, checked."""
     return number("constant", constant, above=0)
 
 
-# -- Table 1: the privacy cost alone ---------------------------------------------------------------
+# ---- Table 1: the privacy cost alone -------------------------------------------------------------
 
 
 def privacy_cost_central_jdp(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """Table 1, first row (Shariff & Sheffet 2018, one agent playing M T rounds).
+    """Table 1, first row (Shariff & Sheffet 2018, one agent for M T rounds).
 
     sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
     """
@@ -85,7 +109,7 @@ def privacy_cost_sdp(
     return privacy_cost_central_jdp(horizon, silos, dimension, epsilon, delta, constant=constant)
 
 
-# -- Theorems 5.1, 5.3, 5.5 ------------------------------------------------------------------------
+# ---- Theorems 5.1, 5.3, 5.5 ----------------------------------------------------------------------
 
 
 def non_private_regret(
@@ -216,7 +240,7 @@ def theorem_5_5_largest_epsilon(horizon: int, batch_size: int, delta: float) -> 
     return 60.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))
 
 
-# -- Appendix C: bounds in terms of the noise ------------------------------------------------------
+# ---- Appendix C: bounds in terms of the noise ----------------------------------------------------
 
 
 def lemma_c2_beta(
@@ -292,7 +316,7 @@ def lemma_c4_regret(
     return _constant(constant) * (base + cost)
 
 
-# -- Corollaries: the batch rule -------------------------------------------------------------------
+# ---- Corollaries: the batch rule -----------------------------------------------------------------
 
 
 def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
@@ -342,7 +366,7 @@ def corollary_5_4(
 def single_agent_central(
     horizon: int, silos: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> float:
-    """The benchmark of Section 5.1: one agent with a trusted server playing M T rounds.
+    """The benchmark of Section 5.1: one agent with a trusted server for M T rounds.
 
     d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
     order is proven, up to logarithms.

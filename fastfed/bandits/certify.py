@@ -1,4 +1,9 @@
-"""The certificate of a linear system: a function of its plan and of the problem it is put to."""
+"""The certificate of a linear system: a function of its plan and of its problem.
+
+`certify` seals a plan with a claim, which says nothing that the plan's numbers say themselves, and
+`account` makes the certificate of the sealed plan. Relations of neighbouring data sets: *replace*
+is bounded DP (substitution), *zero-out* its weaker cousin.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ import msgspec
 
 from fastfed._system import account
 from fastfed.bandits.assemble import Mechanism, Noise
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.privacy.account import Claim, NoRelease, PrivacyEvent, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
     DRAWS,
@@ -40,31 +45,31 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
-#: Who says when to synchronise.
+#: Conditions on the schedule of synchronisations: known in advance, or a function of data.
 FIXED = Condition("synchronisation rounds do not depend on data", True)
 BY_RAW_DATA = Condition(FIXED.text, False)
 BY_NOISY_SUMS = Condition(
     "synchronisation rounds depend on data through noisy sums alone, which are accounted for", True
 )
-#: Why that leaves nothing to prove.
+#: Caveat of a schedule that reads raw data: nothing can be proven.
 RAW_SCHEDULE = (
     "no finite epsilon holds for the run: silos ask for a synchronisation when a determinant of "
     "raw data has grown, and everybody sees when (`fastfed audit feducb-schedule`)"
 )
-#: Whoever uses raw data at once shows them to those who come next.
+#: Caveat of silos that use raw data at once, which discloses them to later users.
 SAME_SILO = (
     "users of the same silo are not protected from each other: raw data of one choose the actions "
     "of those who come next"
 )
-#: An agent that chooses for its users has seen what was offered to them.
+#: Condition of an agent that chooses for its users, and so sees what they are offered.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
-#: Mechanisms whose words follow from the numbers and the claim; others bring conditions along.
-_OWN = (GaussianRelease, AmplifiedTree, BinomialTree, LocalGaussian, VectorBatches, NestedNoise)
+#: Mechanisms whose conditions follow from the plan's numbers and claim; others bring their own.
+_BUILTIN = (GaussianRelease, AmplifiedTree, BinomialTree, LocalGaussian, VectorBatches, NestedNoise)
 
 
-# ---- what is declared ----------------------------------------------------------------------------
+# ---- Claims --------------------------------------------------------------------------------------
 
 
 def declared(
@@ -73,9 +78,25 @@ def declared(
     theory: Theory | None = None,
     by_silo: tuple[float, ...] = (),
 ) -> Claim:
-    """The claim of a plan with this mechanism's noise: nothing that the plan's numbers say."""
+    """The claim of a plan with this mechanism's noise: nothing that the plan's numbers say.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        The mechanism that the plan's noise was calibrated by.
+    source : str
+        Author-year and theorem of the guarantee.
+    theory : Theory, optional
+        For its caveats about the regret bound.
+    by_silo : tuple of float, optional
+        Each silo's own epsilon.
+
+    Returns
+    -------
+    Claim
+    """
     own: tuple[Condition, ...] = ()
-    if not isinstance(mechanism, _OWN):
+    if not isinstance(mechanism, _BUILTIN):
         own = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
     plain = isinstance(mechanism, GaussianRelease) and not isinstance(mechanism, AmplifiedTree)
     return Claim(
@@ -94,42 +115,74 @@ def declared(
 
 def certify(
     plan: Plan,
-    setting: ProblemSpec,
+    problem: ProblemSpec,
     theory: Theory,
     noise: Noise | None,
     source: str,
 ) -> tuple[Plan, Certificate]:
-    """The plan, sealed, and its certificate, which is made of the plan.
+    """Seal a plan and make its certificate.
 
-    ``noise`` is what the plan was made with, of which only what was declared is taken: budget,
-    relation, how often a user takes part. None claims nothing. ``source``: the certificate's.
+    Parameters
+    ----------
+    plan : Plan
+        The plan, from `assemble`.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    theory : Theory
+        The theory that the plan was made with.
+    noise : Noise or None
+        The noise that the plan was made with. Only its declarations are used: budget, relation,
+        participations. None claims nothing.
+    source : str
+        Author-year and theorem of the guarantee.
+
+    Returns
+    -------
+    plan : Plan
+        The plan with its claim and the account of its own numbers.
+    certificate : Certificate
     """
     if noise is None:
         claim = Claim(source=source, caveats=theory.caveats)
     else:
         claim = declared(noise.mechanism, source, theory, noise.silo_epsilon)
-    made = sealed(replace(plan, privacy=claim))
-    return made, account(made, setting)
+    plan = sealed(replace(plan, privacy=claim))
+    return plan, account(plan, problem)
 
 
-# ---- the certificate -----------------------------------------------------------------------------
+# ---- Certificates --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the accounting of one release assumes of the run."""
+    """Conditions that the accounting of one release assumes of the run.
+
+    Parameters
+    ----------
+    schedule : Condition
+        Synchronisation rounds are known in advance, or read noisy sums alone.
+    released_only : Condition
+        Actions depend on released statistics alone.
+    features, rewards : Condition
+        Norms and rewards are bounded.
+    once : Condition
+        No record is served twice.
+    environment : tuple of Condition
+        Conditions on the environment, and on code of other packages in this run.
+    """
 
     schedule: Condition
     released_only: Condition
     features: Condition
     rewards: Condition
     once: Condition
-    world: tuple[Condition, ...]  # of the environment, and of what others wrote for this run
+    environment: tuple[Condition, ...]
 
     @classmethod
-    def of(cls, plan: Plan, setting: ProblemSpec) -> Assumptions:
+    def of(cls, plan: Plan, problem: ProblemSpec) -> Assumptions:
+        """Assumptions of a plan on a problem, and whether they hold."""
         clip, (feature, reward) = plan.clip, bounds(plan)
-        low, high = setting.reward_range or (float("-inf"), float("inf"))
+        low, high = problem.reward_range or (float("-inf"), float("inf"))
         bounded = clip is not None or (low >= -1.0 and high <= 1.0)
         where = "clipped" if clip is not None else "as the environment gives them"
         return cls(
@@ -140,76 +193,79 @@ class Assumptions:
             ),
             features=Condition(
                 f"feature norms <= {feature:g} ({where})",
-                clip is not None or setting.features_bounded,
+                clip is not None or problem.features_bounded,
             ),
             rewards=Condition(
                 f"rewards bounded by {reward:g} in absolute value ({where})", bounded
             ),
-            once=Condition("no record is served twice", setting.multiplicity == 1),
-            world=_world(plan, setting),
+            once=Condition("no record is served twice", problem.multiplicity == 1),
+            environment=_environment_conditions(plan, problem),
         )
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        return (*self.about_run, *self.world)
+        """All assumptions, those on the environment last."""
+        return (*self.about_run, *self.environment)
 
     @property
     def about_run(self) -> tuple[Condition, ...]:
-        """Without one of these the proof is of another statement, which stands under ``also``."""
+        """Assumptions on the run. If one fails, the proof is of another claim, under ``also``."""
         return (self.schedule, self.released_only, self.features, self.rewards, self.once)
 
     @property
     def about_data(self) -> tuple[Condition, ...]:
-        """Those that every statement about the release rests on, whatever it protects."""
-        return (self.schedule, self.features, self.rewards, self.once, *self.world)
+        """Assumptions of every claim about the release, whatever it protects."""
+        return (self.schedule, self.features, self.rewards, self.once, *self.environment)
 
 
-def _world(plan: Plan, setting: ProblemSpec) -> tuple[Condition, ...]:
-    return (*setting.conditions, *((plan.score.condition,) if plan.score is not None else ()))
+def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
+    """Conditions on the environment, and on the score function if the plan has one."""
+    return (*problem.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
 def _schedule(plan: Plan) -> Condition:
+    """The condition on the schedule, and whether it holds."""
     if plan.trigger is None:
         return FIXED
     return BY_NOISY_SUMS if plan.trigger.kind == PRIVATE_DETERMINANT else BY_RAW_DATA
 
 
 @account.register
-def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
-    """The certificate of one linear system, its noise taken from seeded streams.
+def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
+    """The certificate of one linear system, with its noise from seeded streams.
 
     The top is the user-level claim: proven where every assumption holds, conditional where only
     one about the environment or a score fails, "none" where raw data make the schedule, else
-    unproven. Under ``also`` stands what holds beside it: weaker statements, and as "conditional"
-    what would hold under an assumption that this run breaks. Where silos have budgets of their
-    own, the top is that of the weakest, and others follow. A system of users or of an agent says
-    what the same noise is worth towards others; else, what users of one silo see of each other.
+    unproven. Under ``also`` stands what holds beside it: weaker claims, and as "conditional" what
+    would hold under an assumption that this run breaks. Where silos have budgets of their own, the
+    top is that of the weakest, and others follow. A system of users or of an agent says what the
+    same noise guarantees towards others; else, what users of one silo learn about each other.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     found = released(plan)
     assert found is not None
     if claim.budget is None:
-        return _unclaimed(plan, setting, claim, found[0])
+        return _unclaimed(plan, problem, claim, found[0])
     top, protocol, budget = found[0], plan.protocol, claim.budget
     noise_std = _noise_stds(plan, top)
     claimed = Guarantee(budget.epsilon, budget.delta)
     epsilon = event_epsilon(top)
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
-    assumed, lazy = Assumptions.of(plan, setting), released_only(plan)
+    assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
     met = (*trust, *claim.conditions, *top.conditions())
-    # Where nothing leaves a silo nothing has to be assumed; its own users it does not hide.
+    # Where nothing leaves a silo nothing has to be assumed; users of one silo are not protected.
     silent = isinstance(top, NoRelease) and protocol.senders == "silos"
-    # The account is of what this run does; of the world around it the conditions speak.
+    # The account is of what this run does; conditions state what it assumes of the environment.
     covered = known and (silent or all(c.holds for c in assumed.about_run))
-    proven = covered and all(c.holds for c in assumed.world)
+    proven = covered and all(c.holds for c in assumed.environment)
     kept = all(c.holds for c in assumed.about_data)
-    #: Of a side statement whose value is known.
+    # The status of a side claim whose value is known.
     status = "proven" if kept else "conditional"
 
     def side(unit: str, model: str, source: str = claim.source) -> SideCertificate:
-        """The same release as a weaker statement."""
+        """A weaker claim about the same release."""
         return SideCertificate(
             unit=unit,
             relation=budget.relation,
@@ -239,7 +295,7 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
         )
-    for other in _beside(plan, top):
+    for other in _side_guarantees(plan, top):
         also.append(
             SideCertificate(
                 unit="user",
@@ -271,7 +327,7 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
         )
     conditions = (*assumed.all, *met)
     if silent:
-        conditions = tuple(c for c in conditions if c.holds or c in assumed.world)
+        conditions = tuple(c for c in conditions if c.holds or c in assumed.environment)
     none = not assumed.schedule.holds and not silent
     return Certificate(
         unit="user",
@@ -284,37 +340,37 @@ def _of_plan(plan: Plan, setting: ProblemSpec) -> Certificate:
         conditions=conditions,
         caveats=(
             *((RAW_SCHEDULE,) if none else ()),
-            *_caveats(plan, setting, claim, epsilon),
+            *_caveats(plan, problem, claim, epsilon),
         ),
         source=claim.source,
         also=tuple(also),
     )
 
 
-def _unclaimed(plan: Plan, setting: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
-    """Of a system that claims nothing: it has no privacy, or sends nothing."""
+def _unclaimed(plan: Plan, problem: ProblemSpec, claim: Claim, top: PrivacyEvent) -> Certificate:
+    """The certificate of a system without a claim: it has no privacy, or sends nothing."""
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
         return nothing_sent(claim.source, model="local: nobody is trusted", caveats=(text,))
     if isinstance(top, NoRelease) and plan.protocol.senders == "silos":
         caveats = (SAME_SILO, *claim.caveats)
         stated = nothing_sent(claim.source, model=PROTOCOLS["silo-ldp"].model, caveats=caveats)
-        world = _world(plan, setting)
-        status = "proven" if all(c.holds for c in world) else "conditional"
-        return msgspec.structs.replace(stated, status=status, conditions=world)
+        environment = _environment_conditions(plan, problem)
+        status = "proven" if all(c.holds for c in environment) else "conditional"
+        return msgspec.structs.replace(stated, status=status, conditions=environment)
     return no_privacy(claim.source, caveats=claim.caveats)
 
 
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
-    """As drivers add it: of one user's message, of a batch's bits, or of one node."""
+    """Noise as drivers add it: of one user's message, of a batch's bits, or of one node."""
     if isinstance(top, LocalGaussian):
         names = ("bias", "covariance", "covariance_diagonal")
         return dict(zip(names, plan.user_std.parts, strict=True))
     return top.noise_stds
 
 
-def _beside(plan: Plan, top: PrivacyEvent) -> list[Side]:
-    """What the noise of a single agent's users is worth towards others than the claim is about."""
+def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
+    """Guarantees of a single agent's user noise towards others than the claim is about."""
     if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
         return []
     others, exact = list(top.sides()), event_epsilon(top)
@@ -332,9 +388,10 @@ def _beside(plan: Plan, top: PrivacyEvent) -> list[Side]:
     return others
 
 
-def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
+def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tuple[str, ...]:
+    """Caveats of a claimed plan whose exact epsilon is ``found``."""
     caveats = []
-    budget, users = claim.asked, setting.silos * setting.horizon
+    budget, users = claim.asked, problem.silos * problem.horizon
     if not math.isfinite(found):
         caveats.append("no finite epsilon is proven for this noise")
     elif found > budget.epsilon:
@@ -345,9 +402,9 @@ def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tu
             "that the paper's proof does not cover; lazy = true closes it"
         )
         caveats.append(SAME_SILO)
-    if setting.multiplicity > 1:
+    if problem.multiplicity > 1:
         caveats.append(
-            f"one record can be served up to {setting.multiplicity} times: a user is not one round"
+            f"one record can be served up to {problem.multiplicity} times: a user is not one round"
         )
     if budget.delta * users >= 1.0:
         caveats.append(
@@ -356,13 +413,13 @@ def _caveats(plan: Plan, setting: ProblemSpec, claim: Claim, found: float) -> tu
         )
     # Bits are integers on a wire as on paper; real numbers are not.
     machine = DRAWS if plan.protocol.bits else FLOATS
-    return (*caveats, *claim.caveats, SIMULATION, machine, *setting.notes)
+    return (*caveats, *claim.caveats, SIMULATION, machine, *problem.notes)
 
 
 @account.register
-def _of_peers(plan: PeerPlan, setting: ProblemSpec) -> Certificate:
-    """Of a federation without a server: that of the part that costs most, and who reads it."""
-    stated = _of_plan(worst_part(plan).plan, setting)
+def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
+    """The certificate of a federation without a server: its costliest part, and who reads it."""
+    stated = _of_plan(worst_part(plan).plan, problem)
     if stated.claimed is None:
         return stated
     hops = "1 hop" if plan.gamma == 1 else f"{plan.gamma} hops"
@@ -373,15 +430,15 @@ def _of_peers(plan: PeerPlan, setting: ProblemSpec) -> Certificate:
 
 
 @account.register
-def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
-    """Of phases: what holds for everything one client holds."""
+def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
+    """The certificate of a federation in phases: everything that one client holds."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)
     found: Any = released(plan)
     top, budget = found[0], claim.budget
     epsilon = event_epsilon(top)
-    known, kept = math.isfinite(epsilon), all(c.holds for c in setting.conditions)
+    known, kept = math.isfinite(epsilon), all(c.holds for c in problem.conditions)
     sends = not isinstance(top, NoRelease)
     return Certificate(
         unit="silo",
@@ -399,9 +456,9 @@ def _of_phases(plan: PhasePlan, setting: ProblemSpec) -> Certificate:
                 True,
             ),
             Condition("one person's data are at one client (taken on trust)", True),
-            *setting.conditions,
+            *problem.conditions,
             *top.conditions(),
         ),
-        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *setting.notes),
+        caveats=(*claim.caveats, SIMULATION, *((REALS,) if sends else ()), *problem.notes),
         source=claim.source,
     )

@@ -1,4 +1,28 @@
-"""Federated LinUCB in fixed batches, with and without privacy, and its two baselines."""
+"""Federated LinUCB in fixed batches, with and without privacy, and its two baselines.
+
+Private-FedLinUCB is zhou-chowdhury-2024, Algorithms 1 and 8, under the paper's privacy protocols.
+``fedlinucb`` is Algorithm 1 with exact sums, the curve that all others approach. Deviations from
+the paper, which both share where they can, so that two curves differ in privacy alone:
+
+- Features and rewards are clipped in code to what the proof bounds (``clip = false`` turns it off).
+- ``lazy = true`` (Algorithm 8) is the default: in Algorithm 1 raw data of one user choose the
+  features of later users of the batch, which the proof of Theorem 5.1 does not cover.
+- The covariance noise is one symmetric matrix of a named layout; the paper leaves it open.
+- kappa is 1 + floor(log2(T/B)); the paper writes log.
+- The radius is our own direct one, smaller than the paper's and proven. Lemma C.2 is an option,
+  with its own constants, from the actual noise distribution and, without lazy updates, with a union
+  over silos; so is Lemma C.4 as printed.
+- lambda is chosen for each release from the noise it has; the paper has one for all.
+- Releases "honaker" and "toeplitz" replace the tree by continual releases of less noise.
+- Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
+  the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
+- A data point is rounded for all its tree nodes when it arrives, not when a node is released: the
+  distribution is the same, and nothing is stored.
+- T need not be a multiple of B: a short last batch is used locally and never sent.
+
+Local LinUCB (huang-2023, Algorithm 2) runs each silo alone, with the same clipping and radius.
+``random`` is of no paper: where privacy leaves nothing to learn from, regret is this policy's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +31,7 @@ from dataclasses import replace
 from fastfed._validate import InputError, choice, number
 from fastfed.bandits.assemble import assemble, make_noise
 from fastfed.bandits.certify import certify
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System, check_returning
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
@@ -15,16 +39,16 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.protocols.vector_sum import MOST_BITS
 
-# FedLinUCB: federated LinUCB in fixed batches without privacy, the curve all others aim at.
-# zhou-chowdhury-2024, Algorithm 1 with exact sums. Deviation: the same clipping, radius and
-# last-batch rules as private-fedlinucb, so that two curves differ in nothing but privacy.
+# ---- FedLinUCB without privacy -------------------------------------------------------------------
 
 
-def build_fedlinucb(keys: Config, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    clip = keys.bounds(published=keys.radius == "published-code")
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], keys.rounds_per_batch(setting), clip)
-    plan, certificate = certify(plan, setting, theory, None, "zhou-chowdhury-2024, Section 6")
+def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
+    """Plan and certificate of one fedlinucb curve."""
+    clip = config.bounds(published=config.radius == "published-code")
+    plan, theory = assemble(
+        config, problem, PROTOCOLS["none"], config.rounds_per_batch(problem), clip
+    )
+    plan, certificate = certify(plan, problem, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
 
@@ -32,39 +56,53 @@ FEDLINUCB = Algorithm(
     id="fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches, not private",
-    keys=Config,
+    config=Config,
     build=build_fedlinucb,
 )
 
 
-# ---- Private-FedLinUCB (zhou-chowdhury-2024, Algorithms 1 and 8) under its privacy protocols -----
-# Deviations from the paper, and why:
-# - Features and rewards are clipped in code to what the proof bounds (``clip = false`` undoes it).
-# - ``lazy = true`` (Algorithm 8) is the default: Algorithm 1 lets raw data of one user choose the
-#   features of later users of the batch, which the proof of Theorem 5.1 does not cover.
-# - The covariance noise is one symmetric matrix of named layout; the paper leaves it open.
-# - kappa is 1 + floor(log2(T/B)); the paper writes log.
-# - The radius is a direct one of ours, smaller than the paper's and proven; Lemma C.2 is an option,
-#   with its own constants, from the actual noise law and for eager play with a union over silos,
-#   and so is Lemma C.4 as printed.
-# - lambda is chosen for each release from the noise it has; the paper has one for all.
-# - release "honaker" or "toeplitz" replaces the tree by continual releases of less noise.
-# - Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
-#   the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
-# - A data point is rounded for all its tree nodes when it comes, not when a node is released: the
-#   same law, and nothing is kept.
-# - T need not be a multiple of B: a short last batch is played and never sent.
-
+# ---- Private-FedLinUCB ---------------------------------------------------------------------------
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
-#: covariance_ratio where the radius is direct: of all with the same privacy it makes the bound on
-#: ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
+#: Default covariance_ratio with the direct radius: of all with the same privacy it makes the bound
+#: on ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
 DIRECT_RATIO = 0.7
 
 
 class PrivateConfig(Config, frozen=True, kw_only=True):
-    """Config of a private-fedlinucb curve."""
+    """Keys of a private-fedlinucb curve, beside those of `Config`.
+
+    Parameters
+    ----------
+    protocol : str, default "silo-ldp"
+        The privacy protocol, one of ``PRIVATE_PROTOCOLS``.
+    epsilon : float
+        Budget of one user, > 0; required unless ``silo_epsilon`` is given.
+    delta : float
+        Budget of one user, in (0, 1); required.
+    calibration : {"exact", "theorem", "published-code"}
+        The rule that chooses the noise: the least that gives the budget, or a paper's.
+    relation : {"replace", "zero-out"}
+        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
+        cousin.
+    release : {"tree", "honaker", "toeplitz"}
+        The continual release of prefix sums.
+    layout : str, optional
+        Variances of the symmetric covariance noise; by default the calibration's own.
+    covariance_ratio : float, optional
+        Noise of the covariance stream over that of the bias stream; by default `ratio`.
+    silo_epsilon : tuple of float, optional
+        One epsilon for each silo, in place of ``epsilon``; the silos must add the noise.
+    returning : int or "every-batch", default 1
+        Participations: the most batches, over all silos, of one user, at most once in each.
+    messages : {"aggregate", "individual"}
+        For "shuffle-vector" alone: counts of bits, or every bit drawn by itself.
+    vector_scale : float, default 1
+        For "shuffle-vector" with published code alone: factor on b.
+    honest_fraction : float, default 1
+        For "shuffle-vector" alone: the share of users whose noise bits are counted on.
+    """
 
     protocol: str = "silo-ldp"
     epsilon: float | None = None
@@ -74,11 +112,8 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     release: str = "tree"
     layout: str | None = None
     covariance_ratio: float | None = None
-    #: One epsilon for each silo, in place of epsilon; silos must add the noise.
     silo_epsilon: tuple[float, ...] | None = None
-    #: In how many batches one user may take part, once in each over all silos.
     returning: int | str = 1
-    #: shuffle-vector only: bits as counts, or really made; b times this; who is counted on.
     messages: str = "aggregate"
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
@@ -115,7 +150,7 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
         choice("messages", self.messages, MESSAGES)
         number("vector_scale", self.vector_scale, above=0.0)
         number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)
-        self._check_protocol_keys()
+        self._check_protocol()
 
     @property
     def ratio(self) -> float:
@@ -125,8 +160,8 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
         free = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
-    def _check_protocol_keys(self) -> None:
-        """Config that would say nothing are refused: whoever sets them expects something."""
+    def _check_protocol(self) -> None:
+        """Raise InputError for a key without effect here: whoever sets it expects one."""
         if PROTOCOLS[self.protocol].shuffled and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 "covariance_ratio belongs to protocols that are not shuffled, got "
@@ -152,24 +187,46 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
                 )
 
 
-def build_private(keys: PrivateConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    protocol = released_as(PROTOCOLS[keys.protocol], keys.release)
-    batch_size = keys.rounds_per_batch(setting)
-    noise = make_noise(keys, setting, batch_size)
-    clip = keys.bounds(published=keys.calibration == "published-code")
-    individual = keys.messages == "individual"
+def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one private-fedlinucb curve.
+
+    Parameters
+    ----------
+    config : PrivateConfig
+        The curve's keys, checked.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+
+    Returns
+    -------
+    System
+
+    Raises
+    ------
+    InputError
+        If the protocol, release or calibration do not fit each other or the problem.
+    """
+    protocol = released_as(PROTOCOLS[config.protocol], config.release)
+    batch_size = config.rounds_per_batch(problem)
+    noise = make_noise(config, problem, batch_size)
     plan, theory = assemble(
-        keys, setting, protocol, batch_size, clip, noise, individual, keys.release
+        config,
+        problem,
+        protocol,
+        batch_size,
+        config.bounds(published=config.calibration == "published-code"),
+        noise,
+        individual=config.messages == "individual",
+        release=config.release,
     )
     check_bits(plan)
     source = f"{protocol.source}; {noise.mechanism.source}"
-    plan, certificate = certify(plan, setting, theory, noise, source)
+    plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
 
 
 def check_bits(plan: Plan) -> None:
-    """InputError for bits that cannot be made one by one, or not even be counted."""
+    """Raise InputError for bits too many to draw one by one, or even to count in 64 bits."""
     if plan.encoding is None or not plan.levels:
         return
     top = plan.levels - 1
@@ -179,7 +236,7 @@ def check_bits(plan: Plan) -> None:
             f"epsilon or delta is too small for {plan.protocol.id}: a node would hold "
             f"{points * plan.encoding.message_bits(top):.3g} bits an entry, more than 2^62"
         )
-    # Without a shuffler nobody needs more than their number.
+    # Without a shuffler only the number of ones matters.
     if not plan.individual or not plan.protocol.shuffled:
         return
     if plan.clip is None:
@@ -192,7 +249,7 @@ def check_bits(plan: Plan) -> None:
         for j in range(plan.levels)
     )
     if held > MOST_BITS:
-        remedy = '"aggregate" plays their counts, which have the same law'
+        remedy = '"aggregate" draws their counts, which have the same distribution'
         if plan.by_users:
             remedy = f"a batch_size below {plan.batch_size} sends fewer"
         raise InputError(
@@ -205,18 +262,16 @@ PRIVATE_FEDLINUCB = Algorithm(
     id="private-fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches under a privacy protocol",
-    keys=PrivateConfig,
+    config=PrivateConfig,
     build=build_private,
 )
 
 
-# ---- Local LinUCB: each silo alone, the "no federation" baseline (huang-2023, Algorithm 2) -------
-# Deviation: clipping and radius rules as in the federated systems. ``batch_size`` and ``lazy`` have
-# no meaning here and are refused.
+# ---- Local LinUCB: no federation -----------------------------------------------------------------
 
 
 class LocalConfig(Config, frozen=True, kw_only=True):
-    """Config of a local-linucb curve."""
+    """Keys of a local-linucb curve: those of `Config` but ``batch_size`` and ``lazy``."""
 
     lazy: bool = False
 
@@ -228,12 +283,12 @@ class LocalConfig(Config, frozen=True, kw_only=True):
             raise InputError("lazy has no meaning for local-linucb: silos never synchronise")
 
 
-def build_local(keys: LocalConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    clip = keys.bounds(published=keys.radius == "published-code")
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
+def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one local-linucb curve."""
+    clip = config.bounds(published=config.radius == "published-code")
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
-    plan, certificate = certify(plan, setting, theory, None, source)
+    plan, certificate = certify(plan, problem, theory, None, source)
     return System("local-linucb", plan, certificate, theory=theory)
 
 
@@ -241,18 +296,16 @@ LOCAL_LINUCB = Algorithm(
     id="local-linucb",
     paper="huang-2023",
     summary="each silo alone: LinUCB without federation",
-    keys=LocalConfig,
+    config=LocalConfig,
     build=build_local,
 )
 
 
-# The random policy: a uniformly random action each round, the line nobody should be above.
-# Of no paper, but behind every figure: where privacy leaves nothing to learn from, regret is this
-# policy's. Nothing is learned and nothing is sent, so no key has a meaning here.
+# ---- Random actions ------------------------------------------------------------------------------
 
 
 class RandomConfig(Config, frozen=True, kw_only=True):
-    """Config of a random curve: none that could be changed."""
+    """Keys of a random curve: none that can be changed, for nothing is learned or sent."""
 
     lazy: bool = False
 
@@ -264,11 +317,11 @@ class RandomConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 
-def build_random(keys: RandomConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    plan, theory = assemble(keys, setting, PROTOCOLS["none"], 0, None)
+def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one random curve."""
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, None)
     plan = replace(plan, policy="random", lazy=True)
-    plan, certificate = certify(plan, setting, theory, None, "uniformly random actions")
+    plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")
     return System("random", plan, certificate, theory=theory)
 
 
@@ -276,6 +329,6 @@ RANDOM = Algorithm(
     id="random",
     paper="none",
     summary="a uniformly random action each round: what chance gives",
-    keys=RandomConfig,
+    config=RandomConfig,
     build=build_random,
 )

@@ -1,4 +1,39 @@
-"""FedUCB (dubey-pentland-2020, Algorithms 1 to 3): with a server and without one."""
+"""FedUCB (dubey-pentland-2020, Algorithms 1 to 3): with a server and without one.
+
+Silos synchronise when a determinant has grown. Deviations from the paper, and why:
+
+- The algorithm is corrected: the trigger's matrix stands inside the determinant, the counter and
+  the batch start anew at a synchronisation, a leaf of the tree is a whole batch, and the server
+  replaces its sums by the sum of the silos' prefix sums, which contain all earlier ones.
+- Proposition 2 is used as its proof has it: ln det V once, not d times.
+- The matrices' last entry, the sum of squared rewards, is never used, so it is never sent.
+- Features and rewards are clipped in code to what the proof bounds.
+- ``schedule = "determinant"``, the paper's, reads raw data: no finite epsilon holds for it, and the
+  certificate says "none". "fixed" synchronises at rounds known in advance; "private-determinant" is
+  the rule of zhou-chowdhury-2024, Appendix D.2, which reads noisy sums, paid from the same budget.
+- ``lazy = true`` is the default; the paper's silos use their own batch at once (``lazy = false``).
+- ``calibration = "exact"`` takes the least noise that gives the budget, and rho_min and kappa from
+  that noise; "theorem" is the paper's Lambda and its kappa, which lacks delta.
+- D for O(M T) communication is 0 in the paper, which rounding would decide; it becomes
+  ``batch_size = 1``.
+
+Without a server (Algorithm 3) silos send messages to their neighbours. Further deviations:
+
+- The proof is followed where the pseudocode differs from it: a silo whose trigger fires asks its
+  clique, all report gamma rounds later, and all reports arrive before the estimator is used again.
+  The pseudocode replies at once, to silos of which some have not heard.
+- Each clique starts from |C| rho_min I and triggers with |C| (rho_max - rho_min) I, as in the
+  proof; the pseudocode starts from 0, a singular matrix, and writes M.
+- Sums are replaced, never added to: they are whole prefixes. Without privacy they are batches.
+- Proposition 2 has |C| for M, too, and its failure probability is shared by all cliques and
+  estimators.
+- The number of rounds in the trigger is counted in rounds of the estimator.
+- The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator,
+  divided by 1 + L^2 = 2 (line 6). A number is compared as it is, divided by nothing.
+- The clique cover is a greedy one, a partition of the silos.
+- Estimators are numbered t mod gamma. Each has a tree of its own at every silo; a user takes part
+  in one of them, so they compose in parallel.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +47,7 @@ import numpy as np
 
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.assemble import Noise, assemble, plan_of
+from fastfed.bandits.assemble import Noise, assemble, make_plan
 from fastfed.bandits.certify import certify, declared
 from fastfed.bandits.feducb_bounds import (
     batch_size_proposition_1,
@@ -29,8 +64,8 @@ from fastfed.bandits.feducb_constants import (
     trigger,
 )
 from fastfed.bandits.noise_distributions import NoiseDistribution
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.setting import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.releases.gaussian_release import (
@@ -45,26 +80,7 @@ from fastfed.protocols.peers import Part, PeerPlan
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 
-# FedUCB (dubey-pentland-2020, Algorithms 1 and 2): synchronising when a determinant has grown.
-# Deviations from the paper, and why:
-# - The algorithm is the mended one: the trigger's matrix stands inside the determinant, the counter
-#   and the batch begin anew at a synchronisation, a leaf of the tree is a whole batch, and the
-#   server replaces its sums by the sum of the silos' prefix sums, which contain all that came
-#   before.
-# - Proposition 2 is used as its proof has it: ln det V once, not d times.
-# - The matrices' last entry, the sum of squared rewards, is never used, so it is never sent.
-# - Features and rewards are clipped in code to what the proof bounds.
-# - ``schedule = "determinant"``, the paper's, reads raw data: no finite epsilon holds for it, and
-#   the certificate says "none". "fixed" synchronises at rounds known in advance; "private-
-#   determinant" is the rule of zhou-chowdhury-2024, Appendix D.2, which reads noisy sums, paid from
-#   the same budget.
-# - ``lazy = true`` is the default; the paper's silos use their own batch at once (``lazy =
-#   false``).
-# - ``calibration = "exact"`` takes the least noise that gives the budget, and rho_min and kappa
-#   from that noise; "theorem" is the paper's Lambda and its kappa, which lacks delta.
-# - D for O(M T) communication is 0 in the paper, which rounding would decide; it plays ``batch_size
-#   = 1`` instead.
-
+# ---- With a server -------------------------------------------------------------------------------
 
 SCHEDULES = ("determinant", "fixed", "private-determinant")
 COMMUNICATION = ("log-T", "M1.5", "MT")
@@ -73,7 +89,30 @@ K = TypeVar("K", bound="FedUCBConfig")
 
 
 class FedUCBConfig(Config, frozen=True, kw_only=True):
-    """Config of a feducb curve."""
+    """Keys of a feducb curve, beside those of `Config`.
+
+    Parameters
+    ----------
+    schedule : {"determinant", "fixed", "private-determinant"}
+        The rule for synchronisations.
+    communication : {"log-T", "M1.5", "MT"} or float
+        The threshold D > 0 of the determinant, or the paper's rule for it.
+    private : bool, default True
+        False for no noise.
+    epsilon : float
+        Budget of one user, > 0; required if private.
+    delta : float
+        Budget of one user, in (0, 1); required if private.
+    calibration : {"exact", "theorem"}
+        The least noise that gives the budget, or the paper's.
+    relation : {"replace", "zero-out"}
+        Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
+        cousin.
+    rho_min : float, optional
+        Lower bound > 0 on the eigenvalues of one silo's regularizer; by default from the noise.
+    radius : {"proposition-2", "direct"}
+        The confidence radius.
+    """
 
     schedule: str = "determinant"
     communication: str | float = "log-T"
@@ -110,10 +149,11 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 
     @property
     def every_round(self) -> bool:
-        """Whether the paper's D is 0."""
+        """True if the paper's D is 0, so that silos synchronise after every round."""
         return self.communication == "MT"
 
     def _check_privacy(self) -> None:
+        """Raise InputError for keys of the budget that do not fit each other."""
         choice("relation", self.relation, RELATIONS)
         choice("calibration", self.calibration, PRIVATIZER_CALIBRATIONS)
         if not self.private:
@@ -141,124 +181,143 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
                 raise InputError('rho_min belongs to radius "proposition-2", got radius "direct"')
 
 
-def privatizer(keys: FedUCBConfig, releases: int) -> Privatizer | None:
-    """The noise of one silo's tree of so many releases, None without privacy."""
-    if not keys.private:
+def privatizer(config: FedUCBConfig, releases: int) -> Privatizer | None:
+    """Calibrate the noise of one silo's tree of so many releases; None without privacy."""
+    if not config.private:
         return None
-    assert keys.epsilon is not None and keys.delta is not None
-    rounds = releases if keys.schedule == "private-determinant" else 0
-    budget = Budget(keys.epsilon, keys.delta, keys.relation)
-    return calibrate_privatizer(budget, releases, keys.calibration, schedule_rounds=rounds)
+    assert config.epsilon is not None and config.delta is not None
+    rounds = releases if config.schedule == "private-determinant" else 0
+    budget = Budget(config.epsilon, config.delta, config.relation)
+    return calibrate_privatizer(budget, releases, config.calibration, schedule_rounds=rounds)
 
 
-def rounds_per_batch(keys: FedUCBConfig, setting: ProblemSpec) -> int:
-    """B of a fixed schedule: as given, every round, or as often as Proposition 1 counts."""
-    if keys.every_round:
+def rounds_per_batch(config: FedUCBConfig, problem: ProblemSpec) -> int:
+    """B of a fixed schedule: as given, 1, or as often as Proposition 1 counts."""
+    if config.every_round:
         return 1
-    if keys.batch_size != "theorem":
-        return keys.rounds_per_batch(setting)
-    federation = Federation(setting)
-    found = constants(keys, federation, privatizer(keys, setting.horizon))
-    bar = threshold_of(keys, federation, found)
-    # D of "M1.5" is 0 for one silo and one round: there is nothing to wait for.
+    if config.batch_size != "theorem":
+        return config.rounds_per_batch(problem)
+    federation = Federation(problem)
+    found = constants(config, federation, privatizer(config, problem.horizon))
+    bar = threshold_of(config, federation, found)
+    # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not bar:
         return 1
     return batch_size_proposition_1(
-        setting.horizon, setting.dimension, bar, found.rho_min, found.rho_max
+        problem.horizon, problem.dimension, bar, found.rho_min, found.rho_max
     )
 
 
-def of_schedule(keys: K) -> K:
-    """The same keys, every round as the fixed schedule that it is."""
-    if keys.every_round and keys.schedule != "fixed":
-        return msgspec.structs.replace(keys, schedule="fixed")
-    return keys
+def resolve_schedule(config: K) -> K:
+    """The same Config, with "every round" as the fixed schedule that it is."""
+    if config.every_round and config.schedule != "fixed":
+        return msgspec.structs.replace(config, schedule="fixed")
+    return config
 
 
-def build(keys: FedUCBConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    keys = of_schedule(keys)
-    fixed = keys.schedule == "fixed"
-    batch_size = rounds_per_batch(keys, setting) if fixed else 1
-    noise = privatizer(keys, setting.horizon // batch_size)
-    clip = keys.bounds(published=False)
-    federation = Federation(setting)
-    plan, theory = planned(keys, federation, noise, batch_size, clip)
-    source = source_of(keys, noise, "Algorithm 1")
-    plan, certificate = certify(plan, setting, theory, _noise(keys, setting, noise), source)
-    return System("feducb", plan, certificate, _lines(keys, federation, noise), theory=theory)
+def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one feducb curve."""
+    config = resolve_schedule(config)
+    fixed = config.schedule == "fixed"
+    batch_size = rounds_per_batch(config, problem) if fixed else 1
+    noise = privatizer(config, problem.horizon // batch_size)
+    clip = config.bounds(published=False)
+    federation = Federation(problem)
+    plan, theory = plan_and_theory(config, federation, noise, batch_size, clip)
+    source = source_text(config, noise, "Algorithm 1")
+    plan, certificate = certify(plan, problem, theory, _noise(config, problem, noise), source)
+    return System(
+        "feducb", plan, certificate, _bound_curves(config, federation, noise), theory=theory
+    )
 
 
-def _lines(
-    keys: FedUCBConfig, federation: Federation, noise: Privatizer | None
+def _bound_curves(
+    config: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """The bounds of Theorem 1 and Proposition 1, where they are about this run."""
-    if keys.schedule != "determinant" or keys.radius != "proposition-2":
+    """Bounds of Theorem 1 and Proposition 1, if they are about this run."""
+    if config.schedule != "determinant" or config.radius != "proposition-2":
         return None
-    found = constants(keys, federation, noise)
-    bar = threshold_of(keys, federation, found)
+    found = constants(config, federation, noise)
+    bar = threshold_of(config, federation, found)
     if not bar:
         return None
-    return partial(centralised, keys, federation.setting, found, bar)
+    return partial(centralised_bound_curves, config, federation.problem, found, bar)
 
 
-def released_only(keys: FedUCBConfig, batch_size: int) -> bool:
-    """Whether actions depend on synchronised statistics alone."""
-    return keys.lazy or (keys.schedule == "fixed" and batch_size == 1)
+def released_only(config: FedUCBConfig, batch_size: int) -> bool:
+    """True if actions depend on synchronised statistics alone."""
+    return config.lazy or (config.schedule == "fixed" and batch_size == 1)
 
 
-def planned(
-    keys: FedUCBConfig,
+def plan_and_theory(
+    config: FedUCBConfig,
     federation: Federation,
     noise: Privatizer | None,
     batch_size: int,
     clip: Clip | None,
 ) -> tuple[Plan, Theory]:
-    """Plan and theory of the silos that share one estimator."""
-    setting = federation.setting
-    made = _noise(keys, setting, noise)
-    found = constants(keys, federation, noise)
+    """Plan and theory of the silos that share one estimator.
+
+    Parameters
+    ----------
+    config : FedUCBConfig
+        The curve's keys.
+    federation : Federation
+        The silos, and the whole that they are a part of.
+    noise : Privatizer or None
+        The calibrated noise.
+    batch_size : int
+        B of a fixed schedule, else 1.
+    clip : Clip or None
+        Bounds that features and rewards are clipped to.
+    """
+    problem = federation.problem
+    made = _noise(config, problem, noise)
+    found = constants(config, federation, noise)
     protocol = PROTOCOLS["silo-ldp-prefix" if noise else "none"]
-    rule = trigger(keys, federation, found, noise)
-    if keys.radius == "direct":
+    rule = trigger(config, federation, found, noise)
+    if config.radius == "direct":
         plan, theory = assemble(
-            keys,
-            setting,
+            config,
+            problem,
             protocol,
             batch_size,
             clip,
             made,
-            only_released=released_only(keys, batch_size),
-            ordered=keys.schedule == "fixed",
+            only_released=released_only(config, batch_size),
+            ordered=config.schedule == "fixed",
         )
         return replace(plan, trigger=rule), theory
-    only = released_only(keys, batch_size)
-    theory = proposition_2(keys, federation, found, clip, only)
-    plan = plan_of(keys, setting, protocol, batch_size, clip, theory, made)
+    only = released_only(config, batch_size)
+    theory = proposition_2(config, federation, found, clip, only)
+    plan = make_plan(config, problem, protocol, batch_size, clip, theory, made)
     return replace(plan, trigger=rule), theory
 
 
-def _noise(keys: FedUCBConfig, setting: ProblemSpec, mechanism: Privatizer | None) -> Noise | None:
+def _noise(
+    config: FedUCBConfig, problem: ProblemSpec, mechanism: Privatizer | None
+) -> Noise | None:
+    """Noise of a federation for theory and plan; None without privacy."""
     if mechanism is None:
         return None
     std = NoiseStd(*mechanism.stds)
-    if keys.schedule == "fixed":
-        law = NoiseDistribution(std, setting.silos, mechanism.variance_factors)
+    if config.schedule == "fixed":
+        distribution = NoiseDistribution(std, problem.silos, mechanism.variance_factors)
     else:
-        # Which release has which noise is for the data to say: all as the one with the most.
+        # The data decide which release has which noise: all as the one with the most.
         most = max_prefix_nodes(mechanism.releases)
-        law = NoiseDistribution(
-            std, setting.silos, np.array([0.0, most]), counted=mechanism.releases
+        distribution = NoiseDistribution(
+            std, problem.silos, np.array([0.0, most]), counted=mechanism.releases
         )
-    return Noise(mechanism, law, std)
+    return Noise(mechanism, distribution, std)
 
 
-def source_of(keys: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
-    """Where the guarantee is from."""
+def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
+    """Papers and algorithms of the guarantee."""
     source = f"dubey-pentland-2020, {algorithm}"
     if noise is None:
         return source
-    if keys.schedule == "private-determinant":
+    if config.schedule == "private-determinant":
         source += ", with the schedule of zhou-chowdhury-2024, Appendix D.2"
     return f"{source}; {noise.source}"
 
@@ -267,39 +326,33 @@ FEDUCB = Algorithm(
     id="feducb",
     paper="dubey-pentland-2020",
     summary="federated LinUCB that synchronises when a determinant has grown",
-    keys=FedUCBConfig,
+    config=FedUCBConfig,
     build=build,
 )
 
 
-# ---- FedUCB without a server (dubey-pentland-2020, Algorithm 3): silos tell their neighbours -----
-# Deviations from the paper beside those of feducb.py, and why:
-# - The proof is followed where the pseudocode differs from it: a silo whose trigger fires asks its
-#   clique, everybody reports gamma rounds later, and all is in before the estimator is used again.
-#   The pseudocode replies at once, to silos of which some have not heard.
-# - Each clique starts from |C| rho_min I and triggers with |C| (rho_max - rho_min) I, as in the
-#   proof; the pseudocode starts from 0, a singular matrix, and writes M.
-# - Sums are replaced, never added to: they are whole prefixes. Without privacy they are batches.
-# - Proposition 2 has |C| for M, too, and its failure probability is shared by all cliques and
-#   estimators.
-# - The number of rounds in the trigger is counted in rounds of the estimator.
-# - The paper gives no threshold; "log-T" is Algorithm 1's for the T / gamma rounds of an estimator,
-#   divided by 1 + L^2 = 2 (line 6). A number is what is compared, divided by nothing.
-# - The clique cover is a greedy one, a partition of the silos.
-# - Estimators are numbered t mod gamma. Each has a tree of its own at every silo; a user takes part
-#   in one of them, so they compose in parallel.
+# ---- Without a server ----------------------------------------------------------------------------
 
-
-#: More silos than this make a graph that takes minutes to look at.
-MOST_SILOS = 2000
+#: With more silos the graph takes minutes to analyse.
+MAX_SILOS = 2000
 
 
 class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
-    """Config of a feducb-decentralized curve: those of feducb, and who can hear whom."""
+    """Keys of a feducb-decentralized curve, beside those of feducb.
+
+    Parameters
+    ----------
+    graph : str or tuple of (int, int), default "complete"
+        The name of a graph over silos, or its edges.
+    graph_seed : int, default 0
+        Seed of a random graph.
+    gamma : int, optional
+        Time to live of a message in hops, and the number of estimators; by default the graph's
+        diameter.
+    """
 
     graph: str | tuple[tuple[int, int], ...] = "complete"
     graph_seed: int = 0
-    #: Time to live of a message, and the number of estimators; None: the graph's diameter.
     gamma: int | None = None
 
     def __post_init__(self) -> None:
@@ -315,100 +368,102 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
             raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
 
 
-def build_decentralized(keys: DecentralizedConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    if setting.silos > MOST_SILOS:
-        raise InputError(f"silos must be <= {MOST_SILOS} without a server, got {setting.silos}")
-    graph = Graph.of(keys.graph, setting.silos, keys.graph_seed)
-    gamma = max(1, graph.diameter) if keys.gamma is None else keys.gamma
-    if gamma > setting.horizon:
-        raise InputError(f"gamma must be <= horizon ({setting.horizon}), got {gamma}")
-    keys = of_schedule(keys)
-    rounds = -(-setting.horizon // gamma)
+def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one feducb-decentralized curve."""
+    if problem.silos > MAX_SILOS:
+        raise InputError(f"silos must be <= {MAX_SILOS} without a server, got {problem.silos}")
+    graph = Graph.of(config.graph, problem.silos, config.graph_seed)
+    gamma = max(1, graph.diameter) if config.gamma is None else config.gamma
+    if gamma > problem.horizon:
+        raise InputError(f"gamma must be <= horizon ({problem.horizon}), got {gamma}")
+    config = resolve_schedule(config)
+    rounds = -(-problem.horizon // gamma)
     batch_size = 1
-    if keys.schedule == "fixed" and not keys.every_round:
-        batch_size = integer("batch_size", keys.batch_size, at_least=1)
+    if config.schedule == "fixed" and not config.every_round:
+        batch_size = integer("batch_size", config.batch_size, at_least=1)
         if batch_size > rounds:
             raise InputError(
-                f"batch_size must be <= {rounds}, the uses of an estimator in {setting.horizon} "
+                f"batch_size must be <= {rounds}, the uses of an estimator in {problem.horizon} "
                 f"rounds at gamma = {gamma}, got {batch_size}"
             )
-    noise = privatizer(keys, rounds // batch_size)
-    clip = keys.bounds(published=False)
-    shape = PeerPlan(graph, gamma, setting.horizon, setting.dimension, ())
+    noise = privatizer(config, rounds // batch_size)
+    clip = config.bounds(published=False)
+    shape = PeerPlan(graph, gamma, problem.horizon, problem.dimension, ())
     parts, theories = [], []
     alike: dict[tuple[int, int], tuple[Plan, Theory]] = {}
     cliques = graph.cliques(gamma)
-    if keys.radius == "direct":
-        # Its bounds are made part by part: each has its share of the failure probability.
-        share = keys.failure_probability / (len(cliques) * gamma)
-        keys = msgspec.structs.replace(keys, failure_probability=share)
+    if config.radius == "direct":
+        # Its bounds are made part by part, each with a share of the failure probability.
+        share = config.failure_probability / (len(cliques) * gamma)
+        config = msgspec.structs.replace(config, failure_probability=share)
     for clique in cliques:
         for estimator in range(gamma):
             own = replace(
-                setting, silos=len(clique), horizon=shape.uses(estimator, setting.horizon)
+                problem, silos=len(clique), horizon=shape.uses(estimator, problem.horizon)
             )
-            federation = Federation(own, setting, gamma, len(cliques))
-            # Parts of one size are alike, and some constants take long to find.
+            federation = Federation(own, problem, gamma, len(cliques))
+            # Parts of one size are alike, and some constants take long to compute.
             kind = own.silos, own.horizon
             if kind not in alike:
-                alike[kind] = planned(keys, federation, noise, batch_size, clip)
+                alike[kind] = plan_and_theory(config, federation, noise, batch_size, clip)
             plan, theory = alike[kind]
             parts.append(Part(clique, estimator, plan))
             theories.append(theory)
-    # One part whose bound is unproven leaves the whole unproven.
+    # One part with an unproven bound leaves the whole unproven.
     theory = next((t for t in theories if not t.proven), theories[0])
-    source = source_of(keys, noise, "Algorithm 3")
+    source = source_text(config, noise, "Algorithm 3")
     claim = Claim(source=source, caveats=theory.caveats)
     if noise is not None:
         claim = declared(noise, source, theory)
     sealing = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
     made = replace(shape, parts=tuple(replace(p, plan=sealing[id(p.plan)]) for p in parts))
-    lines = None
-    if keys.schedule == "determinant":
-        federation = Federation(setting, setting, gamma)
-        found = constants(keys, federation, noise)
+    bound_curves = None
+    if config.schedule == "determinant":
+        federation = Federation(problem, problem, gamma)
+        found = constants(config, federation, noise)
         # Line 6's division by 1 + L^2 is no part of D.
-        bar = 2.0 * threshold_of(keys, federation, found)
+        bar = 2.0 * threshold_of(config, federation, found)
         sizes = [len(clique) for clique in cliques]
-        lines = partial(decentralised, keys, setting, found, bar, sizes, gamma)
-    return System("feducb-decentralized", made, account(made, setting), lines, theory=theory)
+        bound_curves = partial(
+            decentralised_bound_curves, config, problem, found, bar, sizes, gamma
+        )
+    return System("feducb-decentralized", made, account(made, problem), bound_curves, theory=theory)
 
 
 FEDUCB_DECENTRALIZED = Algorithm(
     id="feducb-decentralized",
     paper="dubey-pentland-2020",
     summary="FedUCB without a server: messages travel along a graph",
-    keys=DecentralizedConfig,
+    config=DecentralizedConfig,
     build=build_decentralized,
 )
 
 
-# ---- FedUCB's bounds along a run: what a figure may draw beside a curve, by round ----------------
+# ---- Bound curves --------------------------------------------------------------------------------
 
 
-def centralised(
-    keys: Any, setting: ProblemSpec, found: Constants, threshold: float, rounds: np.ndarray
+def centralised_bound_curves(
+    config: Any, problem: ProblemSpec, found: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
     """Theorem 1 (its proof's two terms) and Proposition 1 (as the appendix has it), by round."""
-    d, pair = setting.dimension, (found.rho_min, found.rho_max)
-    law = found.kappa, setting.reward_scale, keys.failure_probability
+    d, pair = problem.dimension, (found.rho_min, found.rho_max)
+    others = found.kappa, problem.reward_scale, config.failure_probability
     at = [int(t) for t in rounds]
-    # The trigger's own M (rho_max - rho_min) I fires, too, and no proof counts that.
+    # The trigger's own M (rho_max - rho_min) I fires, too, which no proof counts.
     proven = "" if pair[0] == pair[1] else ", proven without noise"
-    regret = [theorem_1_two_terms(t, setting.silos, d, threshold, *pair, *law) for t in at]
+    regret = [theorem_1_two_terms(t, problem.silos, d, threshold, *pair, *others) for t in at]
     return {
-        # Theorem 1 counts on each silo's own batch: it says nothing of lazy play.
-        **({} if keys.lazy else {"theorem-1": regret}),
+        # Theorem 1 assumes that silos use their own batch at once: it does not cover lazy = true.
+        **({} if config.lazy else {"theorem-1": regret}),
         f"synchronisations-proposition-1{proven}": [
             proposition_1_appendix(t, d, threshold, *pair) for t in at
         ],
     }
 
 
-def decentralised(
-    keys: Any,
-    setting: ProblemSpec,
+def decentralised_bound_curves(
+    config: Any,
+    problem: ProblemSpec,
     found: Constants,
     threshold: float,
     sizes: Sequence[int],
@@ -416,13 +471,13 @@ def decentralised(
     rounds: np.ndarray,
 ) -> dict[str, list[float]]:
     """Theorem 2 (its proof's sum over cliques of ``sizes`` and estimators), by round."""
-    if keys.lazy:
+    if config.lazy:
         return {}
     pair = found.rho_min, found.rho_max
-    law = found.kappa, setting.reward_scale, keys.failure_probability
+    others = found.kappa, problem.reward_scale, config.failure_probability
     return {
         "theorem-2": [
-            theorem_2_two_terms(int(t), sizes, setting.dimension, threshold, *pair, *law, gamma)
+            theorem_2_two_terms(int(t), sizes, problem.dimension, threshold, *pair, *others, gamma)
             for t in rounds
         ]
     }

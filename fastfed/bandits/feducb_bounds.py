@@ -3,10 +3,24 @@
 Theorems 1 and 2 are printed as orders: they are evaluated with natural logarithms and multiplied by
 `constant`. The other bounds carry their proofs' constants, with the proofs' free nu = e.
 
-Arguments as in `feducb_constants`, and: threshold D > 0 of the trigger (Algorithm 3's before it is
-divided by 1 + L^2), kappa >= 0 (0 without privacy), reward_scale sigma > 0 (rewards are
-sigma-sub-Gaussian), parameter_bound S > 0 with ||theta*|| <= S, constant > 0. Not private means
-rho_max = rho_min and kappa = 0. G is `log_growth`. Bad values raise InputError.
+Parameters
+----------
+Names as in `feducb_constants`, and those below; bad values raise InputError.
+
+threshold : float
+    D > 0 of the trigger (Algorithm 3's before it is divided by 1 + L^2).
+kappa : float
+    Bound >= 0 on the bias noise, 0 without privacy; not private also means rho_max = rho_min.
+reward_scale : float
+    sigma > 0: rewards are sigma-sub-Gaussian.
+parameter_bound : float
+    S > 0 with ||theta*|| <= S.
+constant : float
+    Factor > 0 on a printed order.
+
+Notes
+-----
+G is `log_growth`.
 """
 
 from __future__ import annotations
@@ -19,6 +33,7 @@ from fastfed.bandits.feducb_constants import log_growth
 
 
 def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
+    """T, M and d, checked."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -27,6 +42,7 @@ def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
 
 
 def _threshold(threshold: float) -> float:
+    """D, checked."""
     return number("threshold", threshold, above=0)
 
 
@@ -37,11 +53,12 @@ def _log_failure(failure_probability: float) -> float:
 
 
 def _scale(reward_scale: float) -> float:
+    """sigma, checked."""
     return number("reward_scale", reward_scale, above=0)
 
 
 def _offset(silos: int, rho_max: float, kappa: float, parameter_bound: float) -> float:
-    """S sqrt(M rho_max) + kappa sqrt(M): what the radius owes to regularizers and noise."""
+    """S sqrt(M rho_max) + kappa sqrt(M): the radius' terms for regularizers and noise."""
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
     return math.sqrt(silos) * (norm * math.sqrt(rho_max) + bias)
@@ -53,7 +70,7 @@ def _periods(horizon: int, clique: int, threshold: float, growth: float, gamma: 
     return good + clique * math.sqrt(_threshold(threshold)) * (growth + 1.0)
 
 
-# -- Proposition 1: how often silos synchronise ----------------------------------------------------
+# ---- Synchronisations: Proposition 1 -------------------------------------------------------------
 
 
 def proposition_1_main_text(
@@ -103,7 +120,7 @@ def proposition_1_derived(
     *,
     feature_bound: float = 1.0,
 ) -> float:
-    """What the proof of Proposition 1 arrives at, (6): 2 sqrt(d T G/D) + d G/D + 2.
+    """Equation (6) in the proof of Proposition 1: 2 sqrt(d T G/D) + d G/D + 2.
 
     Proven without privacy, as `proposition_1_appendix`.
     """
@@ -133,7 +150,7 @@ def batch_size_proposition_1(
     return -(-t // math.ceil(most))
 
 
-# -- The radius ------------------------------------------------------------------------------------
+# ---- Radius --------------------------------------------------------------------------------------
 
 
 def beta_bar(
@@ -156,7 +173,7 @@ def beta_bar(
     rho_min and rho_max hold, no beta of Proposition 2 is larger, with ln det V - d ln(M rho_min) as
     its proof has it (the statement prints d ln det V). beta itself is proven for one silo (pass
     failure_probability / M to cover all) and a fixed schedule; the determinant's needs a filtration
-    that nobody has given (zhou-chowdhury-2024, footnote 5). gamma > 1 covers rounds after a
+    that no proof has given (zhou-chowdhury-2024, footnote 5). gamma > 1 covers rounds after a
     clique's first synchronisation.
     """
     t, m, d = _sizes(horizon, silos, dimension)
@@ -165,7 +182,7 @@ def beta_bar(
     return width + _offset(m, rho_max, kappa, parameter_bound)
 
 
-# -- Theorem 1: centralised ------------------------------------------------------------------------
+# ---- Regret with a server: Theorem 1 -------------------------------------------------------------
 
 
 def theorem_1(
@@ -267,7 +284,7 @@ def theorem_1_explicit(
     return 4.0 * math.e * bar * math.sqrt(2.0 * m * t * d * (growth + 1.0))
 
 
-# -- Theorem 2: decentralised ----------------------------------------------------------------------
+# ---- Regret without a server: Theorem 2 ----------------------------------------------------------
 
 
 def theorem_2(

@@ -1,4 +1,32 @@
-"""FedUCB's constants: bounds on the privatizer's noise, regularizer, radius and trigger."""
+"""Constants of FedUCB (dubey-pentland-2020): bounds on its noise, its radius and its trigger.
+
+Where the paper contradicts itself or its proofs, each function says how it is read. Logarithms are
+natural unless log2 is written.
+
+Parameters
+----------
+The same names mean the same in all functions; bad values raise InputError.
+
+horizon : int
+    T >= 1.
+silos : int
+    M >= 1.
+dimension : int
+    d >= 1.
+epsilon, delta : float
+    Budget of one user, epsilon > 0 and delta in (0, 1).
+failure_probability : float
+    alpha in (0, 1].
+feature_bound : float
+    L > 0 with ||x|| <= L; rewards have |y| <= 1.
+releases : int
+    n >= 1, the reports of one tree: the number of batches if the schedule is fixed, else T.
+gamma : int
+    Algorithm 3's time to live, and so the number of estimators, each with a tree of
+    n = ceil(T / gamma) releases; 1 for Algorithm 1.
+rho_min, rho_max : float
+    Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +37,24 @@ from typing import Any
 import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.bandits.radius import Theory, about_rewards
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.radius import Theory, reward_conditions
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import Privatizer, privatizer_levels
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.protocols.plan import Clip, Radius
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT, Trigger
 
-# FedUCB's constants: bounds on the privatizer's noise, and the trigger: dubey-pentland-2020.
-# Where the paper contradicts itself or its proofs, each function says how it is read. Logarithms
-# are natural unless log2 is written.
-#
-# Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, epsilon > 0, delta in (0,
-# 1), failure_probability alpha in (0, 1], feature_bound L > 0 with ||x|| <= L, and |y| <= 1.
-# `releases` n >= 1 is how often one tree reports: the number of batches if the schedule is fixed, T
-# if it is not. gamma >= 1 is Algorithm 3's time to live, and so the number of estimators, each with
-# a tree of n = ceil(T / gamma) releases; 1 is Algorithm 1. 0 < rho_min <= rho_max bound the
-# eigenvalues of a silo's regularizer H. Bad values raise InputError.
-
-
 THRESHOLDS = ("log-T", "M1.5")
 
 
 def _releases(releases: int) -> int:
+    """n, checked."""
     return integer("releases", releases, at_least=1)
 
 
 def _squared_norm(feature_bound: float) -> float:
-    """L^2 + 1, the most that ||[x; y]||^2 can be."""
+    """L^2 + 1, the largest possible ||[x; y]||^2."""
     length = number("feature_bound", feature_bound, above=0)
     return length * length + 1.0
 
@@ -56,7 +73,7 @@ def _log_union(
     return math.log(count) - math.log(alpha)
 
 
-# -- Section 4.3: bounds on the noise of a prefix --------------------------------------------------
+# ---- Noise of a prefix (Section 4.3) -------------------------------------------------------------
 
 
 def noise_bound(
@@ -70,7 +87,7 @@ def noise_bound(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """Lambda of Section 4.3 as printed, above the noise's operator norm in every release.
+    """Lambda of Section 4.3 as printed: above the noise's operator norm in each release.
 
     sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. With the shift
     2 Lambda I, once per prefix and not per node, rho_min = Lambda and rho_max = 3 Lambda
@@ -96,7 +113,7 @@ def bias_bound(
     feature_bound: float = 1.0,
     gamma: int = 1,
 ) -> float:
-    """kappa of Proposition 4 as printed, meant to lie above ||h|| in H^-1 in every release.
+    """kappa of Proposition 4 as printed, meant as a bound on ||h|| in H^-1 in every release.
 
     sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), the root over all.
     Unproven: delta is missing. At the noise of `privacy.privatizer.node_noise_std` it falls below
@@ -159,7 +176,7 @@ def bias_bound_from_std(
     return spread * (math.sqrt(d) + math.sqrt(2.0 * log_union)) / math.sqrt(low)
 
 
-# -- The trigger -----------------------------------------------------------------------------------
+# ---- Thresholds of the trigger -------------------------------------------------------------------
 
 
 def log_growth(
@@ -231,9 +248,7 @@ def decentralised_threshold(
     return 2.0 * t * d / (estimators * (growth + 1.0))
 
 
-# ---- FedUCB's regularizer, radius and trigger: Proposition 2 with its proof's constants ----------
-# One object holds rho_min, rho_max and kappa, for one silo; theory and trigger are made of it.
-
+# ---- Regularizer, radius and trigger of a curve --------------------------------------------------
 
 #: lambda of a silo without privacy, where the spec does not say.
 PLAIN_RHO = 1.0
@@ -241,28 +256,47 @@ PLAIN_RHO = 1.0
 
 @dataclass(frozen=True)
 class Federation:
-    """The silos that share one estimator, and the whole they are a part of.
+    """The silos that share one estimator, and the whole that they are a part of.
 
-    Centralised: all silos in all rounds, ``whole`` None. Decentralised: a clique in a gamma-th of
+    With a server: all silos in all rounds, ``whole`` None. Without one: a clique in a gamma-th of
     the rounds; failures are added up over all silos, all estimators and all ``cliques``.
+
+    Parameters
+    ----------
+    problem : ProblemSpec
+        Silos and rounds of this estimator.
+    whole : ProblemSpec, optional
+        All silos and rounds.
+    gamma : int, default 1
+        Estimators.
+    cliques : int, default 1
+        Cliques of the whole.
     """
 
-    setting: ProblemSpec
+    problem: ProblemSpec
     whole: ProblemSpec | None = None
     gamma: int = 1
     cliques: int = 1
 
     @property
     def all(self) -> ProblemSpec:
-        return self.whole or self.setting
+        """The whole, which is this part where there is a server."""
+        return self.whole or self.problem
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Bounds on one silo's regularizer H and bias noise h: rho_min I <= H <= rho_max I, kappa.
+    """Bounds on one silo's regularizer H and bias noise h.
 
-    ``bounded`` and ``biased``: whether the first and the second are proven at the actual noise,
-    for all releases of all silos together, with probability 1 - alpha / 4 each.
+    Parameters
+    ----------
+    rho_min, rho_max : float
+        rho_min I <= H <= rho_max I.
+    kappa : float
+        Bound on ||h|| in H^-1.
+    bounded, biased : bool
+        True if the first and the second are proven at the actual noise, for all releases of all
+        silos together, with probability 1 - alpha / 4 each.
     """
 
     rho_min: float
@@ -273,24 +307,24 @@ class Constants:
 
     @property
     def shift(self) -> float:
-        """What is added to the diagonal of a silo's prefix sum."""
+        """Multiple of I that is added to a silo's prefix sum."""
         return (self.rho_min + self.rho_max) / 2.0
 
 
-def constants(keys: Any, federation: Federation, noise: Privatizer | None) -> Constants:
+def constants(config: Any, federation: Federation, noise: Privatizer | None) -> Constants:
     """rho_min, rho_max and kappa: as printed for "theorem", from the noise for "exact".
 
     A given rho_min stands for Lambda, so rho_max is three times that.
     """
     if noise is None:
-        rho = PLAIN_RHO if keys.rho_min is None else keys.rho_min
+        rho = PLAIN_RHO if config.rho_min is None else config.rho_min
         return Constants(rho, rho, 0.0)
-    d, alpha = federation.setting.dimension, keys.failure_probability
+    d, alpha = federation.problem.dimension, config.failure_probability
     n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
     proven = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
     budget = noise.budget
-    if keys.rho_min is not None:
-        rho = keys.rho_min
+    if config.rho_min is not None:
+        rho = config.rho_min
     elif noise.calibration == "theorem":
         rho = noise_bound(d, silos, budget.epsilon, budget.delta, n, alpha, gamma=gamma)
     else:
@@ -303,31 +337,31 @@ def constants(keys: Any, federation: Federation, noise: Privatizer | None) -> Co
 
 
 def proposition_2(
-    keys: Any,
+    config: Any,
     federation: Federation,
     found: Constants,
     clip: Clip | None,
     released_only: bool,
 ) -> Theory:
-    """lambda and beta of Proposition 2: R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min))
-    + sqrt(M rho_max) + kappa sqrt(M).
+    """Theory of Proposition 2, with its proof's constants.
 
+    beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M).
     M counts the silos that share the estimator. ln det V stands without the factor d it is printed
     with, as its proof has it. The bound holds for one silo's order of events; where every silo has
-    an order of its own (eager play), "exact" takes it once for each: ln(2 M / alpha). Without a
-    server every clique has an order of its own in every estimator.
+    an order of its own (without lazy updates), "exact" takes it once for each: ln(2 M / alpha).
+    Without a server every clique has an order of its own in every estimator.
     """
-    setting, alpha = federation.setting, keys.failure_probability
-    m = setting.silos
+    problem, alpha = federation.problem, config.failure_probability
+    m = problem.silos
     orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
-    counted = keys.calibration == "exact"
+    counted = config.calibration == "exact"
     base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
     low, high = m * found.rho_min, m * found.rho_max
     lam = np.array([low, m * found.shift])
     offset = math.sqrt(high) + found.kappa * math.sqrt(m)
-    ordered = keys.schedule == "fixed" or released_only or federation.all.silos == 1
+    ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
     conditions = (
-        *about_rewards(setting, clip),
+        *reward_conditions(problem, clip),
         Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),
         Condition("kappa exceeds the bias noise in every release", found.biased),
         Condition(
@@ -335,8 +369,9 @@ def proposition_2(
             (orders == 1 or counted) and ordered,
         ),
         Condition(
-            f"the radius is that of Proposition 2 at least (multiplier {keys.radius_multiplier:g})",
-            keys.radius_multiplier >= 1.0,
+            "the radius is that of Proposition 2 at least "
+            f"(multiplier {config.radius_multiplier:g})",
+            config.radius_multiplier >= 1.0,
         ),
     )
     return Theory(
@@ -345,8 +380,8 @@ def proposition_2(
         lambda_max=np.full(2, high),
         nu=np.full(2, found.kappa * math.sqrt(m)),
         radius=Radius(
-            keys.radius_multiplier,
-            setting.reward_scale,
+            config.radius_multiplier,
+            problem.reward_scale,
             base,
             np.full(2, offset),
             np.full(2, low),
@@ -357,35 +392,35 @@ def proposition_2(
     )
 
 
-def threshold_of(keys: Any, federation: Federation, found: Constants) -> float:
-    """D: a number as given, or that of the level of communication."""
-    setting, low, high = federation.setting, found.rho_min, found.rho_max
-    if not isinstance(keys.communication, str):
-        return float(keys.communication)
+def threshold_of(config: Any, federation: Federation, found: Constants) -> float:
+    """D: a number as given, or by the rule that ``communication`` names."""
+    problem, low, high = federation.problem, found.rho_min, found.rho_max
+    if not isinstance(config.communication, str):
+        return float(config.communication)
     if federation.whole is None:
-        sizes = setting.horizon, setting.silos, setting.dimension
-        return threshold(keys.communication, *sizes, low, high)
-    if keys.communication != "log-T":
+        sizes = problem.horizon, problem.silos, problem.dimension
+        return threshold(config.communication, *sizes, low, high)
+    if config.communication != "log-T":
         raise InputError(
             'communication must be "log-T", "MT" or a number without a server, got '
-            f'"{keys.communication}"'
+            f'"{config.communication}"'
         )
-    sizes = federation.whole.horizon, setting.dimension, federation.gamma
+    sizes = federation.whole.horizon, problem.dimension, federation.gamma
     # Algorithm 3 divides by 1 + L^2 (line 6).
     return decentralised_threshold(*sizes, low, high) / 2.0
 
 
 def trigger(
-    keys: Any, federation: Federation, found: Constants, noise: Privatizer | None
+    config: Any, federation: Federation, found: Constants, noise: Privatizer | None
 ) -> Trigger | None:
-    """The rule of the keys' schedule; None where the rounds of synchronisation are fixed."""
-    if keys.schedule == "fixed":
+    """The trigger of the schedule; None where the rounds of synchronisation are fixed."""
+    if config.schedule == "fixed":
         return None
-    bar = threshold_of(keys, federation, found)
-    # Without a server everybody has heard by the estimator's next round, and reports after that.
+    bar = threshold_of(config, federation, found)
+    # Without a server all silos have heard by the estimator's next round, and report after it.
     delay = 0 if federation.whole is None else 1
-    if keys.schedule == "determinant":
-        extra = federation.setting.silos * (found.rho_max - found.rho_min)
+    if config.schedule == "determinant":
+        extra = federation.problem.silos * (found.rho_max - found.rho_min)
         return Trigger(DETERMINANT, bar, extra, delay=delay)
     assert noise is not None
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std

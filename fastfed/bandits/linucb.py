@@ -1,4 +1,4 @@
-"""LinUCB, the policy at every silo: an estimate, a width, and the action of the largest sum."""
+"""LinUCB, the policy of every silo: ridge estimate, bonus, and the action of the largest sum."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import math
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, array, integer, number
 from fastfed.protocols.score import Score
 
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:
-    """Actions (K, d) as float32 or float64, finite, K >= 1."""
+    """Check the features of a round's actions.
+
+    Parameters
+    ----------
+    actions : array_like, shape (K, d)
+        Finite features, K >= 1.
+    dimension : int
+        d.
+
+    Returns
+    -------
+    ndarray, shape (K, d)
+        float32 if it was float32, else float64.
+
+    Raises
+    ------
+    InputError
+        For another shape, no action, or values that are not finite.
+    """
     if isinstance(actions, np.ndarray) and actions.dtype == np.float32:
         checked = array("actions", actions, shape=(None, dimension), dtype=np.float32)
     else:
@@ -23,10 +41,16 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
 
 
 class Estimate:
-    """V and theta_hat = V^{-1} u of ridge regression, V held as its inverse Cholesky factor.
+    """V and theta_hat = V^{-1} u of ridge regression, V stored as its inverse Cholesky factor.
 
-    ``w`` (d, d) is lower triangular with V^{-1} = w' w; ``theta`` (d,) is the estimate. No
-    input is checked here: this is what the drivers run.
+    No input is checked here: drivers run this code.
+
+    Attributes
+    ----------
+    w : ndarray, shape (d, d)
+        Lower triangular with V^{-1} = w' w.
+    theta : ndarray, shape (d,)
+        theta_hat.
     """
 
     def __init__(self, dimension: int, regularizer: float) -> None:
@@ -48,40 +72,69 @@ class Estimate:
     @property
     def log_det(self) -> float:
         """ln det V."""
-        return native.log_det(self.w)
+        return linalg.log_det(self.w)
 
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
-        """V = lambda I + covariance, u = bias; returns the shift V needed to be definite."""
-        shift = native.refresh(statistic, regularizer, self.w, self.theta)
+        """Set V = lambda I + covariance and u = bias.
+
+        Parameters
+        ----------
+        statistic : ndarray, shape (d + d (d + 1) / 2,)
+            Bias, and the covariance's entries i <= j.
+        regularizer : float
+            lambda.
+
+        Returns
+        -------
+        float
+            The shift that V needed to be positive definite, >= 0.
+        """
+        shift = linalg.refresh(statistic, regularizer, self.w, self.theta)
         if shift < 0.0:
-            raise native.status_error(-2)
+            raise environments.status_error(-2)
         return shift
 
     def select(
         self, actions: np.ndarray, radius: float, second: float = 0.0
     ) -> tuple[int, np.ndarray]:
-        """(index, features) of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
-        return native.select(actions, self.w, self.theta, radius, second)
+        """Index and x of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
+        return linalg.select(actions, self.w, self.theta, radius, second)
 
     def select_scored(
         self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
     ) -> tuple[int, np.ndarray]:
-        """The same by a score function, which gets both radii."""
-        return native.scored(score, key, round, actions, self.w, self.theta, radius, second)
+        """Index and features of the largest score by a score function, which gets both radii."""
+        return linalg.scored(score, key, round, actions, self.w, self.theta, radius, second)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
         """V <- V + x x', u <- u + x y."""
-        native.observe(self.w, self.theta, x, reward)
+        linalg.observe(self.w, self.theta, x, reward)
 
 
 class LinUCB:
-    """Linear UCB (Abbasi-Yadkori et al. 2011) for one agent, as a part of other tools.
+    """Linear UCB (Abbasi-Yadkori et al. 2011) for one agent, to be used in other tools.
 
-    Parameters: ``dimension`` d; ``regularizer`` lambda > 0; ``failure_probability`` alpha in
-    (0, 1); ``reward_scale`` R, the sub-Gaussian scale of the reward noise (1/2 for rewards in
-    [0, 1]); ``radius_multiplier`` scales the confidence radius (1: the proven one, for
-    ||theta*|| <= 1 and ||x|| <= 1).
+    Parameters
+    ----------
+    dimension : int
+        d, the length of a feature vector.
+    regularizer : float, default 1
+        lambda > 0.
+    failure_probability : float, default 0.01
+        alpha, in (0, 1).
+    reward_scale : float, default 0.5
+        R, the sub-Gaussian scale of the reward noise; 1/2 for rewards in [0, 1].
+    radius_multiplier : float, default 1
+        Factor on the confidence radius. At 1 it is the proven one, for ||theta*|| <= 1 and
+        ||x|| <= 1.
 
+    Raises
+    ------
+    InputError
+        For a bad value, which it names.
+
+    Examples
+    --------
     >>> agent = LinUCB(dimension=2)
     >>> a = agent.select([[1.0, 0.0], [0.0, 1.0]])
     >>> agent.observe(reward=1.0)
@@ -109,13 +162,13 @@ class LinUCB:
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
+        """theta_hat, shape (d,)."""
         return self._estimate.theta.copy()
 
     @property
     def confidence_radius(self) -> float:
         """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form."""
-        return native.radius_at(
+        return linalg.radius_at(
             self.radius_multiplier,
             self.reward_scale,
             2.0 * math.log(1.0 / self.failure_probability),
@@ -126,19 +179,32 @@ class LinUCB:
         )
 
     def scores(self, actions: object) -> np.ndarray:
-        """Upper confidence bound of each action, (K,)."""
+        """Upper confidence bound of each action, shape (K,); ``actions`` has shape (K, d)."""
         checked = check_actions(actions, self.dimension)
         e = self._estimate
-        return native.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
+        return linalg.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
 
     def select(self, actions: object) -> int:
-        """Index of the action to play; ``actions`` is (K, d), ties go to the lowest index."""
+        """Index of the action to play, for ``actions`` (K, d); ties go to the lowest index."""
         checked = check_actions(actions, self.dimension)
         index, self._chosen = self._estimate.select(checked, self.confidence_radius)
         return index
 
     def observe(self, reward: float, action: object = None) -> None:
-        """Learn a reward: of the action last selected, or of the features ``action`` (d,)."""
+        """Learn a reward.
+
+        Parameters
+        ----------
+        reward : float
+            The reward.
+        action : array_like, shape (d,), optional
+            Features of the action played; by default those of the action last selected.
+
+        Raises
+        ------
+        InputError
+            If no action was selected or given.
+        """
         y = number("reward", reward)
         if action is not None:
             x = array("action", action, shape=(self.dimension,))

@@ -9,11 +9,28 @@ The results drop d sqrt(T) ln(T/alpha) of `lemma_a_4`. Where that exceeds the se
 C.1, E.3, E.5 or F.1, the first is above T already, up to constants and for all but large epsilon,
 so that nothing is lost. Not so in F.3 and E.7, which say from where on.
 
-Arguments throughout: horizon T >= 1, dimension d >= 1, batch_size B in [1, T], epsilon > 0, delta
-in (0, 1), failure_probability alpha in (0, 1], constant > 0. M = T/B, not rounded. Bad values raise
-InputError; the ranges for which a theorem promises privacy are not checked, as its regret does not
-depend on them; orders are meant for delta <= 1/2. ||theta*|| <= 1, ||phi|| <= 1 and rewards in
-[0, 1] are assumed.
+Parameters
+----------
+The same names mean the same in all functions; bad values raise InputError.
+
+horizon : int
+    T >= 1.
+dimension : int
+    d >= 1.
+batch_size : int
+    B in [1, T]; M = T/B, not rounded.
+epsilon, delta : float
+    Budget of one user, epsilon > 0 and delta in (0, 1); orders are meant for delta <= 1/2. The
+    ranges for which a theorem promises privacy are not checked, as its regret does not depend on
+    them.
+failure_probability : float
+    alpha in (0, 1].
+constant : float
+    Factor > 0 on a printed order.
+
+Notes
+-----
+||theta*|| <= 1, ||phi|| <= 1 and rewards in [0, 1] are assumed.
 """
 
 from __future__ import annotations
@@ -25,18 +42,22 @@ from fastfed._validate import boolean, choice, integer, number
 
 
 def _sizes(horizon: int, dimension: int) -> tuple[int, int]:
+    """T and d, checked."""
     return integer("horizon", horizon, at_least=1), integer("dimension", dimension, at_least=1)
 
 
 def _batch(batch_size: int, horizon: int) -> int:
+    """B, checked."""
     return integer("batch_size", batch_size, at_least=1, at_most=horizon)
 
 
 def _budget(epsilon: float, delta: float) -> tuple[float, float]:
+    """epsilon and delta, checked."""
     return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
 
 
 def _constant(constant: float) -> float:
+    """The hidden constant, checked."""
     return number("constant", constant, above=0)
 
 
@@ -55,7 +76,7 @@ def _cost(noise: float, t: int, d: int) -> float:
     return math.pow(d, 0.75) * math.sqrt(noise) * math.sqrt(t)
 
 
-# -- Appendix A: bounds in terms of the noise ------------------------------------------------------
+# ---- Appendix A: bounds in terms of the noise ----------------------------------------------------
 
 
 def lemma_a_2(
@@ -99,7 +120,7 @@ def lemma_a_4(
     return _constant(constant) * (plain + _cost(sigma, t, d) * math.log(t) * log_failure)
 
 
-# -- Unique users: Theorems 3.2, B.1, C.1 ----------------------------------------------------------
+# ---- Unique users: Theorems 3.2, B.1, C.1 --------------------------------------------------------
 
 
 def _two_terms(t: int, d: int, b: int, noise: float, alpha: float, constant: float) -> float:
@@ -178,7 +199,7 @@ def theorem_c_1(
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
 
-# -- Returning users: Theorems E.3 and E.5, Proposition E.7 ----------------------------------------
+# ---- Several participations: Theorems E.3 and E.5, Proposition E.7 -------------------------------
 
 
 def theorem_e_3(
@@ -192,7 +213,7 @@ def theorem_e_3(
     printed: bool = False,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.3, regret of `linucb-sdp-amp` with users who return, once in every batch at most.
+    """Theorem E.3, regret of `linucb-sdp-amp` with users who take part in every batch, once.
 
     d B ln T + d^(3/4) T/sqrt(B) (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T
     ln(T/alpha). The order is proven for the noise of Theorem B.1 at the budget of one batch, the
@@ -217,7 +238,7 @@ def theorem_e_5(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.5, regret of `linucb-sdp-vec` with users who return, once in every batch at most.
+    """Theorem E.5, regret of `linucb-sdp-vec` with users who take part in every batch, once.
 
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), for
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
@@ -238,7 +259,7 @@ def proposition_e_7(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Proposition E.7, regret of `linucb-jdp` where users return: the privacy cost alone.
+    """Proposition E.7, regret of `linucb-jdp` for several participations: the privacy cost alone.
 
     d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), M0 = rounds_per_user in [1, T] the most
     rounds of one user. The order is proven up to logarithms, and as long as d epsilon^2 <= M0^2
@@ -250,7 +271,7 @@ def proposition_e_7(
     return _constant(constant) * _cost(rounds * math.sqrt(_ln(1, delta)) / epsilon, t, d)
 
 
-# -- Local and central: Propositions F.1 and F.3 ---------------------------------------------------
+# ---- Local and central: Propositions F.1 and F.3 -------------------------------------------------
 
 
 def proposition_f_1(
@@ -298,10 +319,10 @@ def proposition_f_3(
     return _constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
 
 
-# -- Batch rules -----------------------------------------------------------------------------------
+# ---- Batch rules ---------------------------------------------------------------------------------
 
-# By rule: how fast the total noise falls with B, as B^-fall, and epsilon times that noise at B = 1
-# from T, d and delta.
+# By rule: the exponent with which the total noise falls in B (as B^-fall), and epsilon times that
+# noise at B = 1, from T, d and delta.
 _RULES: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
     "B.2": (0.5, lambda t, d, delta: math.sqrt(t * _ln(t, delta) * _ln(2, delta))),
     "B.3": (0.0, lambda t, d, delta: math.sqrt(t * _ln(1, delta))),
@@ -381,7 +402,7 @@ def batch_size_c_3(
 def batch_size_e_4(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.4 for `linucb-sdp-amp` with users who return: for `theorem_e_3`.
+    """Corollary E.4 for `linucb-sdp-amp` for users who take part in every batch: for `theorem_e_3`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta). Its logarithms are no less than the
     theorem's, mended or not, so that the second term stays below d B but for ln T ln(T/alpha). The
@@ -394,7 +415,7 @@ def batch_size_e_4(
 def batch_size_e_6(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.6 for `linucb-sdp-vec` with users who return: for `theorem_e_5`.
+    """Corollary E.6 for `linucb-sdp-vec` for users who take part in every batch: for `theorem_e_5`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T d^2/delta), with larger logarithms than the
     theorem's: the second term stays below d B but for ln T ln(T/alpha).

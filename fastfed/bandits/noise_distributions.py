@@ -1,4 +1,15 @@
-"""Noise in what silos synchronise: its distribution, and bounds that hold with high probability."""
+"""Distribution of the noise in synchronised sums, and bounds on it that hold with high probability.
+
+`NoiseDistribution` describes the noise of every release, its three methods bound it, and confidence
+radii are made of these bounds. Every function here gives an upper bound that is proven and, in the
+far tail where it is used, nearly attained. Below it: tails of Gaussian matrices and vectors, and
+noise made of bits as a Gaussian and a remainder that is bounded by computation.
+
+References
+----------
+Anderson 1955; Hsu, Kakade and Zhang 2012, Theorem 2.1; Kearns and Saul 1998; Mehta 2004, Section
+7.2; Tropp 2012, Theorem 3.6. Titles are in docs/radius.md.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +23,198 @@ from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.protocols.plan import NoiseStd
 
-# Tail of the largest eigenvalue of a Gaussian symmetric matrix, and of a Gaussian vector's norm.
-# Numbers a confidence radius rests on: every function here gives an upper bound that is proven and,
-# in the far tail where it is used, nearly attained.
+# ---- The noise of each release -------------------------------------------------------------------
+
+#: Share of the failure probability for rounding, which is small and gains little from more.
+ROUNDING = 0.1
 
 
-#: Above this dimension the table costs more than it is worth; the closed bound is used alone.
-MOST_EXACT = 500
+@dataclass(frozen=True)
+class Remainder:
+    """Distance of noise made of bits from Gaussian noise, at release k = 0..K.
+
+    Every entry of the noise is sigma Z + e + r, with Z standard normal, independent over entries
+    and of the data.
+
+    Parameters
+    ----------
+    coupling : ndarray, shape (K + 1,)
+        Bound on |e|, for all entries and releases together, except for an event of
+        ``probability``.
+    rounding : ndarray, shape (K + 1,)
+        r is a sum of martingale differences over points and entries, each sub-Gaussian given the
+        past, with squared scales that are known in advance and add up to ``rounding`` squared at
+        most.
+    probability : float
+        The probability that ``coupling`` fails.
+    """
+
+    coupling: np.ndarray
+    rounding: np.ndarray
+    probability: float
+
+
+@dataclass(frozen=True)
+class NoiseDistribution:
+    """Distribution of N, the symmetric noise in V, and h, the noise in u, at release k = 0..K.
+
+    Entry z of h has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``), and so on.
+    Entries of h and of N on and above the diagonal are independent of each other and of the data,
+    also where later data were chosen in view of them.
+
+    Parameters
+    ----------
+    node : NoiseStd
+        Standard deviations of one node's noise, in units of the sums.
+    noises : float, default 1
+        Independent noises that add up in a release: M where every silo adds its own.
+    variances : ndarray, shape (K + 1,)
+        Variance of a release, in units of one node's: for the tree, nodes of prefix k.
+    published_std : float, optional
+        s in the published code's regularizer, where that is not the noise's own.
+    remainder : Remainder, optional
+        For noise made of bits: its distance from the Gaussian noise described here.
+    counted : int, default 0
+        Releases that the bounds hold for, where that is more than ``variances`` lists; its last
+        entry is then the largest of all.
+    """
+
+    node: NoiseStd = field(default_factory=NoiseStd)
+    noises: float = 1.0
+    variances: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    published_std: float | None = None
+    remainder: Remainder | None = None
+    counted: int = 0
+
+    @property
+    def releases(self) -> int:
+        """K, the number of releases listed."""
+        return len(self.variances) - 1
+
+    @property
+    def none(self) -> bool:
+        """True if there is no noise at all."""
+        silent = self.node.parts == (0.0, 0.0, 0.0) and self.remainder is None
+        return self.releases == 0 or silent
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Factor from the std of one node to that of a release, shape (K + 1,)."""
+        scales: np.ndarray = np.sqrt(self.noises * self.variances)
+        return scales
+
+    @property
+    def goe_std(self) -> float:
+        """Off-diagonal std of the least GOE matrix with no entry below those of one node's N."""
+        return max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
+
+    @property
+    def exact_goe(self) -> bool:
+        """True if N is a GOE matrix, and not merely dominated by one."""
+        o, d = self.node.off_diagonal, self.node.diagonal
+        return self.remainder is None and math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
+
+    def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
+        """Bounds on ||N|| at each release, which hold together with probability 1 - p.
+
+        Parameters
+        ----------
+        dimension : int
+            d, rows of N.
+        probability : float
+            p, shared equally by releases and sides.
+
+        Returns
+        -------
+        ndarray, shape (K + 1,)
+
+        Raises
+        ------
+        ValueError
+            If the coupling of bits alone fails with probability p or more.
+
+        Notes
+        -----
+        With g = ``goe_std``, N is g times the matrix of `largest_eigenvalue`. Where N has less
+        variance somewhere, adding the difference D, independent of N, raises lambda_max with
+        probability at least 1/2 (with u the top eigenvector of N, u'Du is symmetric), so
+        P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t): the factor is paid whenever N is not
+        exactly such a matrix. The remainder of bits adds at most d max |e|, and ||r||, a sum of
+        r A_ij with A_ij fixed and sum A_ij^2 = d I. Given the past E exp(s r A) <=
+        exp(s^2 scale^2 A^2 / 2), a matrix known in advance, so Tropp 2012 (Theorem 3.6) needs no
+        independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
+        """
+        if self.none:
+            return np.zeros(self.releases + 1)
+        gaussian, rounding = self._shares(probability)
+        unit = largest_eigenvalue(dimension, gaussian / (2.0 if self.exact_goe else 4.0))
+        bound = unit * self.goe_std * self.scales
+        if self.remainder is not None:
+            tail = math.log(2.0 * dimension / rounding)
+            bound = bound + dimension * self.remainder.coupling
+            bound = bound + math.sqrt(2.0 * dimension * tail) * self.remainder.rounding
+        return bound
+
+    def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
+        """Bounds on ||h|| at each release, as `operator_norms`; roundings by Hsu et al. 2012."""
+        if self.none:
+            return np.zeros(self.releases + 1)
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, self.node.bias**2, 0.0, gaussian) * self.scales
+        if self.remainder is not None:
+            bound = bound + math.sqrt(dimension) * self.remainder.coupling
+            bound = bound + _rounded(dimension, 1.0, 0.0, rounding) * self.remainder.rounding
+        return bound
+
+    def errors(self, dimension: int, probability: float) -> np.ndarray:
+        """Bounds on ||N theta - h|| at each release, as `operator_norms`.
+
+        theta is one vector with ||theta|| <= 1 that does not depend on the noise. The covariance of
+        N theta - h is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the std of bias
+        entries, o = ``goe_std``; a smaller covariance has smaller norms, by Anderson 1955).
+        <x, N theta - h> takes the rounding of N_ij with x_i theta_j + x_j theta_i, of N_ii with
+        x_i theta_i and of h_i with -x_i: squares that add up to x'(2 I + theta theta')x at most.
+        """
+        if self.none:
+            return np.zeros(self.releases + 1)
+        b, o = self.node.bias**2, self.goe_std**2
+        gaussian, rounding = self._shares(probability)
+        bound = norm_quantile(dimension, b + o, o, gaussian) * self.scales
+        if self.remainder is not None:
+            bound = bound + (dimension + math.sqrt(dimension)) * self.remainder.coupling
+            bound = bound + _rounded(dimension, 2.0, 1.0, rounding) * self.remainder.rounding
+        return bound
+
+    def _shares(self, probability: float) -> tuple[float, float]:
+        """Failure probabilities of the Gaussian part and of the rounding, at one release each."""
+        if self.remainder is None:
+            return probability / max(self.releases, self.counted), 0.0
+        # The coupling has its own share, and fails in all bounds at once.
+        left = (probability - self.remainder.probability) / self.releases
+        if left <= 0.0:
+            raise ValueError("the coupling of bits takes the whole failure probability")
+        return (1.0 - ROUNDING) * left, ROUNDING * left
+
+
+def _rounded(dimension: int, common: float, extra: float, probability: float) -> float:
+    """As `norm_quantile`, for sub-Gaussian X of this covariance (Hsu, Kakade and Zhang 2012)."""
+    tail, top = math.log(1.0 / probability), common + extra
+    squares = (dimension - 1.0) * common**2 + top**2
+    trace = (dimension - 1.0) * common + top
+    return math.sqrt(trace + 2.0 * math.sqrt(squares * tail) + 2.0 * top * tail)
+
+
+# ---- Tails of Gaussian matrices and vectors ------------------------------------------------------
+
+#: Above this dimension the closed bound is used alone: the table costs more than it gains.
+MAX_EXACT_DIMENSION = 500
+#: Grid step of the table of eigenvalues.
 STEP = 2e-3
 
 
 @cache
 def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Grid x > 0 and ln of the expected number of eigenvalues above x.
+    """Grid x >= 0, and ln of the expected number of eigenvalues above each x.
 
     For the GOE with diagonal variance 1 and off-diagonal variance 1/2 the density of eigenvalues
     at x is, with phi_k the orthonormal Hermite functions (Mehta 2004, Section 7.2),
@@ -64,8 +254,22 @@ def _right_sums(values: np.ndarray) -> np.ndarray:
 
 
 def largest_eigenvalue(dimension: int, probability: float) -> float:
-    """t with P(lambda_max > t) <= probability, off-diagonal variance 1, diagonal variance 2.
+    """Upper quantile of the largest eigenvalue of a Gaussian symmetric matrix (a scaled GOE).
 
+    Parameters
+    ----------
+    dimension : int
+        d, rows of the matrix: off-diagonal variance 1, diagonal variance 2.
+    probability : float
+        p, in (0, 1).
+
+    Returns
+    -------
+    float
+        t with P(lambda_max > t) <= p.
+
+    Notes
+    -----
     The smaller of two bounds: the expected number of eigenvalues above t, which is at least the
     probability that there is one; and 2 sqrt d + 2 sqrt(ln(1 / p)), from E lambda_max <=
     2 E ||g|| <= 2 sqrt d (Sudakov-Fernique: for unit u, v the increments of u'Nu have variance
@@ -73,7 +277,7 @@ def largest_eigenvalue(dimension: int, probability: float) -> float:
     function of standard normals.
     """
     closed = 2.0 * (math.sqrt(dimension) + math.sqrt(-math.log(probability)))
-    if dimension > MOST_EXACT or probability < 1e-60:
+    if dimension > MAX_EXACT_DIMENSION or probability < 1e-60:
         return closed
     x, log_expected = _expected_above(dimension)
     # One grid step to the safe side is worth far more than the error of the trapezoids.
@@ -91,10 +295,26 @@ def _nodes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def norm_quantile(dimension: int, common: float, extra: float, probability: float) -> float:
-    """t with P(||X|| > t) <= probability for X ~ N(0, common I + extra u u'), ||u|| = 1.
+    """Upper quantile of a Gaussian norm, X ~ N(0, common I + extra u u') with ||u|| = 1.
 
+    Parameters
+    ----------
+    dimension : int
+        d, the length of X.
+    common, extra : float
+        Variances >= 0: in every direction, and further along u.
+    probability : float
+        p, in (0, 1).
+
+    Returns
+    -------
+    float
+        t with P(||X|| > t) <= p.
+
+    Notes
+    -----
     ||X||^2 = common chi^2_{d-1} + (common + extra) z^2: one integral over z, with z = a sin(s) so
-    that the integrand is smooth at its end, where the chi-square has nothing left.
+    that the integrand is smooth at its end, where the chi-square has no mass left.
     """
     from scipy.optimize import brentq
     from scipy.special import gammaincc, ndtr, ndtri
@@ -121,7 +341,7 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     low = high
     while tail(low) <= probability:
         low *= 0.5
-    # Far out the tail of many dimensions is no longer a positive float64: there its sign will do.
+    # Far out the tail of many dimensions is no positive float64 any more: there its sign is enough.
     least = math.ulp(0.0)
     root = float(
         brentq(lambda q: math.log(max(tail(q), least) / probability), low, high, rtol=1e-12)
@@ -130,215 +350,97 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     return math.sqrt(root) * (1.0 + 1e-9)
 
 
-# The law of the noise in what is synchronised, and what it stays below with high probability.
-
-
-#: Share of the failure probability that rounding takes; it is small, and pays little for less.
-ROUNDING = 0.1
-
-
-@dataclass(frozen=True)
-class Remainder:
-    """How far noise made of bits is from its Gaussian, at release k = 0..K.
-
-    Every entry of the noise is sigma Z + e + r. Z: standard normal, independent over entries and
-    of the data. |e| <= ``coupling``, for all entries and releases together but for an event of
-    ``probability``. r: rounding, a sum of martingale differences over points and entries, each
-    sub-Gaussian given what came before, with squared scales that are known in advance and add up
-    to ``rounding`` squared at most.
-    """
-
-    coupling: np.ndarray
-    rounding: np.ndarray
-    probability: float
-
-
-@dataclass(frozen=True)
-class NoiseDistribution:
-    """N, the symmetric noise in V, and h, the noise in u, at each release k = 0..K.
-
-    Entry z of h has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``), and so on:
-    ``node`` is one node's noise, ``noises`` how many independent ones add up in it (M when every
-    silo adds its own), ``variances`` what the release makes of it (nodes of the prefix k, for the
-    tree). Entries of h and of N on and above the diagonal are independent of each other and of the
-    data, also where later data were chosen in view of them.
-    """
-
-    node: NoiseStd = field(default_factory=NoiseStd)
-    noises: float = 1.0
-    variances: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    #: s in the published code's regularizer, where that is not the noise's own.
-    published_std: float | None = None
-    remainder: Remainder | None = None
-    #: How many releases the bounds hold for, where that is more than ``variances`` lists: its last
-    #: entry is then the most that any of the others has.
-    counted: int = 0
-
-    @property
-    def releases(self) -> int:
-        return len(self.variances) - 1
-
-    @property
-    def none(self) -> bool:
-        silent = self.node.parts == (0.0, 0.0, 0.0) and self.remainder is None
-        return self.releases == 0 or silent
-
-    @property
-    def scales(self) -> np.ndarray:
-        """Factor from one node's std to the std of what is synchronised, (K + 1,)."""
-        scales: np.ndarray = np.sqrt(self.noises * self.variances)
-        return scales
-
-    @property
-    def goe_std(self) -> float:
-        """Off-diagonal std of the least GOE matrix that has no entry below N's, for one node."""
-        return max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
-
-    @property
-    def exact_goe(self) -> bool:
-        """Whether N is a GOE matrix and not merely below one."""
-        o, d = self.node.off_diagonal, self.node.diagonal
-        return self.remainder is None and math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
-
-    def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
-        """Bounds on ||N|| at each release, (K + 1,), which all hold together with 1 - probability.
-
-        Each release and side gets an equal share. With g = ``goe_std``, N is g times the matrix of
-        ``largest_eigenvalue``; where it has less variance somewhere, adding what it lacks, D,
-        independent of N, raises lambda_max with probability at least 1/2 (with u N's top
-        eigenvector, u'Du is symmetric), so P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t):
-        the factor is paid whenever N is not exactly such a matrix. The remainder of bits adds at
-        most d max |e|, and ||r||, a sum of r A_ij with A_ij fixed and sum A_ij^2 = d I. Given the
-        past E exp(s r A) <= exp(s^2 scale^2 A^2 / 2), a matrix known in advance, so Tropp 2012
-        (Theorem 3.6) needs no independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
-        """
-        if self.none:
-            return np.zeros(self.releases + 1)
-        gaussian, rounding = self._shares(probability)
-        unit = largest_eigenvalue(dimension, gaussian / (2.0 if self.exact_goe else 4.0))
-        bound = unit * self.goe_std * self.scales
-        if self.remainder is not None:
-            tail = math.log(2.0 * dimension / rounding)
-            bound = bound + dimension * self.remainder.coupling
-            bound = bound + math.sqrt(2.0 * dimension * tail) * self.remainder.rounding
-        return bound
-
-    def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
-        """The same for ||h||; roundings by Hsu, Kakade and Zhang 2012, Theorem 2.1."""
-        if self.none:
-            return np.zeros(self.releases + 1)
-        gaussian, rounding = self._shares(probability)
-        bound = norm_quantile(dimension, self.node.bias**2, 0.0, gaussian) * self.scales
-        if self.remainder is not None:
-            bound = bound + math.sqrt(dimension) * self.remainder.coupling
-            bound = bound + _rounded(dimension, 1.0, 0.0, rounding) * self.remainder.rounding
-        return bound
-
-    def errors(self, dimension: int, probability: float) -> np.ndarray:
-        """The same for ||N theta - h|| with one ||theta|| <= 1 that does not depend on the noise.
-
-        Its covariance is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the std of bias
-        entries, o = ``goe_std``; a smaller covariance has smaller norms, by Anderson 1955).
-        <x, N theta - h> takes the rounding of N_ij with x_i theta_j + x_j theta_i, of N_ii with
-        x_i theta_i and of h_i with -x_i: squares that add up to x'(2 I + theta theta')x at most.
-        """
-        if self.none:
-            return np.zeros(self.releases + 1)
-        b, o = self.node.bias**2, self.goe_std**2
-        gaussian, rounding = self._shares(probability)
-        bound = norm_quantile(dimension, b + o, o, gaussian) * self.scales
-        if self.remainder is not None:
-            bound = bound + (dimension + math.sqrt(dimension)) * self.remainder.coupling
-            bound = bound + _rounded(dimension, 2.0, 1.0, rounding) * self.remainder.rounding
-        return bound
-
-    def _shares(self, probability: float) -> tuple[float, float]:
-        """Failure probability of the Gaussian part and of the rounding, at one release each."""
-        if self.remainder is None:
-            return probability / max(self.releases, self.counted), 0.0
-        # The coupling has its own, and fails in all bounds at once.
-        left = (probability - self.remainder.probability) / self.releases
-        if left <= 0.0:
-            raise ValueError("the coupling of bits takes the whole failure probability")
-        return (1.0 - ROUNDING) * left, ROUNDING * left
-
-
-def _rounded(dimension: int, common: float, extra: float, probability: float) -> float:
-    """As ``norm_quantile``, for X sub-Gaussian with this covariance (Hsu, Kakade, Zhang 2012)."""
-    tail, top = math.log(1.0 / probability), common + extra
-    squares = (dimension - 1.0) * common**2 + top**2
-    trace = (dimension - 1.0) * common + top
-    return math.sqrt(trace + 2.0 * math.sqrt(squares * tail) + 2.0 * top * tail)
-
-
-# ---- The law of binomial noise as a Gaussian and a remainder that is bounded by computation ------
-
+# ---- Noise made of bits --------------------------------------------------------------------------
 
 #: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
 BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
 #: Variance of one bit of mean 1/4.
-VARIANCE = 0.1875
-#: Beyond this many bits the incomplete beta function is not trusted to the last digits.
-MOST_COUPLED = 10**12
-#: Spacing of the points at which the two distributions are compared, in standard deviations.
+BIT_VARIANCE = 0.1875
+#: Beyond this many bits the incomplete beta function loses its last digits.
+MAX_COUPLED_BITS = 10**12
+#: Spacing of the grid on which the two distributions are compared, in standard deviations.
 SPACING = 0.005
 
 
-def bit_law(tree: BinomialTree, probability: float) -> NoiseDistribution:
-    """The noise of a vector-sum tree at each release; the coupling may fail with ``probability``.
+def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistribution:
+    """Distribution of the noise of a vector-sum tree at each release.
 
-    A prefix adds up its nodes, at most one of each level.
+    Parameters
+    ----------
+    tree : BinomialTree
+        The mechanism: users, trials and g of every level.
+    probability : float
+        The probability that the coupling to normals may fail.
+
+    Returns
+    -------
+    NoiseDistribution
+        A prefix adds up its nodes, at most one of each level.
     """
     levels = range(tree.depth)
     held = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
     nodes = [Node(tree.users(j), tree.trials(j), (tree.g[j], tree.g[j])) for j in levels]
-    law = _law(np.array(held, np.float64), nodes, tree.coordinates, probability)
-    return replace(law, published_std=tree.published_std)
+    distribution = _sum_distribution(
+        np.array(held, np.float64), nodes, tree.coordinates, probability
+    )
+    return replace(distribution, published_std=tree.published_std)
 
 
-def batch_law(batches: VectorBatches, releases: int, probability: float) -> NoiseDistribution:
-    """The same for vector sums of single batches, which are added up."""
+def batch_distribution(
+    batches: VectorBatches, releases: int, probability: float
+) -> NoiseDistribution:
+    """Distribution of the noise of vector sums of single batches, which are added up."""
     node = Node(batches.batch_size, batches.trials, batches.g)
     held = np.arange(releases + 1.0)[:, None]
-    return _law(held, [node], batches.coordinates, probability)
+    return _sum_distribution(held, [node], batches.coordinates, probability)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One vector sum: how many data points and noise bits an entry has, and g of both streams."""
+    """One vector sum.
+
+    Parameters
+    ----------
+    users : int
+        Data points of an entry.
+    trials : int
+        N, noise bits of an entry.
+    g : (int, int)
+        Bits that encode one unit, in the bias and in the covariance stream.
+    """
 
     users: int
     trials: int
     g: tuple[int, int]
 
 
-def _law(
+def _sum_distribution(
     held: np.ndarray, nodes: list[Node], coordinates: int, probability: float
 ) -> NoiseDistribution:
-    """The law of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
+    """Distribution of sums of nodes, ``held[k, j]`` of the j-th kind in release k.
 
     A node's entry is (Bin(N, 1/4) - N / 4 + rounding) / g. The binomial is a monotone function of
-    a standard normal Z, and then differs from sigma Z by at most `coupling`; Z is independent of
-    the data, as the bits are. The roundings of n points, each on an interval of length 1 and
-    centred given all that came before, have sub-Gaussian scale sqrt(n) / 2: the points may depend
-    on earlier noise, but which of them are in a release, and in which node, does not. Gaussian
-    variances and squared scales add up, and so do the largest differences. Where the streams differ
-    in g, the coarser one speaks for both, but for the Gaussian part.
+    a standard normal Z, and differs from sigma Z by at most `coupling`; Z is independent of the
+    data, as the bits are. The roundings of n points, each on an interval of length 1 and centred
+    given the past, have sub-Gaussian scale sqrt(n) / 2: the points may depend on earlier noise, but
+    which of them are in a release, and in which node, does not. Gaussian variances and squared
+    scales add up, and so do the largest differences. Where the streams differ in g, the smaller one
+    bounds both, except for the Gaussian part.
     """
     releases = len(held) - 1
     held = held.reshape(releases + 1, len(nodes))
     draws = max(releases * coordinates, 1)
     coarse = [min(node.g) for node in nodes]
     rounding = [node.users / (4.0 * g**2) for node, g in zip(nodes, coarse, strict=True)]
-    if nodes and nodes[-1].trials > MOST_COUPLED:
-        # Too many bits to compare: the noise as sub-Gaussian as a whole.
+    if nodes and nodes[-1].trials > MAX_COUPLED_BITS:
+        # Too many bits to compare: the noise as a whole is taken as sub-Gaussian.
         rounding = [
             r + BIT_SCALE_SQUARED * node.trials / g**2
             for node, g, r in zip(nodes, coarse, rounding, strict=True)
         ]
         spread, apart, probability = [0.0 for _ in nodes], [0.0 for _ in nodes], 0.0
     else:
-        spread = [math.sqrt(VARIANCE * node.trials) for node in nodes]
+        spread = [math.sqrt(BIT_VARIANCE * node.trials) for node in nodes]
         apart = [
             coupling(node.trials, probability / draws) / g
             for node, g in zip(nodes, coarse, strict=True)
@@ -347,7 +449,7 @@ def _law(
     apart = [c + node.users * 2.0**-32 / g for node, g, c in zip(nodes, coarse, apart, strict=True)]
     bias = [s / node.g[0] for node, s in zip(nodes, spread, strict=True)]
     covariance = [s / node.g[1] for node, s in zip(nodes, spread, strict=True)]
-    # Nodes differ by how their bits are rounded up; the law is in units of the largest.
+    # Nodes differ by how their bits are rounded up; variances are in units of the largest.
     std, other = max(bias, default=0.0), max(covariance, default=0.0)
     variances = np.zeros(len(nodes))
     if std > 0.0:
@@ -362,8 +464,22 @@ def _law(
 
 
 def coupling(trials: int, probability: float) -> float:
-    """Largest |X - N/4 - sigma Z|, but for an event of this probability; X ~ Bin(N, 1/4).
+    """Largest |X - N/4 - sigma Z|, X ~ Bin(N, 1/4), except for an event of some probability.
 
+    Parameters
+    ----------
+    trials : int
+        N, the number of bits.
+    probability : float
+        The probability of the exception.
+
+    Returns
+    -------
+    float
+        The largest difference, in bits; infinite if the grid does not reach far enough.
+
+    Notes
+    -----
     X = F^-1(Phi(Z)) for a standard normal Z (and X and a uniform number make such a Z). Between
     two points a < b of a grid, with x(k) = Phi^-1(F(k)) and x(a) < Z <= x(b), X is in a + 1..b, so
     the difference lies between a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). Z beyond the

@@ -1,4 +1,9 @@
-"""Regularizers and confidence radii, and the regret bound that the radius gives."""
+"""Regularizer and confidence radius from the noise's distribution, and the regret bound they give.
+
+A `Theory` holds what the proof of a regret bound rests on: lambda, lambda_min, lambda_max, nu, the
+radius made of them, and every condition with whether it holds. docs/radius.md has the proofs of the
+direct radius, which is our own.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +13,38 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, Plan, Radius
-
-# Regularizer and confidence radius from the law of the privacy noise, and whether they are proven.
-# One object holds what the proof of a regret bound rests on: reward law, clip interval, noise law,
-# lambda, lambda_min, lambda_max, nu, and the radius made of them.
-
 
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
 
-#: Of the direct radius: c as a share of the largest ||N||, and the eigenvalues of V that let lambda
-#: fall, in units of ||N|| + c. Any positive numbers are proven.
+#: The direct radius' c as a share of the largest ||N||; any positive number is proven.
 ANCHOR = 0.1
+#: The least eigenvalue of V at which lambda falls, in units of ||N|| + c; likewise.
 FLOOR = 1.0
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What the regret bound of a run rests on, by release k = 0..K, and whether each part holds."""
+    """Foundations of a run's regret bound, by release k = 0..K.
 
-    regularizer: np.ndarray  # lambda; the most of it for the direct radius
+    Parameters
+    ----------
+    regularizer : ndarray, shape (K + 1,)
+        lambda; its largest value for the direct radius.
+    lambda_min, lambda_max : ndarray, shape (K + 1,)
+        Bounds on the eigenvalues of lambda I + N.
+    nu : ndarray, shape (K + 1,)
+        Bound on ||h|| in the inverse regularizer's norm.
+    radius : Radius
+        Numbers of the confidence radius, as drivers use them.
+    conditions : tuple of Condition
+        Conditions of the bound, and whether they hold.
+    """
+
+    regularizer: np.ndarray
     lambda_min: np.ndarray
     lambda_max: np.ndarray
     nu: np.ndarray
@@ -39,12 +53,12 @@ class Theory:
 
     @property
     def proven(self) -> bool:
-        """Whether the confidence sets are proven to hold with probability 1 - alpha."""
+        """True if the confidence sets are proven to hold with probability 1 - alpha."""
         return all(c.holds for c in self.conditions)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a certificate says of the regret bound: nothing when it is proven."""
+        """Caveats of a certificate about the regret bound: none if it is proven."""
         failing = [c.text for c in self.conditions if not c.holds]
         return (
             (f"the regret bound is unproven here; missing: {'; '.join(failing)}",)
@@ -53,27 +67,33 @@ class Theory:
         )
 
 
-def published_regularizer(setting: ProblemSpec, law: NoiseDistribution, alpha: float) -> float:
-    """Lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
-    if law.none:
-        return math.sqrt(setting.silos)
-    n = law.releases.bit_length()
-    std = law.node.bias if law.published_std is None else law.published_std
-    spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(setting.dimension)
-    return math.sqrt(law.noises * n) * std * spread
+def published_regularizer(
+    problem: ProblemSpec, distribution: NoiseDistribution, alpha: float
+) -> float:
+    """lambda of the published experiment code of zhou-chowdhury-2024, from its noise std s."""
+    if distribution.none:
+        return math.sqrt(problem.silos)
+    n = distribution.releases.bit_length()
+    std = (
+        distribution.node.bias if distribution.published_std is None else distribution.published_std
+    )
+    spread = math.sqrt(n + math.log(1.0 / alpha)) + math.sqrt(problem.dimension)
+    return math.sqrt(distribution.noises * n) * std * spread
 
 
-def printed_regularizer(law: NoiseDistribution, dimension: int, alpha: float) -> float:
-    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the most noise."""
-    if law.none:
+def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
+    """lambda of chowdhury-zhou-2022, Lemma A.4, its Theta taken as 1, from the noisiest release."""
+    if distribution.none:
         return 1.0
-    std = law.node.bias * float(law.scales.max())
-    return max(1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(law.releases / alpha))))
+    std = distribution.node.bias * float(distribution.scales.max())
+    return max(
+        1.0, std * (math.sqrt(dimension) + math.sqrt(math.log(distribution.releases / alpha)))
+    )
 
 
 def make_theory(
-    setting: ProblemSpec,
-    law: NoiseDistribution,
+    problem: ProblemSpec,
+    distribution: NoiseDistribution,
     *,
     radius: str,
     radius_multiplier: float,
@@ -84,28 +104,54 @@ def make_theory(
     union: int,
     ordered: bool = True,
 ) -> Theory:
-    """lambda and beta for one curve, at each release k = 0..K.
+    """Regularizer and confidence radius of one curve, at each release k = 0..K.
 
-    ``released_only``: actions are chosen from synchronised statistics alone (lazy play), so one
-    self-normalised bound serves all silos. Otherwise each of ``union`` silos has its own V and
-    the bound is taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha). That
-    needs ``ordered``, synchronisations at rounds known in advance: the end of a batch must not
-    depend on rounds of others that come after it in the silo's own order.
+    Parameters
+    ----------
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    distribution : NoiseDistribution
+        The noise in the synchronised sums.
+    radius : str
+        "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
+        equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
+        sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and
+        the bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as
+        printed, which drops constants of its own proof. "published-code": the experiment code's.
+        "lemma-a2" and "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022,
+        Appendix A).
+    radius_multiplier : float
+        Factor > 0 on the radius.
+    regularizer : str or float
+        The rule for lambda, or its value.
+    failure_probability : float
+        alpha, in (0, 1).
+    clip : Clip or None
+        Bounds that features and rewards are clipped to.
+    released_only : bool
+        True if actions are chosen from synchronised statistics alone, so that one self-normalised
+        bound serves all silos. Otherwise each of ``union`` silos has its own V and the bound is
+        taken once for each: ln(2 M / alpha) where the paper writes ln(2 / alpha).
+    union : int
+        M, silos whose own batches choose their actions.
+    ordered : bool, default True
+        True if the rounds of synchronisation are known in advance. A union over silos needs it: the
+        end of a batch must not depend on rounds of others that come after it in the silo's own
+        order.
 
-    radius "direct": see `_direct` and docs/radius.md. "lemma-c2": zhou-chowdhury-2024, Lemma C.2,
-    equation (4), with lambda_min = lambda - ||N||, lambda_max = lambda + ||N||, nu = ||h|| /
-    sqrt(lambda_min), alpha halved over noise and rewards (and the noise half over N and h), and the
-    bound taken once for each value of lambda_min that occurs. "lemma-c4": Lemma C.4 as printed,
-    which drops constants of its own proof. "published-code": the experiment code's. "lemma-a2" and
-    "lemma-a4" are the same lemmas of one agent (chowdhury-zhou-2022, Appendix A).
+    Returns
+    -------
+    Theory
     """
-    d, alpha = setting.dimension, failure_probability
-    noise_share = 0.0 if law.none else alpha / 2.0
-    n_bound = law.operator_norms(d, alpha / 4.0)
+    d, alpha = problem.dimension, failure_probability
+    noise_share = 0.0 if distribution.none else alpha / 2.0
+    n_bound = distribution.operator_norms(d, alpha / 4.0)
     union = 1 if released_only else union
     rewards = alpha - noise_share
     if radius == "direct":
-        lam, made, definite = _direct(law, setting, regularizer, n_bound, alpha, rewards / union)
+        lam, made, definite = _direct(
+            distribution, problem, regularizer, n_bound, alpha, rewards / union
+        )
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max, nu = lam + n_bound, np.zeros_like(lam)
     else:
@@ -114,14 +160,14 @@ def make_theory(
         elif regularizer == "from-noise":
             lam = np.maximum(1.0, 2.0 * n_bound)
         elif regularizer == "lemma-a4":
-            lam = np.full_like(n_bound, printed_regularizer(law, d, alpha))
+            lam = np.full_like(n_bound, printed_regularizer(distribution, d, alpha))
         else:
-            lam = np.full_like(n_bound, published_regularizer(setting, law, alpha))
+            lam = np.full_like(n_bound, published_regularizer(problem, distribution, alpha))
         definite = lam > n_bound
-        # Where lambda cannot carry the noise there is no lambda_min: the radius is then unproven.
+        # Where lambda is below the noise there is no lambda_min: the radius is then unproven.
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max = lam + n_bound
-        nu = law.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
+        nu = distribution.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
         if radius in ("lemma-c2", "lemma-a2"):
             union *= len(np.unique(lambda_min))
             base = 2.0 * math.log(union / rewards)
@@ -130,11 +176,11 @@ def make_theory(
             base, offset, log_lambda = 2.0 * math.log(2.0 / alpha), np.sqrt(lam), lam
         else:
             base, offset, log_lambda = math.log(1.0 / alpha), np.sqrt(lam * d), lam
-        made = Radius(1.0, setting.reward_scale, base, offset, log_lambda)
+        made = Radius(1.0, problem.reward_scale, base, offset, log_lambda)
     # The published code takes R = 1 where rewards carry no noise.
-    scale = 1.0 if radius == "published-code" and setting.noise_free else setting.reward_scale
+    scale = 1.0 if radius == "published-code" and problem.noise_free else problem.reward_scale
     conditions = (
-        *about_rewards(setting, clip),
+        *reward_conditions(problem, clip),
         Condition(
             "the regularizer exceeds the noise's operator norm with high probability",
             bool(definite.all()),
@@ -156,36 +202,36 @@ def make_theory(
     )
 
 
-def about_rewards(setting: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
-    """What every proof here asks of the environment."""
-    inside = setting.reward_range is not None and (
+def reward_conditions(problem: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
+    """Conditions of every proof here about the environment's rewards."""
+    inside = problem.reward_range is not None and (
         clip is None
-        or (clip.low <= setting.reward_range[0] <= setting.reward_range[1] <= clip.high)
+        or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
     )
     return (
         Condition(
-            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", setting.linear
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", problem.linear
         ),
         Condition("rewards are bounded, and clipping does not move their mean", inside),
     )
 
 
 def _direct(
-    law: NoiseDistribution,
-    setting: ProblemSpec,
+    distribution: NoiseDistribution,
+    problem: ProblemSpec,
     regularizer: str | float,
     n_bound: np.ndarray,
     alpha: float,
     rewards: float,
 ) -> tuple[np.ndarray, Radius, np.ndarray]:
-    """The direct radius: width without passing through ||.||_V, and lambda as small as V allows.
+    """The direct radius: a width without the detour by ||.||_V, and the least lambda that V allows.
 
     With G and u the raw sums, V = lambda I + G + N, u + h and S = sum x eta,
         theta* - theta_hat = V^-1 (lambda theta* + (N theta* - h) - S).
     On the events N >= -n I, ||N theta* - h|| <= E (both at every release) and
     ||S||^2_{(G + c I)^-1} <= R^2 (2 ln(1 / alpha') + ln det(G + c I) - d ln c) (all rounds, one
-    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and with
-    eager play every silo has an order of its own, its batch before the others'), for any
+    fixed c: Abbasi-Yadkori et al. 2011, Theorem 1; all privacy noise is drawn beforehand, and
+    without lazy updates every silo has an order of its own, its batch before the others'), for any
     lambda >= 0, chosen in view of V if need be:
     G + c I <= V + (n + c - lambda) I <= f V, with f = 1 for lambda >= n + c and else
     f = 1 + (n + c - lambda) / floor where every eigenvalue of V is at least floor. Hence
@@ -195,13 +241,13 @@ def _direct(
     noise, lambda falls to 0 and with it half of the second term.
     """
     n_max = float(n_bound.max())
-    error = law.errors(setting.dimension, alpha / 4.0)
+    error = distribution.errors(problem.dimension, alpha / 4.0)
     if isinstance(regularizer, str) and regularizer == "published-code":
-        regularizer = published_regularizer(setting, law, alpha)
+        regularizer = published_regularizer(problem, distribution, alpha)
     if isinstance(regularizer, str):
         anchor = max(1.0, ANCHOR * n_max)
         lam = n_bound + anchor
-        floor = FLOOR * lam if not law.none else np.zeros_like(lam)
+        floor = FLOOR * lam if not distribution.none else np.zeros_like(lam)
         floor[0] = 0.0
     else:
         lam = np.full_like(n_bound, regularizer)
@@ -209,7 +255,7 @@ def _direct(
         floor = np.zeros_like(lam)
     made = Radius(
         1.0,
-        setting.reward_scale,
+        problem.reward_scale,
         2.0 * math.log(1.0 / rewards),
         np.zeros_like(lam),
         np.full_like(lam, anchor),
@@ -222,34 +268,47 @@ def _direct(
     return lam, made, lam > n_bound
 
 
-# ---- A regret bound with all its constants, for the direct radius: what a run truly promises -----
-# The bounds of ``bounds.py`` are orders; this one is a number, and often vacuous. Proof, with the
-# notation of docs/radius.md, on its three events (probability 1 - alpha):
-#
-# 1. In a round the regret is at most 2 w, w = beta ||x||_{V^-1} + gamma ||V^-1 x||, times the
-# radius' multiplier, which is at least 1.
-# 2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <= f V,
-# f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 + gamma /
-# sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
-# 3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and with
-# it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
-# 4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add up
-# to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the batch is
-# at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for each eigenvalue
-# r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz. Batches with L > ln 2
-# number at most Lambda / ln 2, and cost at most M B each.
-# 5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
-#
-# A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
-# batch.
-
-
 def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
-    """Bound on the group regret, which holds with probability 1 - failure_probability.
+    """Bound on the group regret with all its constants, for the direct radius.
 
-    None where no proof covers the run: another radius, a multiplier below 1, rewards or features
-    that break the theory's conditions, eager play of a federation, or a schedule of the data's.
-    At least M T means vacuous: regret in a round is at most 1 where rewards lie in [0, 1].
+    The bounds of `bandits.bounds` are orders; this one is a number, and often vacuous. It holds
+    with probability 1 - failure_probability.
+
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan.
+    theory : Theory
+        The theory that the plan was made with.
+
+    Returns
+    -------
+    float or None
+        The bound; at least M T means vacuous, as regret in a round is at most 1 where rewards lie
+        in [0, 1]. None where no proof covers the run: another radius, a multiplier below 1, rewards
+        or features that break the theory's conditions, a federation without lazy updates, or a
+        schedule chosen by the data.
+
+    Notes
+    -----
+    Proof, with the notation of docs/radius.md, on its three events (probability 1 - alpha):
+
+    1. In a round the regret is at most 2 w, w = beta ||x||_{V^-1} + gamma ||V^-1 x||, times the
+       radius' multiplier, which is at least 1.
+    2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <=
+       f V, f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 +
+       gamma / sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
+    3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and
+       with it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
+    4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add
+       up to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the
+       batch is at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for
+       each eigenvalue r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz.
+       Batches with L > ln 2 number at most Lambda / ln 2, and cost at most M B each.
+    5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
+
+    A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
+    batch.
     """
     radius = plan.radius
     eager = plan.batch_size > 1 and not plan.lazy

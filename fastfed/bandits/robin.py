@@ -1,4 +1,4 @@
-"""ROBIN (huang-2023, Algorithms 1-4): everything one client holds is protected, not one round.
+"""ROBIN (huang-2023, Algorithms 1-4), which protects all data of one client, not one round.
 
 Deviations from the paper, and why:
 - ``calibration = "exact"`` takes the most that the budget allows in every coordinate, by composing
@@ -6,7 +6,7 @@ Deviations from the paper, and why:
 - Only phases that another one follows release a model; the paper counts all P.
 - The rotation is H D / sqrt d on vectors padded with zeros to a power of two, and is undone by
   D H' / sqrt d; the paper leaves d and the order open.
-- Estimates that are not finite count as 0: an error that depends on data would tell of them.
+- Estimates that are not finite count as 0: an error that depends on data would disclose them.
 - U initial phases of local LinUCB are those of ``local-linucb``, with its radius, reset in greedy
   phases only; where U reaches beyond T the two systems are the same.
 - Features and rewards are clipped in code as elsewhere; the guarantee does not need it.
@@ -23,9 +23,14 @@ from functools import partial
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.assemble import assemble
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
-from fastfed.bandits.robin_bounds import concentration, initial_phases, lower, sharing_pays
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.robin_bounds import (
+    concentration,
+    initial_phases,
+    lower_bound_curves,
+    sharing_pays,
+)
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
@@ -34,27 +39,49 @@ from fastfed.protocols.phases import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import UCB
 
-#: B of Algorithm 4: rotated coordinates are sought in [-B sqrt(d2), B sqrt(d2)].
+#: B of Algorithm 4: the range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)].
 BOUND = 1.0
 PRINTED = "printed"
 
 
 class RobinConfig(Config, frozen=True, kw_only=True):
-    """Config of a robin curve."""
+    """Keys of a robin curve, beside those of `Config`.
+
+    Parameters
+    ----------
+    lazy : bool
+        Always false: phases decide who learns from what.
+    clip : bool, default False
+        True to clip: the guarantee does not need it, and the paper's rewards are not bounded.
+    private : bool, default True
+        False for plain means.
+    epsilon : float
+        Budget of everything that one client holds, > 0; required if private.
+    delta : float
+        Likewise, in (0, 1); required if private.
+    calibration : {"exact", "printed"}
+        The least noise that gives the budget, or the paper's.
+    initial_phases : int or "printed"
+        U, phases of local LinUCB; "printed" is Proposition C.3.
+    diversity : float
+        lambda_0 of the environment; required if private or "printed".
+    margin : float
+        C_0 of the environment; required for "printed".
+    concentration_multiplier : float, default 1
+        Factor on the radius within which estimates are taken to concentrate.
+    memory : bool, default False
+        True to learn alone if sharing cannot pay (Remark 4.6).
+    """
 
     lazy: bool = False
-    #: The guarantee does not need clipping, and the paper's rewards are not bounded.
     clip: bool | None = False
     private: bool = True
     epsilon: float | None = None
     delta: float | None = None
     calibration: str = "exact"
-    #: U, or "printed": Proposition C.3.
     initial_phases: int | str = PRINTED
-    #: lambda_0 and C_0 of the environment.
     diversity: float | None = None
     margin: float | None = None
-    #: Of the radius that estimates are trusted to concentrate in.
     concentration_multiplier: float = 1.0
     memory: bool = False
 
@@ -85,6 +112,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
         self._check_privacy()
 
     def _check_privacy(self) -> None:
+        """Raise InputError for keys of the budget that do not fit each other."""
         if not self.private:
             for key in ("epsilon", "delta"):
                 if getattr(self, key) is not None:
@@ -101,40 +129,40 @@ class RobinConfig(Config, frozen=True, kw_only=True):
             raise InputError("diversity (lambda_0) is required: the concentration radius needs it")
 
 
-def build(keys: RobinConfig, setting: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
-    clip = keys.bounds(published=keys.radius == "published-code")
-    local, theory = assemble(keys, setting, PROTOCOLS["none"], 0, clip)
-    phases = phases_of(setting.horizon)
-    first = initial(keys, setting)
-    shares = not keys.memory or sharing_pays(setting, keys.epsilon or 0.0)
-    protocol = PRIVATE_MEAN if keys.private else PLAIN_MEAN
+def build(config: RobinConfig, problem: ProblemSpec) -> System:
+    """Plan and certificate of one robin curve."""
+    clip = config.bounds(published=config.radius == "published-code")
+    local, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
+    phases = phases_of(problem.horizon)
+    first = initial(config, problem)
+    shares = not config.memory or sharing_pays(problem, config.epsilon or 0.0)
+    protocol = PRIVATE_MEAN if config.private else PLAIN_MEAN
     plan = PhasePlan(local, min(first, phases) if shares else phases, protocol)
-    if not keys.private:
+    if not config.private:
         claim = Claim(source="huang-2023, Algorithm 1", caveats=theory.caveats)
         plan = sealed(replace(plan, privacy=claim))
-        return System("robin", plan, account(plan, setting), theory=theory)
-    plan = replace(plan, means=private_means(keys, setting, plan))
-    plan = sealed(replace(plan, privacy=declared(keys, setting, plan, theory, shares)))
-    lines = partial(lower, keys, setting)
-    return System("robin", plan, account(plan, setting), lines, theory=theory)
+        return System("robin", plan, account(plan, problem), theory=theory)
+    plan = replace(plan, means=private_means(config, problem, plan))
+    plan = sealed(replace(plan, privacy=declared(config, problem, plan, theory, shares)))
+    bound_curves = partial(lower_bound_curves, config, problem)
+    return System("robin", plan, account(plan, problem), bound_curves, theory=theory)
 
 
-def initial(keys: RobinConfig, setting: ProblemSpec) -> int:
+def initial(config: RobinConfig, problem: ProblemSpec) -> int:
     """U: as given, or Proposition C.3's."""
-    if not isinstance(keys.initial_phases, str):
-        return keys.initial_phases
-    assert keys.diversity is not None and keys.margin is not None
-    return initial_phases(setting, keys.diversity, keys.margin, keys.failure_probability)
+    if not isinstance(config.initial_phases, str):
+        return config.initial_phases
+    assert config.diversity is not None and config.margin is not None
+    return initial_phases(problem, config.diversity, config.margin, config.failure_probability)
 
 
 def private_means(
-    keys: RobinConfig, setting: ProblemSpec, plan: PhasePlan
+    config: RobinConfig, problem: ProblemSpec, plan: PhasePlan
 ) -> tuple[WinsorizedMean, ...]:
-    """The mean of every phase that releases one: a common budget, a radius for each."""
-    assert keys.epsilon is not None and keys.delta is not None and keys.diversity is not None
-    beta = keys.failure_probability
-    spread = keys.concentration_multiplier * concentration(setting, keys.diversity, beta)
+    """Private means of all phases that release a model: one budget, a radius for each."""
+    assert config.epsilon is not None and config.delta is not None and config.diversity is not None
+    beta = config.failure_probability
+    spread = config.concentration_multiplier * concentration(problem, config.diversity, beta)
     made = None
     found = []
     for phase in plan.releasing:
@@ -146,54 +174,54 @@ def private_means(
             )
         if made is None:
             made = calibrate_winsorized(
-                Budget(keys.epsilon, keys.delta, "replace", "silo"),
-                silos=setting.silos,
-                dimension=setting.dimension,
+                Budget(config.epsilon, config.delta, "replace", "silo"),
+                silos=problem.silos,
+                dimension=problem.dimension,
                 radius=radius,
                 bound=BOUND,
                 releases=len(plan.releasing),
                 concentration_failure=beta / (16.0 * plan.phases),
-                calibration=keys.calibration,
-                phases=plan.phases if keys.calibration == PRINTED else None,
+                calibration=config.calibration,
+                phases=plan.phases if config.calibration == PRINTED else None,
             )
         found.append(made.at(radius))
     return tuple(found)
 
 
 def declared(
-    keys: RobinConfig, setting: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
+    config: RobinConfig, problem: ProblemSpec, plan: PhasePlan, theory: Theory, shares: bool
 ) -> Claim:
-    """What the plan claims for everything one client holds."""
-    assert keys.epsilon is not None and keys.delta is not None
+    """The claim of the plan, for everything that one client holds."""
+    assert config.epsilon is not None and config.delta is not None
     source = "huang-2023, Algorithm 1, of which no greedy phase is reached"
     if plan.means:
         source = f"huang-2023, Algorithms 1-4; {plan.means[0].source}"
     return Claim(
-        budget=Budget(keys.epsilon, keys.delta, "replace", "silo"),
+        budget=Budget(config.epsilon, config.delta, "replace", "silo"),
         source=source,
-        caveats=(*_about_learning(keys, setting, plan, plan.means, shares), *theory.caveats),
+        caveats=(*_learning_caveats(config, problem, plan, plan.means, shares), *theory.caveats),
     )
 
 
-def _about_learning(
-    keys: RobinConfig,
-    setting: ProblemSpec,
+def _learning_caveats(
+    config: RobinConfig,
+    problem: ProblemSpec,
     plan: PhasePlan,
     means: tuple[WinsorizedMean, ...],
     shares: bool,
 ) -> list[str]:
-    """What a reader should know before trusting the regret."""
+    """Caveats about the regret."""
     found = []
     if not shares:
         found.append("epsilon is below sqrt(d) ln^1.5(T) / M, so clients learn alone (Remark 4.6)")
     elif not plan.releasing:
         found.append(
-            f"the {plan.phases} phases of {setting.horizon} rounds are all initial ones: clients "
+            f"the {plan.phases} phases of {problem.horizon} rounds are all initial ones: clients "
             "learn alone, as under local-linucb"
         )
-    if keys.concentration_multiplier < 1.0:
+    if config.concentration_multiplier < 1.0:
         found.append(
-            f"the concentration radius is {keys.concentration_multiplier:g} times Theorem 3.3's: "
+            f"the concentration radius is {config.concentration_multiplier:g} times Theorem 3.3's: "
             "privacy is not touched, the regret bound is"
         )
     hopeless = [p for p, mean in zip(plan.releasing, means, strict=True) if not mean.feasible]
@@ -216,6 +244,6 @@ ALGORITHM = Algorithm(
     paper="huang-2023",
     summary="local learning, then phases greedy on a private mean: everything a client holds is "
     "protected",
-    keys=RobinConfig,
+    config=RobinConfig,
     build=build,
 )

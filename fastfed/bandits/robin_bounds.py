@@ -1,4 +1,40 @@
-"""Bounds and constants of ROBIN, and of any user-level private algorithm: huang-2023."""
+"""Constants of ROBIN, and bounds on its regret and that of any user-level private one: huang-2023.
+
+Regret is the sum over all silos (the paper's clients) and rounds of best mean minus own mean.
+Bounds that are printed as orders are evaluated with natural logarithms and multiplied by
+`constant`, the hidden one; Corollary B.5, Propositions C.3 and D.1 and Theorem C.6 carry their
+proofs' constants. ||theta*|| <= 1, ||x|| <= 1 and noise N(0, 1) are assumed.
+
+Parameters
+----------
+The same names mean the same in all functions; bad values raise InputError.
+
+horizon : int
+    T >= 1.
+silos : int
+    M >= 1.
+dimension : int
+    d >= 1.
+epsilon, delta : float
+    Budget of everything that one silo holds, epsilon > 0 and delta in (0, 1).
+diversity : float
+    lambda_0 > 0 (Assumption 3.1; at most 1/d, as ||x|| <= 1).
+margin : float
+    C_0 > 0 (Assumption 3.2, of the smallest gap: the paper prints "for all a", its proofs use
+    "there is an a"). `fastfed.environments.instances` estimates both.
+failure_probability : float
+    beta in (0, 1).
+constant : float
+    Factor > 0 on a printed order.
+
+Notes
+-----
+The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2, and except for 5.5 for a delta of the
+order of 1/(M sqrt T) up to logarithms. Beyond ln 2 they are at most 2.1 times what holds without
+privacy, C_0 d ln T or sqrt(d M T) (the last term of 4.2 apart, whose proof needs no ln 2); 5.3
+and 5.5 then fall below that. Those with a margin are orders in T, for the other sizes fixed:
+their instances have even d and C_0 >= 1.38 sqrt d.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +44,74 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.setting import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec
 from fastfed.protocols.phases import last_round, phases_of
 
-# Constants of ROBIN: its phases, the radius its estimates concentrate in, when sharing can work.
-# huang-2023, Theorem 3.3, Proposition C.3 and Remark 4.6. lambda_0 and C_0 are the diversity and
-# margin constants of the environment (Assumptions 3.1, 3.2, which `fastfed.environments.instances`
-# estimates), beta the failure probability. Natural logarithms, log2 where written.
+# ---- Constants of the algorithm ------------------------------------------------------------------
+
+#: Most phases considered: no horizon is longer.
+MAX_PHASES = 200
 
 
-#: Beyond this many phases no horizon is left to play.
-MOST_PHASES = 200
+def concentration(problem: ProblemSpec, lambda_0: float, beta: float) -> float:
+    """c_1 of Theorem 3.3: 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0.
 
-
-def concentration(setting: ProblemSpec, lambda_0: float, beta: float) -> float:
-    """c_1 = 4 sqrt(2 d ln(16 d (M + 1) P / beta)) / lambda_0: estimates of a phase of n rounds lie
-    within c_1 / sqrt n of theta* (Theorem 3.3)."""
-    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    Estimates of a phase of n rounds lie within c_1 / sqrt n of theta*.
+    """
+    d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     return 4.0 * math.sqrt(2.0 * d * math.log(16.0 * d * (m + 1) * phases / beta)) / lambda_0
 
 
-def initial_phases(setting: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
+def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
     """U of Proposition C.3: the least U with both of its conditions, the second one implicit in U.
 
     2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
     2^U >= 144 d U^2 (C_0 + lambda_0)^2 ln(2 d M P/beta) ln 2 / lambda_0^4.
     """
-    d, m, phases = setting.dimension, setting.silos, phases_of(setting.horizon)
+    d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     log = math.log(2.0 * d * m * phases / beta)
     first = math.log2(64.0 * log) - 2.0 * math.log2(lambda_0)
     second = math.log2(144.0 * d * log * math.log(2.0))
     second += 2.0 * math.log2(margin + lambda_0) - 4.0 * math.log2(lambda_0)
-    for u in range(1, MOST_PHASES):
+    for u in range(1, MAX_PHASES):
         if u >= first and u >= second + 2.0 * math.log2(u):
             return u
-    return MOST_PHASES
+    return MAX_PHASES
 
 
-def sharing_pays(setting: ProblemSpec, epsilon: float) -> bool:
-    """Whether epsilon >= sqrt(d) ln^1.5(T) / M: Remark 4.6, its hidden constant taken as 1."""
-    rounds = max(math.log(setting.horizon), 0.0)
-    return epsilon >= math.sqrt(setting.dimension) * rounds**1.5 / setting.silos
-
-
-# ---- Bounds on the regret of ROBIN and of any user-level private algorithm: huang-2023 -----------
-# Regret is the sum over all silos (the paper's clients) and rounds of best mean minus own mean.
-# What is printed as an order is evaluated with natural logarithms and multiplied by `constant`, the
-# hidden one; Corollary B.5, Propositions C.3 and D.1 and Theorem C.6 carry their proofs' constants.
-# epsilon and delta protect everything that one silo holds.
-#
-# Arguments throughout: horizon T >= 1, silos M >= 1, dimension d >= 1, epsilon > 0, delta in (0,
-# 1), diversity lambda_0 > 0 (Assumption 3.1; at most 1/d, as ||x|| <= 1), margin C_0 > 0
-# (Assumption 3.2, of the smallest gap: the paper prints "for all a", its proofs use "there is an
-# a"), failure_probability beta in (0, 1), constant > 0. Bad values raise InputError. ||theta*|| <=
-# 1, ||x|| <= 1 and noise N(0, 1) are assumed.
-#
-# The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2, and but for 5.5 for a delta of the
-# order of 1/(M sqrt T) up to logarithms. Beyond ln 2 they are at most 2.1 times what holds without
-# privacy, C_0 d ln T or sqrt(d M T) (the last term of 4.2 apart, whose proof needs no ln 2); 5.3
-# and 5.5 then fall below that. Those with a margin are orders in T, for the other sizes fixed:
-# their instances have even d and C_0 >= 1.38 sqrt d.
+def sharing_pays(problem: ProblemSpec, epsilon: float) -> bool:
+    """True if epsilon >= sqrt(d) ln^1.5(T) / M: Remark 4.6, its hidden constant taken as 1."""
+    rounds = max(math.log(problem.horizon), 0.0)
+    return epsilon >= math.sqrt(problem.dimension) * rounds**1.5 / problem.silos
 
 
 class Deviation(NamedTuple):
-    """A distance, exceeded with at most this probability (no bound from 1 on)."""
+    """A distance, exceeded with at most some probability (no bound from 1 on)."""
 
     distance: float
     probability: float
 
 
 class Estimation(NamedTuple):
-    """What Proposition C.3 sets and asks for."""
+    """Numbers that Proposition C.3 sets and requires.
 
-    phases: int  # P, begun within T rounds
-    initial_phases: int  # U
-    epsilon_0: float  # of one release
+    Attributes
+    ----------
+    phases : int
+        P, phases that start within T rounds.
+    initial_phases : int
+        U.
+    epsilon_0, delta_0 : float
+        Budget of one release.
+    c_1, c_2 : float
+        Constants of the estimates' errors.
+    silos_needed : float
+        The least M.
+    """
+
+    phases: int
+    initial_phases: int
+    epsilon_0: float
     delta_0: float
     c_1: float
     c_2: float
@@ -90,6 +119,7 @@ class Estimation(NamedTuple):
 
 
 def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
+    """T, M and d, checked."""
     return (
         integer("horizon", horizon, at_least=1),
         integer("silos", silos, at_least=1),
@@ -98,35 +128,41 @@ def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
 
 
 def _epsilon(epsilon: float) -> float:
+    """epsilon, checked."""
     return number("epsilon", epsilon, above=0)
 
 
 def _delta(delta: float) -> float:
+    """delta, checked."""
     return number("delta", delta, above=0, below=1)
 
 
 def _margin(margin: float) -> float:
+    """C_0, checked."""
     return number("margin", margin, above=0)
 
 
 def _diversity(diversity: float) -> float:
+    """lambda_0, checked."""
     return number("diversity", diversity, above=0)
 
 
 def _failure(failure_probability: float) -> float:
+    """beta, checked."""
     return number("failure_probability", failure_probability, above=0, below=1)
 
 
 def _constant(constant: float) -> float:
+    """The hidden constant, checked."""
     return number("constant", constant, above=0)
 
 
 def _with_margin(t: int, d: int, margin: float) -> float:
-    """C_0 d ln T: what holds without privacy."""
+    """C_0 d ln T: the order without privacy."""
     return _margin(margin) * d * math.log(t)
 
 
-# -- Upper bounds: Theorems 3.3 and C.6 ------------------------------------------------------------
+# ---- Upper bounds: Theorems 3.3 and C.6 ----------------------------------------------------------
 
 
 def theorem_3_3(
@@ -176,7 +212,7 @@ def theorem_c_6(
     alone for the initial ones, at a regret of 1 a round where 2 is possible.
     """
     t, m, _ = _sizes(horizon, silos, 1)
-    first = integer("initial_phases", initial_phases, at_least=1, at_most=MOST_PHASES)
+    first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
     phase = 8.0 * _margin(margin) * error * error
     if boolean("printed", printed):
@@ -184,7 +220,7 @@ def theorem_c_6(
     return phase * max(phases_of(t) - first, 0) + 2.0 * m * min(last_round(first), t)
 
 
-# -- What the upper bound rests on: Corollary B.5 and Proposition C.3 ------------------------------
+# ---- Errors of estimates: Corollary B.5 and Proposition C.3 --------------------------------------
 
 
 def corollary_b_5(
@@ -229,7 +265,7 @@ def proposition_c_3(
     margin: float,
     failure_probability: float,
 ) -> Estimation:
-    """Proposition C.3, how good the models of `robin` are, and from how many silos on.
+    """Proposition C.3, the error of the models of `robin`, and the silos needed for it.
 
     ||theta^(p) - theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U with probability 1 - beta (the paper
     prints 2^p beside theta^(p), its proof uses 2^(p-1)), where with the printed budgets epsilon_0 =
@@ -251,12 +287,12 @@ def proposition_c_3(
     epsilon, delta = _epsilon(epsilon), _delta(delta)
     spread, c_0 = _diversity(diversity), _margin(margin)
     beta = _failure(failure_probability)
-    setting = ProblemSpec(silos=m, horizon=t, dimension=d)
-    p, u = phases_of(t), initial_phases(setting, spread, c_0, beta)
+    problem = ProblemSpec(silos=m, horizon=t, dimension=d)
+    p, u = phases_of(t), initial_phases(problem, spread, c_0, beta)
     releases = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
     log_delta = math.log(2 * p) - math.log(delta)  # ln(1/delta_0)
     log_all = math.log(16 * d * m * p) - math.log(beta)
-    c_1 = concentration(setting, spread, beta)
+    c_1 = concentration(problem, spread, beta)
     noise = 80.0 * (math.log(16 * d * p) - math.log(beta))
     noise *= math.sqrt(6.0 * d * log_all * log_delta) / math.sqrt(m) * releases / epsilon
     c_2 = c_1 * (noise + 1.0)
@@ -268,7 +304,7 @@ def proposition_c_3(
     return Estimation(p, u, epsilon / releases, delta / (2 * p), c_1, c_2, needed)
 
 
-# -- Lower bounds, trusted server: Theorems 4.2 and 4.5 --------------------------------------------
+# ---- Lower bounds, trusted server: Theorems 4.2 and 4.5 ------------------------------------------
 
 
 def theorem_4_2(
@@ -323,7 +359,7 @@ def theorem_4_5(
     return _constant(constant) * min(m * plain, max(plain, plain / m / epsilon / epsilon))
 
 
-# -- Lower bounds, every silo private by itself: Theorem 5.3 and Corollary 5.5 ---------------------
+# ---- Lower bounds, every silo private by itself: Theorem 5.3 and Corollary 5.5 -------------------
 
 
 def theorem_5_3(
@@ -369,7 +405,7 @@ def corollary_5_5(
     return _constant(constant) * min(m, 1.0 / epsilon / epsilon) * _with_margin(t, d, margin)
 
 
-# -- Without diversity: Proposition D.1 ------------------------------------------------------------
+# ---- Lower bound without diversity: Proposition D.1 ----------------------------------------------
 
 
 def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool = False) -> float:
@@ -390,18 +426,20 @@ def proposition_d_1(horizon: int, epsilon: float, delta: float, *, printed: bool
     return t * (1.0 - delta) * decay / (1.0 + decay)
 
 
-# ---- ROBIN's bounds along a run: what a figure may draw beside a curve, by round -----------------
+# ---- Bound curves --------------------------------------------------------------------------------
 
 
-def lower(keys: Any, setting: ProblemSpec, rounds: np.ndarray) -> dict[str, list[float]]:
-    """Lower bounds with epsilon of the curve, hidden constants taken as 1.
+def lower_bound_curves(
+    config: Any, problem: ProblemSpec, rounds: np.ndarray
+) -> dict[str, list[float]]:
+    """Lower bounds with the curve's epsilon, by round, hidden constants taken as 1.
 
-    Theorem 4.5 for a trusted server, Theorem 5.3 for none, where the margin constant is known; and
-    Proposition D.1 for the one silo whose context nobody shares, without diversity.
+    Theorem 4.5 for a trusted server, Theorem 5.3 for none, if the margin constant is known; and
+    Proposition D.1 for the one silo whose context no other shares, without diversity.
     """
-    sizes = setting.silos, setting.dimension, keys.epsilon, keys.margin
-    alone = [proposition_d_1(int(t), keys.epsilon, keys.delta) for t in rounds]
-    if keys.margin is None:
+    sizes = problem.silos, problem.dimension, config.epsilon, config.margin
+    alone = [proposition_d_1(int(t), config.epsilon, config.delta) for t in rounds]
+    if config.margin is None:
         return {"proposition-d-1": alone}
     return {
         "theorem-4-5": [theorem_4_5(int(t), *sizes) for t in rounds],

@@ -1,10 +1,14 @@
-"""Silos: of a federation with a server, of one in phases, and of one without a server."""
+"""Silos step by step: with a server, in phases, and without a server.
+
+Drivers and deployments run the same parties. A silo is LinUCB on what it may see, and a randomizer
+for everything that leaves it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments, linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
@@ -13,24 +17,48 @@ from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
 from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan, last_round
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import Plan, check_plan, of_kind
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
 
-# ---- A silo: LinUCB on what it may see, and a randomizer before anything leaves it ---------------
+# ---- With a server -------------------------------------------------------------------------------
 
 
 class Silo(Once):
-    """One silo of a federated linear bandit, step by step (zhou-chowdhury-2024, Alg. 1, 8).
+    """One silo of a federated linear bandit (zhou-chowdhury-2024, Algorithms 1 and 8).
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``report()`` to the server and hand its answer to ``receive``. Where the plan has a
-    trigger the silo that is ``due`` first tells the others, who then are too: ``ask()``. Where
-    users send for themselves (``fastfed.User``) the silo is an agent that only acts: ``served()``
-    stands in place of ``observe``, and it reports nothing. A bare
-    ``Silo(plan)`` draws its privacy noise from the operating system and never draws a node's noise
-    twice; pass ``fastfed.SeededNoise`` only to simulate.
+    send ``report()`` to the server and hand its answer to ``receive``. If the plan has a trigger,
+    the silo that is ``due`` first tells the others: each of them calls ``ask()`` and is due, too.
+    Where users send for themselves (``User``) the silo is an agent that only acts:
+    ``served()`` replaces ``observe``, and there is no report.
+
+    Parameters
+    ----------
+    plan : Plan
+        The curve's plan, such as ``system.plan``.
+    index : int, default 0
+        The silo's number, 0..M - 1.
+    noise : NoiseSource, optional
+        By default the operating system's generator, and no node's noise is drawn twice. Pass
+        ``SeededNoise`` only to simulate.
+
+    Attributes
+    ----------
+    round : int
+        Rounds completed.
+    release : int
+        The last release received.
+    clipped_features, clipped_rewards : int
+        Values that were clipped so far.
+    indefinite : int
+        Releases whose V needed a shift to be positive definite.
+
+    Raises
+    ------
+    InputError
+        If the plan's numbers do not give the epsilon that it was sealed with.
     """
 
     def __init__(
@@ -45,10 +73,10 @@ class Silo(Once):
         self._second_bonus, self._inflation = 0.0, 1.0
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise)
-        self.clock: Clock | None = None
+        self.trigger: Clock | None = None
         if plan.trigger is not None:
-            kept = plan.dimension, plan.horizon, self.index, self._noise
-            self.clock = Clock(plan.trigger, *kept, fixed_point(plan))
+            own = plan.dimension, plan.horizon, self.index, self._noise
+            self.trigger = Clock(plan.trigger, *own, fixed_point(plan))
         self._asked: int | None = None
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
@@ -61,53 +89,75 @@ class Silo(Once):
 
     @property
     def due(self) -> bool:
-        """Whether a report has to be sent before the next round."""
-        return self._wanted() > self._reports
+        """True if a report must be sent before the next round."""
+        return self._required() > self._reports
 
     @property
     def acts_only(self) -> bool:
-        """Whether users send for themselves, so that the silo sees no reward."""
+        """True if users send for themselves, so that the silo sees no reward."""
         return self.plan.by_users
 
     @property
     def _reports(self) -> int:
-        """Reports made so far; an agent that only acts has none of its own out."""
+        """Reports sent so far; an agent that only acts counts releases received."""
         return self.release if self.acts_only else self._randomizer.release
 
     @property
     def reported(self) -> bool:
-        """Whether a report is out whose answer has not come back."""
+        """True if a report was sent whose answer has not come back."""
         return self._reports > self.release
 
     @property
     def asked(self) -> int | None:
-        """Round at whose end the next report is due, where a trigger fired; else None."""
+        """The round at whose end the next report is due, where a trigger fired; else None."""
         return self._asked
 
     @once
     def ask(self, round: int | None = None) -> None:
-        """Another silo's trigger has fired: a report is due after ``round`` (default: this one)."""
-        if self.clock is None:
+        """Accept another silo's request: a report is due after ``round``.
+
+        Parameters
+        ----------
+        round : int, optional
+            By default the current round.
+
+        Raises
+        ------
+        InputError
+            If the plan has no trigger, or ``round`` is over.
+        """
+        if self.trigger is None:
             raise InputError("ask belongs to plans with a trigger; here every batch has its length")
         if self._asked is None:
             # A leaf holds a round at least, so there are no more releases than rounds.
             earliest = max(self._synchronised_at + 1, self.round + (self._chosen is not None))
             self._asked = earliest if round is None else integer("round", round, at_least=earliest)
 
-    def _wanted(self) -> int:
+    def _required(self) -> int:
         """Releases that must have come back before the next round."""
-        if self.clock is None:
+        if self.trigger is None:
             return self.round // self.plan.batch_size if self.plan.batch_size else 0
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        """Index of the action to play for the next user.
+
+        Parameters
+        ----------
+        actions : array_like, shape (K, d)
+            Features of each action.
+
+        Raises
+        ------
+        InputError
+            If a reward, a report or a release is still due, or the plan has ended.
+        """
         if self._chosen is not None:
             raise InputError("select was called twice; observe the reward of the last action first")
-        if self._wanted() > self.release:
+        if self._required() > self.release:
             raise InputError(
-                f"silo {self.index} must report and receive release {self._wanted()} "
+                f"silo {self.index} must report and receive release {self._required()} "
                 f"before round {self.round + 1}"
             )
         if self.round == self.plan.horizon:
@@ -117,18 +167,19 @@ class Silo(Once):
             chosen = self._noise.action(self.index, self.round + 1, len(checked))
             self._chosen = np.array(checked[chosen], dtype=np.float64)
             return chosen
-        chosen, self._chosen = self._best_of(checked)
+        chosen, self._chosen = self._best(checked)
         return chosen
 
-    def _best_of(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
-        """(index, features) of the largest score."""
-        widths = self._radius(), self._second_bonus
+    def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
+        """Index and features (d,) of the action of the largest score."""
+        radii = self._radius(), self._second_bonus
         if self.plan.score is None:
-            return self._estimate.select(actions, *widths)
+            return self._estimate.select(actions, *radii)
         key = self._noise.score_key(self.index, self.round + 1)
-        return self._estimate.select_scored(self.plan.score, key, self.round + 1, actions, *widths)
+        return self._estimate.select_scored(self.plan.score, key, self.round + 1, actions, *radii)
 
     def _radius(self) -> float:
+        """beta of the next round."""
         plan, entry = self.plan, self.plan.entry(self.release)
         radius, d = plan.radius, plan.dimension
         if radius.determinant:
@@ -136,7 +187,7 @@ class Silo(Once):
         return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
-        """V and theta_hat from what was synchronised; returns the shift that V needed.
+        """Update V and theta_hat from synchronised sums; returns the shift that V needed.
 
         Nothing changes before all is computed.
         """
@@ -145,22 +196,33 @@ class Silo(Once):
         inflation, second = self._inflation, self._second_bonus
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
-            regularizer = native.choose_regularizer(statistic, full, floor, plan.dimension)
+            regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
             inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
         if plan.radius.direct:
             bound = regularizer + shift + float(plan.radius.error_bound[k])
             second = plan.radius.multiplier * bound
         if not np.isfinite(estimate.theta).all():
-            raise native.status_error(-2)
-        if self.clock is not None:
-            self.clock.restart(estimate.w, statistic, regularizer + shift)
+            raise environments.status_error(-2)
+        if self.trigger is not None:
+            self.trigger.restart(estimate.w, statistic, regularizer + shift)
         self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
         return shift
 
     @once
     def observe(self, reward: float) -> None:
-        """Take in the reward of the selected action; features and reward are clipped here."""
+        """Learn the reward of the selected action; features and reward are clipped here.
+
+        Parameters
+        ----------
+        reward : float
+            The reward of this round.
+
+        Raises
+        ------
+        InputError
+            If no action was selected, or users send for themselves.
+        """
         y = number("reward", reward)
         if self.acts_only:
             raise InputError(
@@ -171,7 +233,7 @@ class Silo(Once):
             raise InputError("observe needs a select before it")
         x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
-            outside = native.clip_norm(x, clip.feature)
+            outside = linalg.clip_norm(x, clip.feature)
             beyond = not clip.low <= y <= clip.high
             y = min(max(y, clip.low), clip.high)
         self._learn(x, y)
@@ -182,7 +244,7 @@ class Silo(Once):
 
     @once
     def served(self) -> None:
-        """The user of this round has acted, and sends a message of their own."""
+        """End a round whose user has acted and sends a message of their own."""
         if not self.acts_only:
             raise InputError("served is for plans whose users send for themselves; use observe")
         if self._chosen is None:
@@ -191,25 +253,37 @@ class Silo(Once):
         self.round += 1
 
     def _learn(self, x: np.ndarray, y: float) -> None:
+        """Add (x, y) to trigger, randomizer and, without lazy updates, the own estimate."""
         if self.plan.policy == "random":
             return
-        # Whatever can fail, a noise source, comes before anything has changed.
+        # What can fail, a noise source, comes before anything has changed.
         fired = False
-        if self.clock is not None and self._asked is None:
-            fired = self.clock.observe(x, self.round + 1)
+        if self.trigger is not None and self._asked is None:
+            fired = self.trigger.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
-        if fired and self.clock is not None:
-            self._asked = self.round + 1 + self.clock.trigger.delay
+        if fired and self.plan.trigger is not None:
+            self._asked = self.round + 1 + self.plan.trigger.delay
 
     @once
     def report(self) -> Report | Bits:
-        """The batch since the last report, randomized; the batch is then forgotten."""
+        """The batch since the last report, randomized; the batch is then forgotten.
+
+        Returns
+        -------
+        Report or Bits
+            The message to the server.
+
+        Raises
+        ------
+        InputError
+            If no report is due, or users send for themselves.
+        """
         if self.acts_only:
             raise InputError("users send for themselves here: the agent has nothing to report")
         if not self.due:
-            when = "nobody has asked" if self.clock else f"batch_size = {self.plan.batch_size}"
+            when = "nobody has asked" if self.trigger else f"batch_size = {self.plan.batch_size}"
             raise InputError(
                 f"silo {self.index} has no report due after round {self.round} ({when})"
             )
@@ -217,10 +291,21 @@ class Silo(Once):
 
     @once
     def receive(self, broadcast: Broadcast) -> None:
-        """Take over the synchronised statistics."""
+        """Replace the statistics by the synchronised ones.
+
+        Parameters
+        ----------
+        broadcast : Broadcast
+            The server's answer.
+
+        Raises
+        ------
+        InputError
+            If it is not the release that the silo waits for, or not finite.
+        """
         if not isinstance(broadcast, Broadcast):
             raise InputError(f"broadcast must be a Broadcast, got {type(broadcast).__name__}")
-        waits = self._wanted() if self.acts_only else self._randomizer.release
+        waits = self._required() if self.acts_only else self._randomizer.release
         if broadcast.release != waits or broadcast.release <= self.release:
             raise InputError(
                 f"silo {self.index} waits for release {waits}, got release {broadcast.release}"
@@ -237,15 +322,22 @@ class Silo(Once):
         self.indefinite += shift > 0.0
 
 
-# A silo of a federation in phases: LinUCB alone at first, then greedy on the server's model.
+# ---- In phases -----------------------------------------------------------------------------------
 
 
 class Client(Silo):
-    """One client of ROBIN, step by step (huang-2023, Algorithm 1).
+    """One client of ROBIN (huang-2023, Algorithm 1): LinUCB alone at first, then greedy.
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
-    send ``estimate()`` to the server (``fastfed.Averager``) and hand its model to ``adopt``. A
+    send ``estimate()`` to the server (``Averager``) and hand its model to ``adopt``. A
     client draws no noise: the server is trusted, other clients are not.
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The curve's plan, such as ``system.plan``.
+    index : int, default 0
+        The client's number, 0..M - 1.
     """
 
     def __init__(self, plan: PhasePlan, index: int = 0) -> None:
@@ -256,26 +348,26 @@ class Client(Silo):
 
     @property
     def due(self) -> bool:
-        """Whether an estimate has to be sent before the next round."""
-        return self._wanted() > self._sent
+        """True if an estimate must be sent before the next round."""
+        return self._required() > self._sent
 
     @property
     def reported(self) -> bool:
-        """Whether an estimate is out whose model has not come back."""
+        """True if an estimate was sent whose model has not come back."""
         return self._sent > self.release
 
     @property
     def greedy(self) -> bool:
-        """Whether the server's model is played, and nothing of the client's own."""
+        """True if the server's model chooses, and nothing of the client's own."""
         return self.release > 0
 
-    def _wanted(self) -> int:
+    def _required(self) -> int:
         """Models that must have come before the next round."""
         ended = self.phases.phase_of(self.round + 1) - 1
         return max(0, min(ended - self.phases.initial + 1, len(self.phases.releasing)))
 
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        """Index of the action to play for the next user; ``actions`` has shape (K, d)."""
         if self.due or self.reported:
             raise InputError(
                 f"silo {self.index} must send its estimate and adopt the model of phase "
@@ -284,30 +376,52 @@ class Client(Silo):
         return super().select(actions)
 
     def _radius(self) -> float:
+        """beta of the next round, 0 in greedy phases."""
         return 0.0 if self.greedy else super()._radius()
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        native.accumulate(self._statistic, x, y)
+        """Add (x, y) to the next estimate, and to the own model while it chooses."""
+        linalg.accumulate(self._statistic, x, y)
         if not self.greedy:
             self._estimate.observe(x, y)
 
     @once
     def estimate(self) -> LocalEstimate:
-        """The least-squares estimate of what was seen since the last one; that is then forgotten.
+        """The least-squares estimate of all rounds since the last one, which are then forgotten.
 
-        Of the initial phases all rounds count, V being set to 0 in greedy phases only.
+        The first estimate covers all initial phases: V is reset in greedy phases only.
+
+        Returns
+        -------
+        LocalEstimate
+
+        Raises
+        ------
+        InputError
+            If no estimate is due.
         """
         if not self.due:
             raise InputError(f"silo {self.index} has no estimate due after round {self.round}")
         phase = self.phases.releasing[self._sent]
-        (values,) = native.least_squares(self._statistic[None], self.plan.dimension)
+        (values,) = linalg.least_squares(self._statistic[None], self.plan.dimension)
         self._statistic = np.zeros(self.plan.statistic_size)
         self._sent += 1
         return LocalEstimate(phase, values, self.index)
 
     @once
     def adopt(self, model: Model) -> None:
-        """Play the next phase with the server's model."""
+        """Use the server's model in the next phase.
+
+        Parameters
+        ----------
+        model : Model
+            The server's answer.
+
+        Raises
+        ------
+        InputError
+            If it is not the model that the client waits for, or not finite.
+        """
         if not isinstance(model, Model):
             raise InputError(f"model must be a Model, got {type(model).__name__}")
         waits = self.phases.releasing[self.release] + 1 if self.reported else None
@@ -325,28 +439,29 @@ class Client(Silo):
         self._second_bonus = 0.0
 
     def report(self) -> Report | Bits:
+        """Raise InputError: a client sends estimates."""
         raise InputError("a client in phases sends estimates: use estimate()")
 
     def receive(self, broadcast: Broadcast) -> None:
+        """Raise InputError: a client adopts models."""
         raise InputError("a client in phases takes models: use adopt(model)")
 
 
 def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
-    """The greedy phases: (phase whose estimates made the model, first round, last round)."""
+    """Greedy phases: (phase whose estimates made the model, first round, last round)."""
     return [
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))
         for phase in plan.releasing
     ]
 
 
-# ---- A silo without a server: gamma estimators, and messages to and from its neighbours ----------
-
+# ---- Without a server ----------------------------------------------------------------------------
 
 Message = Request | Sums
 
 
 class Estimator:
-    """One estimator of one silo: a silo of its clique, which is its own server too."""
+    """One estimator of one silo: a silo of its clique, and its own server."""
 
     def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
         self.part, self.index = part, index
@@ -358,13 +473,13 @@ class Estimator:
 
     @property
     def missing(self) -> list[int]:
-        """Members whose report is not in."""
+        """Members of the clique whose report has not arrived."""
         return [i for i in self.part.clique if i not in self._reports]
 
-    def take(self, sender: int, report: Report) -> None:
-        """A member's report; with the last of them the sums are synchronised.
+    def add(self, sender: int, report: Report) -> None:
+        """Add a member's report; with the last of them the sums are synchronised.
 
-        Raises InputError, and nothing changes, unless it is the one that is waited for.
+        Raises InputError, and nothing changes, unless it is the report that is waited for.
         """
         self._check(sender, report)
         self._reports[sender] = report
@@ -375,6 +490,7 @@ class Estimator:
             self.silo.receive(broadcast)
 
     def _check(self, sender: int, report: Report) -> None:
+        """Raise InputError unless the report is the one that is waited for."""
         who, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
         if type(report) is not Report:
             raise InputError(f"{who} must be a Report, got {type(report).__name__}")
@@ -395,18 +511,24 @@ class Peer(Once):
 
     Each round: hand over what has arrived with ``receive``, ``select(actions)``, play the action,
     ``observe(reward)``, then send everything in ``outbox()`` to all neighbours, who hand it on.
-    A bare ``Peer(plan, index)`` draws its privacy noise from the operating system.
 
+    Parameters
+    ----------
+    plan : PeerPlan
+        The curve's plan, such as ``system.plan``.
+    index : int, default 0
+        The silo's number, 0..M - 1.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+
+    Notes
+    -----
     Guarantee: a silo's reports are those of the privatizer, and everybody within gamma hops may
     read them; a user takes part in one estimator, so the gamma trees compose in parallel.
     """
 
     def __init__(self, plan: PeerPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
-        if not isinstance(plan, PeerPlan):
-            raise InputError(
-                f"plan must be a PeerPlan, such as system.plan, got {type(plan).__name__}"
-            )
-        self.plan = plan
+        self.plan = plan = of_kind(plan, PeerPlan)
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
         self.round = 0
         source = noise if noise is not None else SystemNoise()
@@ -416,11 +538,12 @@ class Peer(Once):
         self._outbox: list[Message] = []
 
     def _of(self, round: int) -> Estimator:
+        """The estimator of a round."""
         return self.estimators[round % self.plan.gamma]
 
     @once
     def select(self, actions: object) -> int:
-        """Index of the action to play for the next user; ``actions`` is (K, d)."""
+        """Index of the action to play for the next user; ``actions`` has shape (K, d)."""
         if self.round == self.plan.horizon:
             raise InputError(f"the plan ends after round {self.plan.horizon}")
         used = self._of(self.round + 1)
@@ -433,7 +556,7 @@ class Peer(Once):
 
     @once
     def observe(self, reward: float) -> None:
-        """Take in the reward of the selected action."""
+        """Learn the reward of the selected action."""
         used = self._of(self.round + 1)
         waiting = used.silo.asked is not None
         used.silo.observe(reward)
@@ -444,22 +567,22 @@ class Peer(Once):
 
     @once
     def outbox(self) -> list[Message]:
-        """What is to be broadcast at the end of this round; it is then forgotten.
+        """Messages to all neighbours at the end of this round; they are then forgotten.
 
-        Where a noise source fails nothing is lost: call it again.
+        If a noise source fails nothing is lost: call it again.
         """
         for used in self.estimators:
             if used.silo.due:
                 report = used.silo.report()
                 assert isinstance(report, Report)
                 self._outbox.append(Sums(self.index, used.part.estimator, report))
-                used.take(self.index, report)
+                used.add(self.index, report)
         sent, self._outbox = self._outbox, []
         return sent
 
     @once
     def receive(self, message: Message) -> None:
-        """Take in a message; those of other cliques are only passed on, by the network."""
+        """Process a message of the own clique; the network passes others on."""
         if not isinstance(message, Request | Sums):
             raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
         integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
@@ -469,14 +592,15 @@ class Peer(Once):
         if isinstance(message, Request):
             self._ask(mine, message)
         else:
-            mine.take(message.silo, message.report)
+            mine.add(message.silo, message.report)
 
     def _ask(self, mine: Estimator, message: Request) -> None:
+        """Accept the request of a member of the clique."""
         plan, number = self.plan, mine.part.estimator
         round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
         if round % plan.gamma != number:
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
-        if mine.silo.clock is not None and mine.silo.asked is not None:
+        if mine.silo.trigger is not None and mine.silo.asked is not None:
             return
         use, played = plan.uses(number, round), mine.silo.round
         # A silo that lags by one use may hear of one it has not played.

@@ -15,20 +15,23 @@ COMMANDS = {
         "listing",
         "Algorithms, environments, mechanisms, scores and figures by name.",
     ),
-    "run": ("run", "Play the experiment of a spec, or what is missing of it."),
-    "reproduce": ("reproduce", "Play figures of the papers, or all of them."),
+    "run": ("run", "Run the experiment of a spec, or what is missing of it."),
+    "reproduce": ("reproduce", "Reproduce figures of the papers, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),
     "report": ("results", "Write page, pictures and tables of an output folder again."),
-    "compare": ("results", "What differs between two output folders, curve by curve."),
-    "privacy": ("privacy", "What a spec guarantees, without playing it."),
-    "calibrate": ("privacy", "Noise of a mechanism for a privacy budget."),
-    "plan": ("plan", "Which protocol, release and batch size to take, or whether to share."),
+    "compare": ("results", "Compare two output folders, curve by curve."),
+    "privacy": ("privacy", "Privacy certificates of a spec, without running it."),
+    "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
+    "plan": (
+        "plan",
+        "Choose protocol, release and batch size, or decide against sharing.",
+    ),
     "audit": (
         "privacy",
-        "Attack a mechanism or a system, and see how much privacy is provably lost.",
+        "Audit a mechanism or a system: attack it, and bound the privacy it loses.",
     ),
-    "bench": ("doctor", "Speed of the compiled driver against the papers' style."),
-    "doctor": ("doctor", "Whether this installation and its data are in order."),
+    "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
+    "doctor": ("doctor", "Check this installation and its data."),
 }
 
 

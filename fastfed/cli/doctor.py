@@ -14,9 +14,8 @@ from fastfed.cli.output import json_option, print_json, print_table, say
 
 # ---- `fastfed doctor` ----------------------------------------------------------------------------
 
-
 REQUIRED = ("numpy", "scipy", "numba", "msgspec", "click", "rich-click")
-#: Package: what goes without it.
+#: Package: the features that need it.
 OPTIONAL = {
     "matplotlib": "figures",
     "scikit-learn": "learning-to-rank and classification data",
@@ -31,11 +30,11 @@ OPTIONAL = {
 @json_option
 @click.pass_context
 def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
-    """Whether this installation and its data are in order.
+    """Check this installation and its data.
 
-    Versions, how the compiled core was built, memory that is available, the cache of parsed files,
-    and whether the files still have the checksums they had when they were parsed. Exit code 1 if
-    something is wrong.
+    Prints versions, the build of the compiled core, the available memory, the cache of parsed
+    files, and if these files still have the checksums they had when they were parsed. Exit code 1
+    if something is wrong.
     """
     found = examine(data)
     if as_json:
@@ -47,7 +46,7 @@ def doctor(context: click.Context, data: Path | None, as_json: bool) -> None:
 
 
 def examine(data: Path | None) -> dict[str, Any]:
-    """Everything that `doctor` reports, as plain data."""
+    """Examine the installation; all that `doctor` reports, as plain data."""
     import fastfed
     from fastfed._memory import available
 
@@ -75,9 +74,9 @@ def _version(name: str) -> str | None:
 
 
 def _build(problems: list[str]) -> dict[str, Any]:
-    """How the compiled core was built, and what it may use here."""
+    """Build of the compiled core, and the features that it may use here."""
     try:
-        from fastfed._kernels import native
+        from fastfed._kernels import _native, linalg
         from fastfed.simulation.passes import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
@@ -90,15 +89,15 @@ def _build(problems: list[str]) -> dict[str, Any]:
         }
     return {
         "compiled": True,
-        "openmp": native.HAS_OPENMP,
-        "target_clones": native.HAS_TARGET_CLONES,
-        "short_sieve": native.has_short_sieve(),
+        "openmp": _native.HAS_OPENMP,
+        "target_clones": _native.HAS_TARGET_CLONES,
+        "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
     }
 
 
 def _plugins(problems: list[str]) -> dict[str, dict[str, str]]:
-    """What packages add, by kind and name, and from which they are."""
+    """Entries that packages add, by kind and name, with the package."""
     from fastfed.simulation.systems import registries
 
     found = {}
@@ -143,7 +142,7 @@ def _print(found: dict[str, Any]) -> None:
     click.echo(
         f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
         f"processor clones: {without[build['target_clones']]}; "
-        f"16-bit sieve: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
+        f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if found["memory"] is not None:
         click.echo(f"memory available: {found['memory'] / 1e9:.3g} GB")
@@ -169,8 +168,7 @@ def _print(found: dict[str, Any]) -> None:
 
 # ---- `fastfed bench` -----------------------------------------------------------------------------
 
-
-#: Config of a row, and their headings in the table.
+#: Keys of a row, and their headings in the table.
 COLUMNS = {
     "name": "instance",
     "microseconds_per_agent_round": "us/agent-round",
@@ -187,12 +185,13 @@ COLUMNS = {
 @click.argument("names", nargs=-1, metavar="[INSTANCE]...")
 @json_option
 def bench(names: tuple[str, ...], as_json: bool) -> None:
-    """Speed of the compiled driver against the papers' style.
+    """Measure the compiled driver against a plain loop in NumPy.
 
     Microseconds per agent-round, of the instances whose name starts with one of those given, or of
     all. The limit is what the arithmetic alone would take on one core of 2.4 GHz with AVX-512, the
     share how much of the time that is. The reference is a plain loop in NumPy, timed in the same
-    run; "ratio without data" leaves out its making of the contexts.
+    run; "ratio without data" leaves out its making of the contexts. It stands in the repository's
+    benches/: elsewhere than in a checkout there is no ratio.
     """
     from fastfed.simulation.bench import run_bench
 
@@ -201,6 +200,8 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
+    if all(row["ratio"] is None for row in rows):
+        say("no ratios: the reference stands in the repository's benches/, and this is no checkout")
     for row in rows:
         share = row["share_of_limit"]
         row["share_of_limit"] = None if share is None else f"{share:.0%}".replace("%", " %")

@@ -1,4 +1,4 @@
-"""A click group that imports a command when it is called, and says every error in one line."""
+"""A click group that imports a command when it is called, and prints every error in one line."""
 
 from __future__ import annotations
 
@@ -10,34 +10,28 @@ from typing import Any
 
 import rich_click as click
 
-# ---- Errors of the command line that are no bad input --------------------------------------------
+STDOUT = 1
 
 
 class RunFailed(click.ClickException):
-    """The run could not be finished for a reason that can be told in a sentence."""
+    """A run that could not be finished, with a sentence that says why."""
 
     exit_code = 1
 
 
 class Stopped(RunFailed):
-    """The user stopped it: no error, but not done either."""
-
-
-# A click group that imports a command when it is called, and says every error in one line.
-
-
-STDOUT = 1
+    """A run that the user stopped: no error, but not finished."""
 
 
 class LazyCommand(click.RichCommand):
-    """Stands for a command until it is called; knows only what the group's help shows."""
+    """Placeholder of a command until it is called, with the line that the group's help shows."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
         self.module = module
 
     def load(self) -> click.Command:
-        """The real command, which its module names as the group does."""
+        """Import the command, which its module lists under the same name."""
         module = importlib.import_module(f"fastfed.cli.{self.module}")
         found: click.Command = module.COMMANDS[self.name]
         return found
@@ -92,13 +86,13 @@ class LazyGroup(click.RichGroup):
 
 
 def _exit_code(run: Any) -> int:
-    """0 done, 1 the run failed, 2 bad input; an unforeseen error keeps its traceback."""
+    """Exit code: 0 done, 1 the run failed, 2 bad input; other errors keep their traceback."""
     try:
         code = run()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # Whoever reads has gone. Nothing may be written at exit either.
+        # The reader has gone. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
         return 1
     except Stopped as error:
@@ -123,9 +117,9 @@ def _exit_code(run: Any) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    """One line on standard error."""
+    """Print one line on standard error."""
     line = " ".join(message.split())
-    # click writes sentences; ours begin small, after "error:".
+    # Messages of click are sentences; ours begin with a small letter, after "error:".
     if line[:1].isupper() and line[1:2].islower():
         line = line[0].lower() + line[1:].rstrip(".")
     click.echo(f"error: {line}", err=True)

@@ -21,7 +21,7 @@ KINDS = ("algorithms", "environments", "mechanisms", "scores", "figures")
 def list_(kind: str | None, as_json: bool) -> None:
     """Algorithms, environments, mechanisms, scores and figures by name.
 
-    Also those of installed packages, and from which they are. A package that cannot be used is
+    Entries of installed packages are listed with their package. A package that cannot be used is
     named on standard error.
     """
     if kind is not None:
@@ -52,7 +52,7 @@ def _registry(kind: str) -> Registry[Any]:
 
 
 def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
-    """Name, entry and package of all that can be used."""
+    """Yield name, entry and package of all that can be used."""
     registry = _registry(kind)
     refused = registry.problems()
     for name in registry:
@@ -61,6 +61,7 @@ def _usable(kind: str) -> Iterator[tuple[str, Any, str | None]]:
 
 
 def algorithms() -> list[dict[str, Any]]:
+    """Rows of the algorithms."""
     return [
         {"id": name, "paper": a.paper, "summary": a.summary, "package": package}
         for name, a, package in _usable("algorithms")
@@ -68,6 +69,7 @@ def algorithms() -> list[dict[str, Any]]:
 
 
 def environments() -> list[dict[str, Any]]:
+    """Rows of the environments."""
     return [
         {"id": name, "summary": summary, "package": package}
         for name, (_, summary), package in _usable("environments")
@@ -75,6 +77,7 @@ def environments() -> list[dict[str, Any]]:
 
 
 def mechanisms() -> list[dict[str, Any]]:
+    """Rows of the mechanisms."""
     from fastfed.privacy.mechanisms.catalogue import summary
 
     return [
@@ -84,6 +87,7 @@ def mechanisms() -> list[dict[str, Any]]:
 
 
 def scores() -> list[dict[str, Any]]:
+    """Rows of the scores."""
     return [
         {
             "id": name,
@@ -95,6 +99,7 @@ def scores() -> list[dict[str, Any]]:
 
 
 def figures() -> list[dict[str, Any]]:
+    """Rows of the figures."""
     from fastfed import experiments
 
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -15,38 +14,33 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import rich_click as click
 
-from fastfed.simulation.engines import ENGINES
-from fastfed.simulation.passes import Resources
-
 if TYPE_CHECKING:
-    from fastfed.report.source import Source
-    from fastfed.simulation.experiment import Experiment
+    from fastfed.reporting.source import Source
 
-# ---- Printing: JSON and tables to standard output, everything else to standard error -------------
+# ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 
-
-#: Terminals narrower than this do without what can be worked out from the rest, ...
+#: Terminals narrower than this get no columns that follow from others, ...
 WIDE = 100
-#: ... and those narrower than this without what only table.txt need say.
+#: ... and terminals narrower than this none that table.txt has anyway.
 WIDER = 120
 
 
 def print_json(value: Any) -> None:
-    """JSON alone on standard output; what is not finite becomes null."""
+    """Print JSON on standard output; a number that is not finite becomes null."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def say(message: str) -> None:
-    """A message beside the results."""
+    """Print a message on standard error."""
     click.echo(message, err=True)
 
 
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()
 ) -> None:
-    """A table: ruled on a terminal, plain columns elsewhere."""
+    """Print a table: ruled on a terminal, plain columns elsewhere."""
     rows = [tuple(row) for row in rows]
     right = tuple(right)
     if not sys.stdout.isatty():
@@ -60,14 +54,14 @@ def print_table(
         return
     from rich.console import Console
 
-    from fastfed.report.text import ruled
+    from fastfed.reporting.text import ruled
 
     Console().print(ruled(headings, rows, right))
 
 
 def print_results(source: Source) -> None:
-    """The table of an experiment with title and remarks."""
-    from fastfed.report import table
+    """Print the table of an experiment with title and remarks."""
+    from fastfed.reporting import table
 
     if not sys.stdout.isatty():
         click.echo(table.as_text(source), nl=False)
@@ -84,12 +78,11 @@ def print_results(source: Source) -> None:
         [[row[i] for i in columns] for row in table.table_rows(source)],
         [at for at, i in enumerate(columns) if i in table.RIGHT],
     )
-    for line in [*table.remarks(source), *table.statement_lines(source)]:
+    for line in [*table.remarks(source), *table.claim_lines(source)]:
         click.echo(line)
 
 
-# ---- Progress of a run on standard error: a bar on a terminal, now and then a line elsewhere -----
-
+# ---- Progress on standard error: a bar on a terminal, lines elsewhere ----------------------------
 
 #: Seconds between two lines off a terminal.
 EVERY = 5.0
@@ -98,7 +91,7 @@ Heard = Callable[[int], None]
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 2 min 5 s."""
+    """Format seconds for reading: 2 min 5 s."""
     whole = max(1, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     if hours:
@@ -108,7 +101,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Heard]:
-    """What hears agent-rounds as they are played, from any thread, and shows them."""
+    """Show progress: yields a function to call, from any thread, with agent-rounds done."""
     if sys.stderr.isatty():
         with _bar(total) as heard:
             yield heard
@@ -117,7 +110,7 @@ def progress(total: int) -> Iterator[Heard]:
 
 
 class Lines:
-    """Off a terminal: at most one line every few seconds."""
+    """Progress off a terminal: at most one line every few seconds."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.clock = total, clock
@@ -163,28 +156,29 @@ def _bar(total: int) -> Iterator[Heard]:
         yield lambda agent_rounds: shown.advance(task, agent_rounds)
 
 
-# ---- Options that several commands share, and what they change in a spec -------------------------
-
+# ---- Options that several commands share ---------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-QUICK_REPLICATES = 2
-QUICK_SHARE = 10  # of the horizon
+#: Names of `fastfed.simulation.engines`, which is not loaded to print help.
+ENGINES = ("local", "processes", "dask")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 
-def playing_options(command: F) -> F:
-    """-o and the options of everything that plays; those of no result come as ``resources``."""
+def run_options(command: F) -> F:
+    """Add -o and the options of every run; those that change no result come as ``resources``."""
 
     @wraps(command)
     def packed(
         threads: int | None, engine: str, scheduler: str | None, memory: str | None, **others: Any
     ) -> Any:
         if memory is not None:
-            from fastfed._memory import size_of
+            from fastfed._memory import parse_size
 
-            size_of("--memory", memory)
+            parse_size("--memory", memory)
+        from fastfed.simulation.passes import Resources
+
         return command(resources=Resources(threads, engine, scheduler, memory), **others)
 
     made = cast(F, packed)
@@ -203,14 +197,13 @@ def playing_options(command: F) -> F:
                 help="Threads (default: all processors). Results do not depend on it.",
             ),
             click.option(
-                "--engine", type=click.Choice(list(ENGINES)), default="local",
-                help="Who plays: threads of this process, processes of this machine, or a dask "
-                "cluster. Results do not depend on it.",
+                "--engine", type=click.Choice(ENGINES), default="local",
+                help="Threads of this process, processes of this machine, or a dask cluster. "
+                "Results do not depend on it.",
             ),
             click.option(
                 "--scheduler", metavar="ADDR",
-                help="With --engine dask: a cluster that is there already (default: one of this "
-                "machine).",
+                help="With --engine dask: a running cluster (default: start one on this machine).",
             ),
             click.option(
                 "--memory", metavar="SIZE",
@@ -229,45 +222,3 @@ def playing_options(command: F) -> F:
     ):  # fmt: skip
         made = option(made)
     return made
-
-
-def load_spec(path: Path, changed: dict[str, Any]) -> Experiment:
-    """The experiment of a spec file; modules beside it can be named in it."""
-    from fastfed._validate import InputError
-    from fastfed.report.figure import check_figure
-    from fastfed.simulation.experiment import load_experiment
-
-    # At the end: a file beside the spec must not hide a module of Python's.
-    beside = os.path.realpath(path.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
-    experiment = load_experiment(path, **changed)
-    try:
-        check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return experiment
-
-
-def overrides(
-    spec: dict[str, Any], replicates: int | None, seed: int | None, quick: bool
-) -> dict[str, Any]:
-    """The top-level keys of a spec that the options replace."""
-    changed = {"replicates": replicates, "seed": seed}
-    if quick:
-        changed["replicates"] = replicates or QUICK_REPLICATES
-        changed["horizon"] = quick_horizon(spec)
-    return {key: value for key, value in changed.items() if value is not None}
-
-
-def quick_horizon(spec: dict[str, Any]) -> int | None:
-    """A tenth of the horizon, but a batch or phase of every curve; None where it is no number."""
-    horizon, curves = spec.get("horizon"), spec.get("curve")
-    if not isinstance(horizon, int):
-        return None
-    tables = [c for c in curves if isinstance(c, dict)] if isinstance(curves, list) else []
-    batches = []
-    for value in (c.get(key) for c in tables for key in ("batch_size", "phase_length")):
-        values = value if isinstance(value, list) else [value]
-        batches += [b for b in values if isinstance(b, int)]
-    return min(horizon, max([1, horizon // QUICK_SHARE, *batches]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 @click.option("--trust", multiple=True, metavar="WHO",
               help="silo-ldp, shuffle or central; may be repeated (default: all).")  # fmt: skip
 @click.option("--actions", type=int, metavar="K",
-              help="Actions of the sphere that is played (default: 100).")  # fmt: skip
+              help="Actions of the simulated sphere (default: 100).")  # fmt: skip
 @click.option("--environment", "spec", type=click.Path(path_type=Path), metavar="SPEC.toml",
-              help="Play the environment of this spec in place of the sphere.")  # fmt: skip
+              help="Simulate the environment of this spec in place of the sphere.")  # fmt: skip
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
-              help="Of all systems alike; below 1 no regret is promised.")  # fmt: skip
+              help="Factor of all confidence radii; below 1 no regret bound holds.")  # fmt: skip
 @click.option("--seconds", type=float, default=20.0, show_default=True, metavar="S",
-              help="Simulate about so long, on one core.")  # fmt: skip
+              help="Time to simulate, about, on one core.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N",
               help="Of all randomness.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N",
@@ -57,14 +56,14 @@ def plan(
     write: Path | None,
     as_json: bool,
 ) -> None:
-    """Which protocol, release and batch size to take, or whether to share.
+    """Choose protocol, release and batch size, or decide against sharing.
 
-    All systems that truly give (E, D) to every user are compared, for each trust model apart:
-    by their noise and proven bounds, then in short simulations. It says what to take, what
-    privacy costs, and when it costs more than sharing is worth.
+    All systems that give (E, D) to every user are compared, separately for each trust model: by
+    noise and proven bounds, then by short simulations. The answer names the best system, the cost
+    of privacy, and where that cost exceeds the gain of sharing.
     """
     from fastfed._validate import InputError
-    from fastfed.advice import advise
+    from fastfed.advice import plan as find_plan
 
     if spec is not None and actions is not None:
         raise click.UsageError("--actions belongs to the sphere, --environment has its own")
@@ -72,7 +71,7 @@ def plan(
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     if not as_json:
         say(f"about {seconds:g} s of simulation on one core")
-    found = advise(
+    found = find_plan(
         silos=silos,
         horizon=horizon,
         dimension=dimension,
@@ -80,7 +79,7 @@ def plan(
         delta=delta,
         relation=relation,
         trust=trust or None,
-        environment=None if spec is None else _environment(spec),
+        environment=spec,
         radius_multiplier=radius_multiplier,
         seconds=seconds,
         seed=seed,
@@ -96,21 +95,6 @@ def plan(
         _print(found)
     if write is not None:
         say(f"{write}: play it with `fastfed run {write} -o DIR`")
-
-
-def _environment(spec: Path) -> dict[str, Any]:
-    """The environment's table of a spec; modules beside it can be named in it."""
-    from fastfed._validate import InputError
-    from fastfed.simulation.experiment import find_beside, read_toml
-
-    beside = os.path.realpath(spec.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
-    table = read_toml(spec).get("environment")
-    if not isinstance(table, dict):
-        raise InputError(f"{spec}: environment is required: an [environment] table")
-    find_beside(table, spec)
-    return table
 
 
 def _print(found: Advice) -> None:
@@ -137,7 +121,7 @@ def _print(found: Advice) -> None:
             click.echo(f"noisier at the same batch size, so not played: {'; '.join(kinds)}")
         click.echo(f"=> {verdict.sentence}")
     click.echo()
-    from fastfed.advice.advise import figure
+    from fastfed.advice.planner import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
@@ -150,9 +134,9 @@ def _print(found: Advice) -> None:
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
-    from fastfed.advice.advise import figure
+    from fastfed.advice.planner import figure
     from fastfed.privacy.certificate import rounded_up
-    from fastfed.report.table import sent
+    from fastfed.reporting.table import sent
 
     bound = "none" if c.bound is None else "vacuous" if c.vacuous else f"{c.bound:.3g}"
     regret = figure(c.regret) if c.regret else "not played"

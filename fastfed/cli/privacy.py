@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fastfed.cli.output import json_option, load_spec, print_json, print_table, say
+from fastfed.cli.output import json_option, print_json, print_table, say
 
 # ---- `fastfed audit` -----------------------------------------------------------------------------
 
@@ -20,13 +20,13 @@ from fastfed.cli.output import json_option, load_spec, print_json, print_table, 
 @click.option("--seed", type=int, default=1, show_default=True, metavar="N", help="Of the runs.")
 @json_option
 def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
-    """Attack a mechanism or a system, and see how much privacy is provably lost.
+    """Audit a mechanism or a system: attack it, and bound the privacy it loses.
 
     NAME is a mechanism (gaussian-tree, vector-sum, ...), a system (private-fedlinucb), a planted
     fault (fault-...), or "all"; "list" names all audits and what each attacks. The implementation
     itself is run on two neighbouring datasets; the result is a lower bound on the true epsilon with
     95 % confidence. "caught" means that it is above the claim; "pass" that these runs did not
-    refute it, which proves no privacy.
+    refute the claim, which proves no privacy.
     """
     from fastfed.simulation.audit import catalogue
 
@@ -60,7 +60,7 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
 
 
 def _list_audits(as_json: bool) -> None:
-    """All audits, one line each."""
+    """Print all audits, one line each."""
     import msgspec
 
     from fastfed.simulation.audit.catalogue import listed
@@ -77,7 +77,6 @@ def _list_audits(as_json: bool) -> None:
 
 
 # ---- `fastfed calibrate` -------------------------------------------------------------------------
-
 
 #: Mechanisms that take both --users and --dimension.
 SIZED = ("vector-sum", "vector-batches")
@@ -109,7 +108,7 @@ def calibrate(
     sensitivity: float | None,
     as_json: bool,
 ) -> None:
-    """Noise of a mechanism for a privacy budget.
+    """Calibrate the noise of a mechanism for a privacy budget.
 
     MECHANISM is gaussian (sums of unit vectors, a record in every release), gaussian-tree (both
     streams of a linear bandit through the binary tree), gaussian-tree-theorem or
@@ -158,7 +157,7 @@ def calibrate(
 
 
 def _list_mechanisms(as_json: bool) -> None:
-    """All mechanisms, one line each."""
+    """Print all mechanisms, one line each."""
     import msgspec
 
     from fastfed.privacy.mechanisms.catalogue import listed
@@ -188,17 +187,17 @@ def _list_mechanisms(as_json: bool) -> None:
 @click.option("--curve", metavar="LABEL", help="Only the curve of this label.")
 @json_option
 def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
-    """What a spec guarantees, without playing it.
+    """Privacy certificates of a spec, without running it.
 
-    The certificate of every curve: what was asked for, what exactly holds, under which
-    conditions, and what is not covered.
+    For every curve: the claim, the exact guarantee, its conditions, and what it does not cover.
     """
     from fastfed._validate import choice
-    from fastfed.report.sections import certificates_text
+    from fastfed.experiments.specs import load_spec
+    from fastfed.reporting.sections import certificates_text
     from fastfed.results.store import made_now
     from fastfed.simulation.run import about_records
 
-    experiment = load_spec(spec, {})
+    experiment = load_spec(spec)
     if curve is not None:
         choice("--curve", curve, [c.label for c in experiment.curves])
     made = made_now(experiment.identity())

@@ -2,237 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import rich_click as click
 
-from fastfed._memory import shown
-from fastfed.cli.lazy import RunFailed, Stopped
-from fastfed.cli.output import duration, overrides, playing_options, print_table, say
-from fastfed.cli.run import KEPT, NO_MATPLOTLIB, failures, play_silently, say_overview
-from fastfed.experiments import Figure
-from fastfed.report.figure import read_source
-from fastfed.report.page import PAGE, as_drawn, draw_all, has_matplotlib, write_report
-from fastfed.report.sections import Drawn
-from fastfed.report.source import spaced
-from fastfed.report.table import Row, counts, lines, rows_not_played, rows_of
-from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Resources, check_threads, predict_seconds
-from fastfed.simulation.run import layout_for, left_to_play
+from fastfed.cli.output import run_options, say
 
 if TYPE_CHECKING:
-    from fastfed.experiments import Figure
-    from fastfed.report.source import Source
-    from fastfed.report.table import Row
-    from fastfed.simulation.experiment import Experiment
     from fastfed.simulation.passes import Resources
-
-# Playing several figures for `reproduce all`: what it will take, how far it is, what came out.
-
-
-HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
-STOPPED = "stopped before it was played; the same command continues"
-#: Columns of text where a terminal does not say how wide it is.
-WIDTH = 100
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A figure, and what is left of it."""
-
-    figure: Figure
-    experiment: Experiment
-    cells: int  # replicates of curves
-    agent_rounds: int
-    seconds: float
-    memory: int = 0  # bytes
-
-
-def planned(
-    ready: Sequence[tuple[Figure, Experiment]],
-    folder: Path,
-    resources: Resources,
-) -> list[Planned]:
-    """What is left of each figure in its folder, how long it will take, and how much memory.
-
-    InputError, before anything is played, where a folder holds something else, and where a figure
-    does not fit into memory.
-    """
-    layouts = [
-        layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
-    ]
-    left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
-    if any(left):
-        say(f"predicting: a few rounds of each of {len(ready)} figures")
-    return [
-        Planned(
-            figure,
-            experiment,
-            sum(len(p.positions) for p in passes),
-            sum(experiment.agent_rounds(p.positions) for p in passes),
-            predict_seconds(experiment, passes, check_threads(resources.threads)),
-            layout.bytes,
-        )
-        for (figure, experiment), passes, layout in zip(ready, left, layouts, strict=True)
-    ]
-
-
-def print_plan(plan: Sequence[Planned]) -> None:
-    """A row for each figure, and one for all of them."""
-    rows = [
-        (
-            p.figure.id,
-            spaced(p.experiment.horizon),
-            str(p.experiment.replicates),
-            str(p.cells),
-            spaced(p.agent_rounds),
-            duration(p.seconds) if p.cells else "-",
-            shown(p.memory) if p.cells else "-",
-        )
-        for p in plan
-    ]
-    total = sum(p.seconds for p in plan)
-    rows.append(
-        (
-            "all",
-            "",
-            "",
-            str(sum(p.cells for p in plan)),
-            spaced(sum(p.agent_rounds for p in plan)),
-            duration(total) if total else "-",
-            shown(max(p.memory for p in plan)) if total else "-",
-        )
-    )
-    print_table(HEADINGS, rows, range(1, len(HEADINGS)))
-
-
-def play_several(
-    plan: Sequence[Planned],
-    folder: Path,
-    resources: Resources,
-    left_out: Sequence[Row],
-) -> None:
-    """Play figures one after another, then write the page over all and print their statements.
-
-    One that fails does not keep the others from being played; RunFailed names it at the end.
-    """
-    began = time.monotonic()
-    drawn: dict[str, Drawn] = {}
-    failed: dict[str, str] = {}
-    for number, each in enumerate(plan):
-        name = each.figure.id
-        if each.cells:
-            say(f"{name}: {number + 1} of {len(plan)}, about {duration(each.seconds)}")
-        start = time.monotonic()
-        try:
-            drawn.update(played(each, folder / name, resources))
-        except (Stopped, KeyboardInterrupt):
-            say(f"interrupted: writing the page over what was played into {folder}")
-            waiting = [p for p in plan[number:] if not (folder / p.figure.id).exists()]
-            say_overview(folder, [*left_out, *_rows(waiting, STOPPED)], drawn)
-            raise Stopped(f"interrupted: {KEPT}") from None
-        except RunFailed as error:
-            failed[name] = error.message
-            say(f"{name}: failed: {error.message}")
-            continue
-        took = duration(time.monotonic() - start) if each.cells else "nothing left to play"
-        say(f"{name}: {took}; {counts(rows_of(name, read_source(folder / name)))}")
-        if number + 1 < len(plan):
-            say(how_far(plan, number + 1, time.monotonic() - began))
-    unplayed = [p for p in plan if p.figure.id in failed and not (folder / p.figure.id).exists()]
-    not_played = [row for p in unplayed for row in _rows([p], failed[p.figure.id])]
-    print_statements(say_overview(folder, [*left_out, *not_played], drawn))
-    effort = f"{duration(time.monotonic() - began)}, processor time {duration(time.process_time())}"
-    say(f"played in {effort}{_memory()}")
-    if not has_matplotlib():
-        say(NO_MATPLOTLIB)
-    if failed:
-        raise RunFailed(f"{len(failed)} of {len(plan)} figures failed: {', '.join(failed)}")
-
-
-def played(each: Planned, folder: Path, resources: Resources) -> dict[str, Drawn]:
-    """Play what is left of a figure and write its report, with the pictures for the overview.
-
-    Nothing is drawn, and nothing returned, where the report of the same results is there already.
-    """
-    same = not each.cells and (folder / PAGE).exists()
-    same = same and read_source(folder).results.figure == _stored(each.experiment.figure)
-    play_silently(each.experiment, folder, resources)
-    if same:
-        return {}
-    with failures(folder):
-        source = read_source(folder)  # with replicates that an earlier call played beyond these
-        pictures = draw_all(source)
-        write_report(source, folder, pictures)
-    return {folder.name: as_drawn(folder.name, source, pictures)}
-
-
-def how_far(plan: Sequence[Planned], done: int, elapsed: float) -> str:
-    """The running total: how many, since when, and how long at the speed so far."""
-    before = sum(p.seconds for p in plan[:done])
-    left = sum(p.seconds for p in plan[done:])
-    # What is beyond the prediction is mostly drawing, which every figure takes alike; a prediction
-    # that was too long was so by a factor.
-    extra = elapsed - before
-    left = left + extra / done * (len(plan) - done) if extra > 0.0 else left * elapsed / before
-    return f"{done} of {len(plan)} figures in {duration(elapsed)}, about {duration(left)} left"
-
-
-def print_statements(rows: Sequence[Row]) -> None:
-    """The statement table, in the width of the terminal."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
-    for depth, text in lines(rows):
-        before, after = ("", "  ", " " * 14)[depth], ("  ", " " * 14, " " * 16)[depth]
-        if width is None or not text:
-            click.echo(f"{before}{text}".rstrip())
-        else:
-            click.echo(textwrap.fill(text, width, initial_indent=before, subsequent_indent=after))
-
-
-def _rows(plan: Iterable[Planned], reason: str) -> list[Row]:
-    return [row for p in plan for row in rows_not_played(p.figure.id, p.experiment.figure, reason)]
-
-
-def _stored(figure: dict[str, Any]) -> Any:
-    """A [figure] table as it comes back from the store."""
-    return msgspec.json.decode(msgspec.json.encode(figure))
-
-
-def _memory() -> str:
-    """The most memory that this process had, where the system counts it."""
-    try:
-        import resource
-    except ImportError:
-        return ""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f", at most {most / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB of memory"
-
-
-# ---- `fastfed reproduce` -------------------------------------------------------------------------
-
-
-ALL = "all"
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="FIGURE...")
-@playing_options
+@run_options
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="PATH",
-    help="Learning-to-rank file or folder, for figures that play over one.",
+    help="Learning-to-rank file or folder, for figures that need one.",
 )  # fmt: skip
-@click.option("--full", is_flag=True, help="The sizes the paper printed, where ours are smaller.")
+@click.option(
+    "--full", is_flag=True, help="The sizes that the paper printed, where ours are smaller."
+)
 @click.option(
     "--dry-run", is_flag=True,
-    help="Say what is left, how long it will take and how much memory; play nothing.",
+    help="Print what is left, how long it will take and how much memory; simulate nothing.",
 )  # fmt: skip
 def reproduce(
     names: tuple[str, ...],
@@ -245,95 +38,36 @@ def reproduce(
     full: bool,
     dry_run: bool,
 ) -> None:
-    """Play figures of the papers, or all of them.
+    """Reproduce figures of the papers, or all of them.
 
     FIGURE is an id of `fastfed list figures`, or "all". Each figure, and each further panel of
     it, gets its own folder in DIR, and DIR/report.html is one page over all of them. "all" first
-    says how long each will take, plays long ones in smaller sizes, and ends with a table of what
-    the papers say: holds, fails, unproven, and why.
+    says how long each will take, simulates long ones at smaller sizes, and ends with a table of the
+    papers' claims: holds, fails, unproven, and why.
     """
     if quick and full:
         raise click.UsageError("--quick and --full exclude each other")
-    from fastfed import experiments
-    from fastfed.report.table import rows_not_played
+    from fastfed.cli.figures import predict, simulate_each, simulate_several
+    from fastfed.experiments.reproduction import ALL, select, size_of_call
+    from fastfed.experiments.specs import sized_experiment
 
     everything = ALL in names
-    size = "quick" if quick else "full" if full else ALL if everything else None
-    chosen = experiments.with_panels(experiments.figure_ids() if everything else names)
-    left_out: list[Row] = []
-    if everything:
-        reasons = {f.id: why_left_out(f, data, size) for f in chosen}
-        for figure in chosen:
-            if reason := reasons[figure.id]:
-                say(f"skipped {figure.id}: {reason}")
-                left_out += rows_not_played(figure.id, figure.spec["figure"], reason)
-        chosen = [f for f in chosen if not reasons[f.id]]
-    elif data is not None and not any(f.needs_data for f in chosen):
+    size = size_of_call(names, quick=quick, full=full)
+    chosen, left_out = select(names, data, size)
+    for name, rows in left_out.items():
+        say(f"skipped {name}: {rows[0].statement.why}")
+    if not everything and data is not None and not any(f.needs_data for f in chosen):
         say(f"{', '.join(names)}: --data is not used, the data are made")
-    # All are checked before the first is played: bad input then costs no time.
-    ready = [(f, experiment_of(f, data, size, replicates, seed)) for f in chosen]
+    # All are checked before the first is simulated: bad input then costs no time.
+    ready = [(f, sized_experiment(f, data, size, replicates, seed)) for f in chosen]
     if everything or dry_run:
-        plan = planned(ready, folder, resources)
-        print_plan(plan)
+        plan = predict(ready, folder, resources)
         if not dry_run:
-            play_several(plan, folder, resources, left_out)
+            simulate_several(
+                plan, folder, resources, [row for each in left_out.values() for row in each]
+            )
     else:
-        play_each(ready, folder, resources)
-
-
-def why_left_out(figure: Figure, data: Path | None, size: str | None) -> str:
-    """Why `all` does not play a figure; empty if it does."""
-    if figure.needs_data and data is None:
-        return "it needs learning-to-rank files, --data PATH"
-    return figure.long if size == ALL else ""
-
-
-def experiment_of(
-    figure: Figure, data: Path | None, size: str | None, replicates: int | None, seed: int | None
-) -> Experiment:
-    """The experiment of a figure in a size; ``replicates`` and ``seed`` replace the spec's."""
-    from fastfed import experiments
-    from fastfed.report.figure import check_figure
-
-    spec = experiments.figure_spec(figure, data, size)
-    spec.update(overrides(spec, replicates, seed, size == "quick"))
-    if size == "quick":
-        spec.update(spec["figure"].get("quick", {}))
-    if replicates is not None:
-        spec["replicates"] = replicates
-    experiment = experiments.figure_experiment(figure, spec)
-    check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
-    return experiment
-
-
-def play_each(ready: list[tuple[Figure, Experiment]], folder: Path, resources: Resources) -> None:
-    """Play figures one after another, each with its table."""
-    from fastfed.cli.run import play, say_overview
-
-    try:
-        for position, (figure, experiment) in enumerate(ready):
-            if position:
-                click.echo()
-            source = play(experiment, folder / figure.id, resources)
-            for line in said(figure.paper, source):
-                click.echo(line)
-    except RunFailed:
-        # What was played before has its page too.
-        say_overview(folder)
-        raise
-    say_overview(folder)
-
-
-def said(paper: str, source: Source) -> list[str]:
-    """What the paper says of a figure, with the verdict where it can be judged."""
-    from fastfed.report.claims import judge
-
-    statements = judge(source.results)
-    lines = [f"{paper}: {s.says} ({s.verdict})" for s in statements]
-    says = source.results.figure.get("says")
-    if says is not None and says not in [s.says for s in statements]:
-        lines.append(f"{paper}: {says}")
-    return lines
+        simulate_each(ready, folder, resources)
 
 
 COMMANDS = {"reproduce": reproduce}

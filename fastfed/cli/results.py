@@ -10,10 +10,9 @@ import rich_click as click
 from fastfed.cli.output import json_option, print_json, print_results, print_table, say
 
 if TYPE_CHECKING:
-    from fastfed.report.compare import Comparison
+    from fastfed.reporting.comparison import Comparison
 
-# ---- `fastfed results` and `fastfed report`: what an output folder holds -------------------------
-
+# ---- `fastfed results` and `fastfed report` ------------------------------------------------------
 
 folder_argument = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 
@@ -25,13 +24,13 @@ folder_argument = click.argument("folder", type=click.Path(path_type=Path), meta
 def results(folder: Path, as_json: bool, as_csv: bool) -> None:
     """Results of an output folder: table, JSON or CSV.
 
-    A folder that is still being played shows what is finished.
+    Of a run that is not finished it shows the finished replicates.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    from fastfed.report import table
-    from fastfed.report.claims import judge
-    from fastfed.report.figure import read_source
+    from fastfed.reporting import table
+    from fastfed.reporting.claims import judge
+    from fastfed.reporting.figure import read_source
 
     source = read_source(folder)
     if as_json:
@@ -48,29 +47,20 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
 def report(folder: Path) -> None:
     """Write page, pictures and tables of an output folder again.
 
-    Nothing is played: everything comes from DIR/results.sqlite. Where DIR holds several
+    Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
     experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
     DIR/report.html is one page over all of them.
     """
-    from fastfed.cli.run import NO_MATPLOTLIB
-    from fastfed.report.figure import read_all
-    from fastfed.report.page import has_matplotlib, write_overview, write_report
+    from fastfed.cli.execution import NO_MATPLOTLIB
+    from fastfed.reporting import page
 
-    sources, left_out = read_all(folder)
-    for each, source in sources.items():
-        for path in write_report(source, each):
-            click.echo(path)
-    for reason in left_out:
-        say(f"left out: {reason}")
-    if (overview := write_overview(folder)) is not None:
-        page, _ = overview
-        click.echo(page)
-    if not has_matplotlib():
+    for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
+        click.echo(path)
+    if not page.has_matplotlib():
         say(NO_MATPLOTLIB)
 
 
 # ---- `fastfed compare` ---------------------------------------------------------------------------
-
 
 folder_type = click.Path(path_type=Path)
 
@@ -80,32 +70,32 @@ folder_type = click.Path(path_type=Path)
 @click.argument("b", type=folder_type, metavar="DIR_B")
 @json_option
 def compare(a: Path, b: Path, as_json: bool) -> None:
-    """What differs between two output folders, curve by curve.
+    """Compare two output folders, curve by curve.
 
     Curves are matched by label: final group regret, B - A with its standard error, privacy,
     synchronisations and bytes where they differ, and the keys that differ. Runs over the same
     rounds are compared replicate by replicate. Folders of several experiments are compared by
     name.
     """
-    from fastfed.report.compare import compare_folders
+    from fastfed.reporting import comparison
 
-    found = compare_folders(a, b)
+    found = comparison.compare(a, b)
     if as_json:
         print_json(found.to_builtins())
         return
     click.echo(f"A: {a}\nB: {b}")
-    for comparison in found.comparisons:
+    for each in found.comparisons:
         click.echo()
-        _print(comparison)
+        _print(each)
     for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
         if names:
             click.echo(f"\nonly in {side}: {', '.join(names)}")
 
 
 def _print(comparison: Comparison) -> None:
-    from fastfed.report.compare import shown
-    from fastfed.report.table import plus_minus, sent, times
-    from fastfed.report.text import privacy_words
+    from fastfed.reporting.comparison import shown
+    from fastfed.reporting.table import plus_minus, sent, times
+    from fastfed.reporting.text import privacy_text
 
     a, b = comparison.a, comparison.b
     click.secho(comparison.name, bold=True)
@@ -130,7 +120,7 @@ def _print(comparison: Comparison) -> None:
     _listed(
         ("privacy", "A", "B"),
         [
-            (p.label, privacy_words(p.a.certificate).short, privacy_words(p.b.certificate).short)
+            (p.label, privacy_text(p.a.certificate).short, privacy_text(p.b.certificate).short)
             for p in comparison.curves
             if not p.same_privacy
         ],
@@ -158,7 +148,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _how(comparison: Comparison) -> str:
-    """How the differences were taken."""
+    """Sentence that says if differences are paired, and why not."""
     if comparison.paired:
         return "paired, replicate by replicate: same environment, seed, silos and horizon"
     return f"not paired, for they differ in {', '.join(comparison.unequal)}"

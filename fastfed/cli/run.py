@@ -1,184 +1,21 @@
-"""`fastfed run`, and running an experiment for `reproduce`."""
+"""`fastfed run`."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed._kernels import native
-from fastfed._validate import InputError
-from fastfed.cli.lazy import RunFailed, Stopped
-from fastfed.cli.output import (
-    Heard,
-    duration,
-    load_spec,
-    overrides,
-    playing_options,
-    print_results,
-    progress,
-    say,
-)
-from fastfed.report.figure import read_source
-from fastfed.report.page import has_matplotlib, write_overview, write_report
-from fastfed.report.pictures import sketch
-from fastfed.report.sections import Drawn
-from fastfed.report.source import Source, spaced
-from fastfed.report.table import Row
-from fastfed.results.files import FULL
-from fastfed.results.store import FILE
-from fastfed.simulation.engines.base import EngineError
-from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.fitting import OutOfMemory
-from fastfed.simulation.passes import Resources, RunBatch, predict_seconds
-from fastfed.simulation.run import layout_for, run_by
+from fastfed.cli.output import run_options
 
 if TYPE_CHECKING:
     from fastfed.simulation.passes import Resources
 
-# ---- Playing an experiment for `run` and `reproduce`: estimate, progress, report -----------------
-
-
-KEPT = "what was played is kept, and the same command continues"
-NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'
-
-
-def play(
-    experiment: Experiment,
-    folder: Path,
-    resources: Resources,
-) -> Source:
-    """Play what is missing into a folder, print the table and write the report files."""
-
-    def on_start(passes: list[RunBatch], threads: int) -> None:
-        say(announce(experiment, passes, threads))
-
-    source = play_silently(experiment, folder, resources, on_start)
-    with failures(folder):
-        written = write_report(source, folder)
-    print_results(source)
-    click.echo("\n" + sketch(source))
-    say(f"{folder}: {', '.join(path.name for path in written)}")
-    if not has_matplotlib():
-        say(NO_MATPLOTLIB)
-    return source
-
-
-def play_silently(
-    experiment: Experiment,
-    folder: Path,
-    resources: Resources,
-    on_start: Callable[[list[RunBatch], int], None] | None = None,
-) -> Source:
-    """Play what is missing into a folder; only progress is shown, and no report is written.
-
-    ``on_start`` hears what is left and with how many threads.
-    """
-    check_writable(folder)
-    layout = layout_for(experiment, folder, resources)
-    if layout.reduced:
-        say(f"{experiment.name}: {layout.reduced}")
-    with ExitStack() as stack:
-        heard: Heard | None = None
-
-        def start(passes: list[RunBatch], threads: int) -> None:
-            nonlocal heard
-            if on_start is not None:
-                on_start(passes, threads)
-            left = sum(experiment.agent_rounds(p.positions) for p in passes)
-            if left:
-                heard = stack.enter_context(progress(left))
-
-        def on_progress(agent_rounds: int) -> None:
-            if heard is not None:
-                heard(agent_rounds)
-
-        with failures(folder):
-            run_by(layout, experiment, folder, resources, on_start=start, progress=on_progress)
-    with failures(folder):
-        return read_source(folder, experiment.replicates)
-
-
-def say_overview(
-    folder: Path,
-    not_played: Sequence[Row] | None = None,
-    drawn: Mapping[str, Drawn] | None = None,
-) -> list[Row]:
-    """Write the page over all experiments in a folder, if there are any; the statements there."""
-    if not any(folder.glob(f"*/{FILE}")):
-        return []
-    overview = write_overview(folder, not_played, drawn)
-    if overview is None:
-        return []
-    path, rows = overview
-    say(f"all of them on one page: {path}")
-    return rows
-
-
-def announce(experiment: Experiment, passes: list[RunBatch], threads: int) -> str:
-    """What is left to play and how long it will take."""
-    all_cells = len(experiment.curves) * experiment.replicates
-    cells = sum(len(p.positions) for p in passes)
-    if not cells:
-        return f"{experiment.name}: nothing left to play"
-    share = f"{cells} of {all_cells}" if cells < all_cells else f"{cells}"
-    left = sum(experiment.agent_rounds(p.positions) for p in passes)
-    work = f"{experiment.name}: {share} curve replicates, {spaced(left)} agent-rounds"
-    if not threads:
-        return f"{work}; the cluster has no workers yet: waiting for them"
-    return (
-        f"{work} on {threads} thread{'s' if threads > 1 else ''}, "
-        f"about {duration(predict_seconds(experiment, passes, threads))}"
-    )
-
-
-def check_writable(folder: Path) -> None:
-    """InputError before hours of play, not after, when an output folder cannot be written."""
-    for path in (folder, folder / FILE):
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise InputError(f"cannot write to {path}: permission denied")
-
-
-@contextmanager
-def failures(folder: Path) -> Iterator[None]:
-    """What can go wrong while playing, said in a sentence."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Stopped(f"interrupted: {KEPT}") from None
-    except native.PlayError as error:
-        raise RunFailed(f"{error}; {KEPT}") from None
-    except sqlite3.Error as error:
-        raise RunFailed(f"{folder / FILE} cannot be written ({error}); {KEPT}") from None
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        path = error.filename or folder
-        raise RunFailed(f"{path} cannot be written ({error.strerror}); {KEPT}") from None
-    except EngineError as error:
-        raise RunFailed(f"{error}; {KEPT}") from None
-    except MemoryError as error:
-        known = isinstance(error, OutOfMemory)
-        why = str(error) if known else "out of memory: fewer threads or silos need less"
-        raise RunFailed(f"{why}; {KEPT}" if (folder / FILE).exists() else why) from None
-    except Exception as error:
-        notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(native.IN_FUNCTION)]
-        if not notes or isinstance(error, InputError):
-            raise
-        raise RunFailed(f"{notes[0]}: {type(error).__name__}: {error}; {KEPT}") from None
-
-
-# ---- `fastfed run` -------------------------------------------------------------------------------
-
 
 @click.command()
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
-@playing_options
+@run_options
 def run(
     spec: Path,
     folder: Path,
@@ -187,22 +24,19 @@ def run(
     seed: int | None,
     quick: bool,
 ) -> None:
-    """Play the experiment of a spec, or what is missing of it.
+    """Run the experiment of a spec, or what is missing of it.
 
-    Every replicate of a curve is kept as soon as it is played, in DIR/results.sqlite. The same
+    Every replicate of a curve is kept as soon as it is simulated, in DIR/results.sqlite. The same
     command again finishes what is missing and repeats nothing. Beside it stand report.html,
     one page with everything, the table (table.txt, table.csv), the privacy certificates
     (certificates.txt) and the pictures of regret against rounds and against bytes sent
     (figure.png and .svg, communication.png and .svg).
     """
-    from fastfed._validate import InputError
-    from fastfed.experiments import figure_ids
-    from fastfed.simulation.experiment import read_toml
+    from fastfed.cli.execution import simulate
+    from fastfed.experiments.specs import load_spec
 
-    if str(spec) in figure_ids() and not spec.exists():
-        raise InputError(f"{spec}: no such file; for the figure, `fastfed reproduce {spec}`")
-    changed = overrides(read_toml(spec), replicates, seed, quick)
-    play(load_spec(spec, changed), folder, resources)
+    experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick)
+    simulate(experiment, folder, resources)
 
 
 COMMANDS = {"run": run}

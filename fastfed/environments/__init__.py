@@ -1,13 +1,14 @@
-"""Where rewards come from: one file for each environment, all behind one C interface.
+"""Environments of bandits, which produce contexts and rewards, and adversaries of experts.
 
-A new environment is one new file with a class of its ``kind``, and one line in
+All are behind one C interface. A new environment is one class with its ``kind``, and one line in
 ``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, nearest, show
@@ -36,7 +37,7 @@ from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
 from fastfed.environments.synthetic import FixedSet, Gap, Sphere
 
-#: Contexts and rewards.
+#: Environments of bandits by kind: the class and a summary.
 BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "sphere": (Sphere, "fresh actions on a sphere every round, linear rewards in [0, 1]"),
     "gap": (Gap, "one best action every round, a gap above all others, linear rewards"),
@@ -49,9 +50,9 @@ BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "python": (Python, "your own: a numba.cfunc or a plain Python function"),
 }
 
-#: Losses of experts.
+#: Adversaries of experts by kind: the class and a summary.
 ADVERSARIES: dict[str, tuple[type, str]] = {
-    "stochastic-losses": (StochasticLosses, "experts' losses of one law, linear or quadratic"),
+    "stochastic-losses": (StochasticLosses, "experts' losses, iid, linear or quadratic"),
     "oblivious-losses": (ObliviousLosses, "experts' losses of your own: an array or a function"),
     "realizable-losses": (RealizableLosses, "experts' losses, one of whom never loses"),
     "near-realizable-losses": (NearRealizableLosses, "experts' losses, one of whom loses L* times"),
@@ -59,12 +60,12 @@ ADVERSARIES: dict[str, tuple[type, str]] = {
     "gradient-losses": (GradientLosses, "any convex smooth loss of the weights, by its gradient"),
 }
 
-#: What an environment has to have, see `fastfed.environments.base.Environment`.
+#: Methods that an environment must have, see `fastfed.environments.base.Environment`.
 PARTS = ("natural_silos", "facts", "open", "describe")
 
 
 def check_environment(kind: str, found: Any) -> tuple[type, str]:
-    """What an entry point names, if it is the class of an environment, and what it is."""
+    """Return the class that an entry point names and its summary; InputError if it does not fit."""
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise must_be("a dataclass", found)
     if getattr(found, "kind", None) != kind:
@@ -75,14 +76,30 @@ def check_environment(kind: str, found: Any) -> tuple[type, str]:
     return found, first_line(found)
 
 
-#: By kind: the class, and what it is in words.
+#: All environments by kind, with those of installed packages: the class and a summary.
 ENVIRONMENTS: Registry[tuple[type, str]] = Registry(
     "fastfed.environments", "environment", {**BANDIT_ENVIRONMENTS, **ADVERSARIES}, check_environment
 )
 
 
 def environment_from_spec(spec: Any) -> Environment:
-    """The environment of a spec's table; InputError names a bad kind or key."""
+    """Make the environment of a spec's table.
+
+    Parameters
+    ----------
+    spec : dict
+        A table with ``kind`` and the fields of that environment's class.
+
+    Returns
+    -------
+    Environment
+        The environment.
+
+    Raises
+    ------
+    InputError
+        For an unknown kind, an unknown or missing key, and bad values.
+    """
     if not isinstance(spec, dict):
         raise InputError(f"environment must be a table with a kind, got {show(spec)}")
     if "kind" not in spec:
@@ -100,15 +117,33 @@ def environment_from_spec(spec: Any) -> Environment:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     if "reward" in keys:
         factory: Any = fields["reward"].default_factory
-        usual, given = factory(), keys["reward"]
-        # An environment whose own law is Gaussian has its own std too.
-        mine = isinstance(given, dict) and given.get("kind", usual.kind) == usual.kind
-        if mine and usual.kind == "gaussian":
-            given = {"std": usual.std, **given}
-        keys["reward"] = RewardDistribution.from_spec(given, usual.kind)
+        default, given = factory(), keys["reward"]
+        # An environment whose default distribution is Gaussian has its own default std too.
+        same = isinstance(given, dict) and given.get("kind", default.kind) == default.kind
+        if same and default.kind == "gaussian":
+            given = {"std": default.std, **given}
+        keys["reward"] = RewardDistribution.from_spec(given, default.kind)
     with ENVIRONMENTS.guard(kind):
         environment: Environment = cls(**keys)
     return environment
+
+
+#: Names of 0.1, each with its new one; they warn, and go in 0.3.
+_RENAMED = {"Facts": EnvironmentSpec, "LossFacts": LossSpec, "RewardLaw": RewardDistribution}
+
+
+# Type checkers must not see it: to them every name would be there, with type Any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return what a deprecated name stands for, with a warning that says the new one."""
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        new = _RENAMED[name]
+        warnings.warn(
+            f"{__name__}.{name} is deprecated: use {new.__name__}", DeprecationWarning, stacklevel=2
+        )
+        return new
 
 
 __all__ = [

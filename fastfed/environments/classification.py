@@ -1,4 +1,8 @@
-"""Classification datasets as bandits: reading them, and the environment."""
+"""Classification as a bandit: an action for each class, reward 1 for the right one.
+
+Records of a CSV file (one silo per hospital, bank or campaign, if a column says so), or the digits
+of scikit-learn, become queries that offer one feature vector for each class.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +29,17 @@ from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, MAX_CLASSES, Records, records_pool
 
-# Classification data as a contextual bandit: an action per class, reward 1 for the right one.
-# Records of a CSV file (one silo per hospital, bank or campaign, if a column says so) or the digits
-# of scikit-learn become queries that offer one feature vector per class.
-
-
-MAX_CATEGORIES = 50  # distinct texts a column may have and still be one-hot coded
+MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
 _MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
 
+# ---- The pool ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Table:
-    """A CSV file: names (columns,), cells as text, and the line each record ends on."""
+    """A CSV file: column names, cells as text, and the last line of each record."""
 
     path: str
     names: list[str]
@@ -46,10 +48,11 @@ class _Table:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Where each column that has a name stands."""
+        """Position of each column that has a name."""
         return {name: i for i, name in enumerate(self.names) if name}
 
     def column(self, name: str) -> list[str]:
+        """Return the cells of a column."""
         at = self.positions[name]
         return [row[at] for row in self.cells]
 
@@ -66,35 +69,53 @@ def classification_pool(
     ranges: Mapping[str, Any] | None = None,
     norm: float | None = None,
 ) -> Pool:
-    """Pool with one query per record and one action per class.
+    """Make a pool with one query per record and one action per class.
 
-    Args:
-        data: "digits" (scikit-learn's 1 797 images of 64 pixels, needs scikit-learn) or the path
-            of a CSV file with a header (.csv, .csv.gz; UTF-8).
-        silos: M. Without a silo column the records are split into M equal contiguous blocks; with
-            one, silos may be None or must be the number of its values.
-        dimension: d of the features phi(c, a) the learner sees.
-        label: the column of the classes (CSV only, required there).
-        silo: the column that says whose record it is; silos are its values in order of first
-            appearance. Neither label nor silo enters the features.
-        seed: of the projections below. A public constant, not the seed of an experiment.
-        coding: "projection", or "blocks" (then dimension says nothing).
-        columns: the feature columns; None takes all but label and silo. Columns without a name
-            (the leftovers of spreadsheets, row numbers) are never features.
-        ranges: by column what is known of it without the data: [low, high], beyond which values
-            are clipped, or a list of categories, beside which a text counts as missing.
-        norm: bound on the norm of a record's features and a constant 1, see ``records_pool``. With
-            ranges of all columns it is known: sqrt(columns + 1), of which no more than one number
-            of each column and the constant make up.
+    A declared column is scaled or coded by its range, and gets one more column that marks missing
+    cells. Of the others a numeric column is scaled to [0, 1] by its least and largest value, any
+    other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column gets one
+    more that marks them. ``records_pool`` says how features and rewards of an action follow.
 
-    Features: a declared column is scaled or coded by its range, and gets one more that marks
-    missing cells. Of the others a numeric column is scaled to [0, 1] by its least and largest
-    value, any other is one-hot coded; "?", "NA", "NaN" and empty cells become 0, and their column
-    gets one more that marks them. What an action's features are, and its reward, ``records_pool``
-    says.
+    Parameters
+    ----------
+    data : str or Path
+        "digits" (scikit-learn's 1 797 images of 64 pixels, needs scikit-learn) or the path of a
+        CSV file with a header (.csv, .csv.gz; UTF-8).
+    silos : int or None
+        M. Without a silo column the records are split into M equal contiguous blocks; with one,
+        silos may be None or must be the number of its values.
+    dimension : int
+        d of the features phi(c, a) that the learner sees.
+    label : str, optional
+        The column of the classes (CSV only, required there).
+    silo : str, optional
+        The column that names each record's silo; silos are its values in order of first
+        appearance. Neither label nor silo enters the features.
+    seed : int
+        Seed of the projections. A public constant, not the seed of an experiment.
+    columns : sequence of str, optional
+        The feature columns; all but label and silo by default. Columns without a name (the
+        leftovers of spreadsheets, row numbers) are never features.
+    coding : {"projection", "blocks"}
+        Coding of an action's features; with "blocks" dimension is not used.
+    ranges : mapping, optional
+        Knowledge of columns that does not come from the data: [low, high], to which values are
+        clipped, or a list of categories; any other text counts as missing.
+    norm : float, optional
+        Bound on the norm of a record's features and a constant 1, see ``records_pool``. With
+        ranges of all columns it is sqrt(columns + 1), since at most one number of each column is
+        not 0.
 
-    Raises InputError for unreadable files, unknown columns, records without label or silo, labels
-    with one class, silos that do not fit, and text columns of more than 50 values.
+    Returns
+    -------
+    Pool
+        The pool.
+
+    Raises
+    ------
+    InputError
+        For unreadable files, unknown columns, records without label or silo, labels with one
+        class, silos that do not fit, and text columns of more than 50 values.
     """
     dimension = integer("dimension", dimension, at_least=1)
     seed = integer("seed", seed, at_least=0)
@@ -108,7 +129,7 @@ def classification_pool(
         features, classes = _digits()
         owner = None
         notes: tuple[str, ...] = ()
-        declared = True  # by 16, the largest value that a pixel can have
+        declared = True  # divided by 16, the largest value that a pixel can have
     else:
         table = _read(data)
         known = _ranges(table, ranges)
@@ -133,7 +154,7 @@ def classification_pool(
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
+    """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -144,11 +165,11 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64)
 
 
-# ---- CSV -------------------------------------------------------------------------------------
+# ---- Columns of a CSV file -----------------------------------------------------------------------
 
 
 def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
-    """What is declared of each column: an interval, or categories."""
+    """Return the declared interval or categories of each column."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -182,7 +203,7 @@ def _from_table(
     columns: Sequence[str] | None,
     known: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
+    """Return features (n, p - 1), classes (n,), silo of each record (n,) or None, and notes."""
     if label is None:
         raise InputError(
             f"label must name the column of the classes in {table.path}: one of "
@@ -210,7 +231,7 @@ def _from_table(
 def _chosen(
     table: _Table, label: str, silo: str | None, columns: Sequence[str] | None
 ) -> list[str]:
-    """Names of the feature columns."""
+    """Return the names of the feature columns."""
     if columns is None:
         chosen = [name for name in table.names if name and name not in (label, silo)]
         if not chosen:
@@ -230,9 +251,9 @@ def _chosen(
 
 
 def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
-    """(n, 2 or categories + 1): a column by what is known of it, and a mark where it is missing.
+    """Code a column by its declared range, with a mark of missing cells: (n, 2 or categories + 1).
 
-    Of how many numbers it is does not depend on the data, and no more than one of them is not 0.
+    The width does not depend on the data, and at most one number of a row is not 0.
     """
     cells = table.column(name)
     if isinstance(known, list):
@@ -258,7 +279,7 @@ def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) 
 def _features(
     table: _Table, names: list[str], known: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
+    """Return the scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
     parts: list[np.ndarray] = []
     empty: list[str] = []
     broad: list[str] = []
@@ -310,7 +331,7 @@ def _features(
 
 
 def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
-    """(n, 1): a numeric column on [0, 1], 0 where it is absent or constant."""
+    """Scale a numeric column to [0, 1], (n, 1); 0 where it is absent or constant."""
     values = np.array(
         [0.0 if gone else float(cell) for cell, gone in zip(cells, absent.tolist(), strict=True)]
     )
@@ -330,10 +351,10 @@ def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> n
 
 
 def _classes(table: _Table, label: str) -> np.ndarray:
-    """int64 (n,): the class of each record; numbers in order of size, other labels by name."""
+    """Return the class of each record, int64 (n,); numeric labels are sorted by size."""
     cells = _complete(table, "label", label)
     numeric = all(_DECIMAL.fullmatch(cell) for cell in cells)
-    # Exactly: as floats, identifiers of many digits would become one class.
+    # Exact numbers: as floats, identifiers of many digits would become one class.
     keys: list[Any] = _exact(table, label, cells) if numeric else cells
     values = sorted(set(keys))
     at = {value: i for i, value in enumerate(values)}
@@ -352,7 +373,7 @@ def _classes(table: _Table, label: str) -> np.ndarray:
 
 
 def _exact(table: _Table, label: str, cells: list[str]) -> list[Decimal]:
-    """Labels that are numbers, as these numbers."""
+    """Return numeric labels as exact decimals."""
     found = []
     for cell, line in zip(cells, table.lines, strict=True):
         try:
@@ -366,7 +387,7 @@ def _exact(table: _Table, label: str, cells: list[str]) -> list[Decimal]:
 
 
 def _complete(table: _Table, role: str, name: str) -> list[str]:
-    """Cells of a column that must not miss any."""
+    """Return the cells of a column; InputError if one is missing."""
     cells = table.column(name)
     for cell, line in zip(cells, table.lines, strict=True):
         if cell in _MISSING:
@@ -378,6 +399,7 @@ def _complete(table: _Table, role: str, name: str) -> list[str]:
 
 
 def _known(key: str, name: object, table: _Table) -> None:
+    """Raise InputError unless name is a column of the table."""
     if not isinstance(name, str) or name not in table.positions:
         named = list(table.positions)
         hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
@@ -385,7 +407,7 @@ def _known(key: str, name: object, table: _Table) -> None:
 
 
 def _read(data: str | Path) -> _Table:
-    """Header and records of a CSV file; cells are stripped, blank lines skipped."""
+    """Read header and records of a CSV file; cells are stripped, blank lines skipped."""
     path = Path(data)
     if not os.path.isfile(path):
         hint = nearest(str(data), ["digits"])
@@ -416,7 +438,7 @@ def _read(data: str | Path) -> _Table:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line, stripped cells) of every record that is not blank."""
+    """Yield (line, stripped cells) of every record that is not blank."""
     try:
         with path.open("rb") as raw:
             packed = path.name.endswith(".gz")
@@ -439,23 +461,45 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-# ---- Classification as a bandit: a record is a user, the classes are the actions -----------------
+# ---- The environment -----------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Classification(PoolEnvironment):
-    """Reward 1 for the record's class and 0 for any other; one query per record.
+    """Classification as a bandit: a record is a user, reward 1 for its class and 0 for others.
 
-    ``data`` is "digits" (scikit-learn's, ten classes) or a CSV file with a ``label`` column and,
-    if silos are named in it, a ``silo`` column; arrays come in by ``from_arrays``. Features of an
-    action are a fixed public random projection to ``dimension`` numbers, or with ``coding`` =
-    "blocks" the record in the action's own block, see ``records``. Records are met without
-    replacement by default, so each round is a new user.
+    Records are met without replacement by default, so each round is a new user. Scales that are
+    not declared are read from the data, and then the certificate is "conditional": one record may
+    move the features of all others.
 
-    ``ranges``: by column of a CSV what is known of it without the data, [low, high] or a list of
-    categories; ``norm``: a bound on the norm of a scaled record and its constant 1, to which
-    records are shrunk. What is not declared is read from the data, and then the certificate is
-    "conditional": one record may move the features of all others.
+    Parameters
+    ----------
+    data : str or Path
+        "digits" (scikit-learn's, ten classes) or a CSV file. ``from_arrays`` takes arrays.
+    dimension : int
+        d of the projection.
+    label : str, optional
+        The column of the classes, required for a CSV file.
+    silo : str, optional
+        The column that names each record's silo.
+    columns : list of str, optional
+        The feature columns; all others by default.
+    projection_seed : int
+        Seed of the public projection.
+    coding : {"projection", "blocks"}
+        Features of an action: a fixed public random projection of the record to ``dimension``
+        numbers, or the record in the action's own block, see ``records_pool``.
+    ranges : dict, optional
+        Knowledge of columns that does not come from the data: [low, high] or a list of categories.
+    norm : float, optional
+        Bound on the norm of a scaled record and its constant 1, to which records are shrunk.
+    sampling, reward
+        See ``PoolEnvironment``.
+
+    Raises
+    ------
+    InputError
+        For bad options and missing files.
     """
 
     data: Any
@@ -505,12 +549,27 @@ class Classification(PoolEnvironment):
         projection_seed: int = 0,
         sampling: str = "without-replacement",
     ) -> Classification:
-        """Records as arrays: features (n, p), classes (n,) in 0 .. K - 1, silo (n,) or None.
+        """Make the environment of records in arrays.
 
-        ``silo`` says whose record it is, by any values; silos are these in order of first
-        appearance. ``norm`` is a bound on the norm of a record and its constant 1, known without
-        the data: records beyond it are shrunk to it, each by itself. With None the largest norm in
-        the data is taken as public. InputError for what is not finite or does not fit.
+        Parameters
+        ----------
+        features : array_like, shape (n, p)
+            Records.
+        classes : array_like of int, shape (n,)
+            Classes, 0 to K - 1.
+        silo : array_like, shape (n,), optional
+            Silo of each record, by any values; silos are numbered in order of first appearance.
+        norm : float, optional
+            Bound on the norm of a record and its constant 1, known without the data: longer
+            records are shrunk to it, each by itself. With None the largest norm in the data is
+            taken as public.
+        coding, dimension, projection_seed, sampling
+            See the class.
+
+        Raises
+        ------
+        InputError
+            For values that are not finite and shapes that do not agree.
         """
         return cls(
             data=Records.of(features, classes, silo, norm),
@@ -522,7 +581,7 @@ class Classification(PoolEnvironment):
         )
 
     def load(self, silos: int | None) -> Pool:
-
+        """Make the pool, its queries divided among M silos."""
         if silos is None and self.silo is None:
             raise InputError("silos is required: the data have no silo column")
         if isinstance(self.data, Records):
@@ -545,12 +604,15 @@ class Classification(PoolEnvironment):
         )
 
     def declared_rewards(self) -> tuple[float, float]:
-        return 0.0, 1.0  # 1 for the record's class and 0 for any other
+        """Return [0, 1]: 1 for the record's class and 0 for any other."""
+        return 0.0, 1.0
 
     def natural_silos(self) -> int | None:
+        """Return the number of silos that the data name, or None."""
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         name, digest = "arrays", None
         if isinstance(self.data, Records):
             digest = self.data.digest()
@@ -558,7 +620,7 @@ class Classification(PoolEnvironment):
             name = Path(self.data).name
             if self.data != "digits":
                 digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
-        # The usual coding is left out: stored results of earlier versions keep their identity.
+        # The default coding is left out, so that results of earlier versions keep their identity.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
         for name in ("ranges", "norm"):
             if getattr(self, name) is not None:

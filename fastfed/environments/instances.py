@@ -1,4 +1,4 @@
-"""Constructed instances: hard for lower bounds, and with or without diversity among silos."""
+"""Constructed instances: for lower bounds, without diversity, and estimates of diversity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import check_seed, instance_normals
 from fastfed._validate import InputError, integer, number, show
 from fastfed.environments.base import (
@@ -21,7 +21,8 @@ from fastfed.environments.base import (
 )
 from fastfed.environments.pool import SAMPLING
 
-# ---- The lower bounds' instance: whatever is learnt in one block tells nothing of the others -----
+# ---- The instance of the lower bounds ------------------------------------------------------------
+# Rewards of one block say nothing about the others.
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,26 @@ class HardInstance:
 
     The block is uniform over d/2, and z ~ N(0, I_2) truncated to the unit disc, fresh for every
     (round, silo). theta* has in every block an independent uniform point of the circle of
-    ``radius``, which is at most 1/sqrt d and 1/sqrt d where it is not given: its norm is
-    radius sqrt(d/2), at most sqrt(1/2). The expected reward <z, theta*_block> lies in
-    [-radius, radius], so that Bernoulli rewards are refused; the paper's are Gaussian of std 1.
-    Clipping rewards to [0, 1] would hide the negative ones: curves need ``clip = false``.
+    ``radius``, so its norm is radius sqrt(d/2), at most sqrt(1/2). The expected reward
+    <z, theta*_block> lies in [-radius, radius], so Bernoulli rewards are refused. Clipping rewards
+    to [0, 1] would hide the negative ones: curves need ``clip = false``.
     Source: huang-2023, Appendix E.1.
 
-    Features are float32 and their norm is below 1: z is shorter than drawn by 1.2e-7 of itself.
+    Features are float32 with norms below 1: z is shortened by 1.2e-7 of its length.
+
+    Parameters
+    ----------
+    dimension : int
+        d, even.
+    radius : float, optional
+        Radius of the circles, at most 1/sqrt d, the default.
+    reward : RewardDistribution
+        Gaussian or none; the paper's, the default, is Gaussian of std 1.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for Bernoulli rewards.
     """
 
     dimension: int = 8
@@ -50,12 +64,14 @@ class HardInstance:
             raise InputError(f"dimension must be even, got {self.dimension}")
         if self.radius is not None:
             number("radius", self.radius, above=0.0, at_most=1.0 / math.sqrt(self.dimension))
-        signed(self.reward)
+        check_signed_rewards(self.reward)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         largest = self._radius()
         return EnvironmentSpec(
             dimension=self.dimension,
@@ -73,32 +89,33 @@ class HardInstance:
         norms = np.sqrt(blocks[:, :1] * blocks[:, :1] + blocks[:, 1:] * blocks[:, 1:])
         return np.ravel(blocks * (self._radius() / norms))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
         theta = self.theta(seed, replicate)
-        return native.HardInstance(seed, replicate, theta, self.reward.c)
+        return environments.HardInstance(seed, replicate, theta, self.reward.c)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)
 
 
-def signed(reward: RewardDistribution) -> RewardDistribution:
-    """The law if it serves expected rewards below zero."""
+def check_signed_rewards(reward: RewardDistribution) -> None:
+    """Raise InputError for a distribution that cannot have negative means."""
     if reward.kind == "bernoulli":
         raise InputError(
             'reward.kind must be "gaussian" or "none" where expected rewards may be negative, '
             'got "bernoulli"'
         )
-    return reward
 
 
-# What learning without exploration asks of an environment: diverse contexts, and a margin.
+# ---- Estimates of diversity and margin -----------------------------------------------------------
+# Learning without exploration (huang-2023) needs diverse contexts, and a margin.
 
-
-#: Batches of rounds that the standard error of lambda_0 comes from.
+#: Batches of rounds for the standard error of lambda_0.
 BATCHES = 20
-#: Rounds that must lie at or below a gap before the ratio of the margin is taken there.
+#: Rounds that must have at most a gap before the ratio of the margin is computed there.
 LEAST = 100
-#: Gaps at which the margin is looked for, from that one to the largest.
+#: Number of gaps at which the ratio of the margin is computed.
 LEVELS = 60
 
 
@@ -106,9 +123,15 @@ LEVELS = 60
 class Diversity:
     """Estimates of lambda_0 and C_0 for one replicate's theta*, each with a standard error.
 
-    ``lambda_0`` is the least eigenvalue of E[x x'], x the best action's features, in the silo
-    where it is least; ``margin`` is C_0, the least C with P(gap <= e) <= C e for all e > 0, in
-    the silo where it is largest. Both lean to the safe side: see ``diversity``.
+    Both err on the safe side: see ``diversity``.
+
+    Attributes
+    ----------
+    lambda_0, lambda_0_error : float
+        Least eigenvalue of E[x x'], with x the best action's features, in the silo where it is
+        least.
+    margin, margin_error : float
+        C_0, the least C with P(gap <= e) <= C e for all e > 0, in the silo where it is largest.
     """
 
     lambda_0: float
@@ -125,24 +148,46 @@ def diversity(
     seed: int = 0,
     replicate: int = 0,
 ) -> Diversity:
-    """lambda_0 and C_0 of an environment, from its contexts of rounds 1, ..., ``rounds``.
+    """Estimate lambda_0 and C_0 of an environment from its contexts.
 
+    Parameters
+    ----------
+    environment : Environment
+        A bandit environment.
+    silos : int
+        Number of silos (M).
+    rounds : int
+        Rounds 1 to ``rounds`` of every silo are used, at least 100. They count as draws of one
+        distribution: where a silo's context is fixed, all are the same.
+    seed, replicate : int
+        These fix theta*, on which both constants depend.
+
+    Returns
+    -------
+    Diversity
+        The estimates.
+
+    Raises
+    ------
+    InputError
+        If the environment has no contexts, or cannot serve so many rounds.
+
+    Notes
+    -----
     Source: huang-2023, Assumptions 3.1 and 3.2. The best action is the one of largest expected
     reward, the first if there are several; the gap is to the second best (the paper prints "for
-    all" other actions and uses "for one"). One ``seed`` and ``replicate`` fix theta*, which
-    both constants depend on. Rounds count as draws of one law: where a silo's context is fixed,
-    all are the same. Raises InputError where the environment cannot serve so many rounds.
+    all" other actions and uses "for one").
 
     lambda_0 is the least eigenvalue of the mean over all rounds. Its standard error is that of
-    20 batches of rounds, each with an eigenvalue of its own. By concavity the estimate lies below
-    on average: by 1/rounds where the eigenvalue is simple, by some standard errors where many
-    are equal.
+    20 batches of rounds, each with an eigenvalue of its own. By concavity the estimate is low on
+    average: by 1/rounds where the eigenvalue is simple, by some standard errors where many are
+    equal.
 
     C_0 = sup of P(gap <= e)/e is the largest such ratio at 60 of the observed gaps: those of
     ranks 100 to ``rounds``, in geometric steps. Choosing the largest overestimates by about its
     standard error, the binomial one of that ratio; a peak held by fewer than 100 rounds is not
-    seen. Infinite as soon as two best actions are equal in one round, as then P(gap <= 0) > 0;
-    0 with a single action.
+    seen. C_0 is infinite as soon as two best actions are equal in one round, as then
+    P(gap <= 0) > 0, and 0 with a single action.
     """
     if not hasattr(environment, "facts"):
         raise InputError(
@@ -170,32 +215,33 @@ def diversity(
 
 
 def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
-    """Of the mean of x x' over rows (n, d), and its standard error from batches."""
+    """Return the least eigenvalue of the mean of x x' over rows (n, d), and its standard error."""
 
-    def of(part: np.ndarray) -> float:
-        # No rounding makes the mean of x x' indefinite.
+    def least(part: np.ndarray) -> float:
+        # The mean of x x' is positive semidefinite: a negative value is rounding.
         return max(float(np.linalg.eigvalsh(part.T @ part / len(part))[0]), 0.0)
 
-    batches = [of(part) for part in np.array_split(rows, BATCHES)]
-    return of(rows), float(np.std(batches, ddof=1)) / math.sqrt(BATCHES)
+    batches = [least(part) for part in np.array_split(rows, BATCHES)]
+    return least(rows), float(np.std(batches, ddof=1)) / math.sqrt(BATCHES)
 
 
 def margin(gaps: np.ndarray) -> tuple[float, float]:
-    """sup of P(gap <= e)/e over gaps (n,), n >= 100, at the ranks looked at; its error."""
+    """Return the largest P(gap <= e)/e over gaps (n,), n >= 100, and its standard error."""
     ordered = np.sort(gaps)
     n = len(ordered)
     if ordered[0] <= 0.0:
         return math.inf, 0.0
     ranks = np.unique(np.geomspace(LEAST, n, LEVELS).astype(np.int64))
     at = ordered[ranks - 1]
-    # Of equal gaps all count, not only those up to the rank.
+    # All equal gaps count, not only those up to the rank.
     share = np.searchsorted(ordered, at, side="right") / n
     ratio = share / at
     k = int(ratio.argmax())
     return float(ratio[k]), float(ratio[k] * math.sqrt((1.0 - share[k]) / (share[k] * n)))
 
 
-# ---- The instance without diversity: only the first silo ever sees the first coordinate ----------
+# ---- The instance without diversity --------------------------------------------------------------
+# Only the first silo ever sees the first coordinate.
 
 
 @dataclass(frozen=True)
@@ -203,23 +249,34 @@ class NoDiversity:
     """d = 2, two actions, the same in every round: (+-1, 0) in silo 0, (0, +-1) in all others.
 
     theta* is uniform on {-1/2, 1/2}^2, one for each replicate, so that one action of every silo
-    has expected reward 1/2 and the other -1/2: a wrong one costs exactly 1. Bernoulli rewards
-    are refused; the paper's are Gaussian of std 1. Clipping rewards to [0, 1] would hide the
-    negative ones: curves need ``clip = false``.
+    has expected reward 1/2 and the other -1/2: a wrong one costs exactly 1. Clipping rewards to
+    [0, 1] would hide the negative ones: curves need ``clip = false``.
     Source: huang-2023, Proposition D.1, whose features are half as long and whose theta*, twice
     as long, has norm sqrt 2: the same rewards, here with ||x|| = 1 and ||theta*|| = sqrt(1/2).
+
+    Parameters
+    ----------
+    reward : RewardDistribution
+        Gaussian or none; the paper's, the default, is Gaussian of std 1.
+
+    Raises
+    ------
+    InputError
+        For Bernoulli rewards.
     """
 
     reward: RewardDistribution = field(default_factory=lambda: RewardDistribution("gaussian", 1.0))
     kind = "no-diversity"
 
     def __post_init__(self) -> None:
-        signed(self.reward)
+        check_signed_rewards(self.reward)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         return EnvironmentSpec(
             dimension=2,
             actions=2,
@@ -232,12 +289,13 @@ class NoDiversity:
         """theta* of one replicate, (2,)."""
         return np.copysign(0.5, instance_normals(seed, replicate, 2))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
         # (silo, action, coordinate)
         x = np.zeros((silos, 2, 2), np.float32)
         x[0, :, 0] = x[1:, :, 1] = 1.0, -1.0
         means = x.astype(np.float64) @ self.theta(seed, replicate)
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             x.ravel(),
@@ -253,4 +311,5 @@ class NoDiversity:
         )
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)

@@ -1,4 +1,12 @@
-"""The environment of LETOR files (MSLR-WEB10K, WEB30K, LETOR 3 and 4), and its pool."""
+"""Learning to rank as a bandit: LETOR files (MSLR-WEB10K, WEB30K, LETOR 3 and 4) and their pool.
+
+A query is a context and its documents are the actions. A document's mean reward is linear in its
+chosen features, with a lasso fit theta* to the relevance labels (zhou-chowdhury-2024, Section 6,
+and its published code).
+
+Deviation: the paper names its feature sets "title" and "body". By the columns that its code takes
+they are anchor + URL and body + title + whole document, so here they are anchor-url and text.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +31,10 @@ from fastfed.environments.letor_parse import MAX_FEATURES
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
     FORMAT,
-    InMemory,
-    Kept,
-    OnDisk,
-    Stored,
+    ArrayStorage,
+    FileStorage,
+    PoolStorage,
+    StoredArray,
     cache_folder,
     fresh_folder,
     load_array,
@@ -34,27 +42,20 @@ from fastfed.environments.storage import (
     write_meta,
 )
 
-# Ranking data as a pool of contextual bandits: the MSLR instance of Zhou and Chowdhury (2024).
-# A query's documents are its actions, a document's mean reward is linear in its chosen features
-# with a lasso fit theta* to the relevance labels (Zhou-Chowdhury 2024, Section 6 and its published
-# code).
-#
-# Deviation: the paper names its feature sets "title" and "body". By the columns its code takes they
-# are anchor + URL and body + title + whole document, so they are called anchor-url and text here.
+# ---- The pool ------------------------------------------------------------------------------------
 
-
-INTERCEPT = 0.01  # the value of column 0, as in the published code
+INTERCEPT = 0.01  # value of column 0, as in the published code
 _ANCHOR_URL = (0, *(5 * i + j for i in range(25) for j in (2, 4)), *range(126, 132))
 _TEXT = (0, *(5 * i + j for i in range(25) for j in (1, 3, 5)), 132, 133)
 FEATURE_SETS = {"anchor-url": _ANCHOR_URL, "text": _TEXT, "both": _ANCHOR_URL + _TEXT}
-_CHUNK = 8192  # rows held in float64 at a time
-_NUMBERS = 2**25  # and their numbers, where rows are very long
-_DERIVED = 1  # version of how a pool is made; another number and no cached pool is found again
+_CHUNK = 8192  # rows held in float64 at a time,
+_NUMBERS = 2**25  # and at most so many numbers, where rows are very long
+_DERIVED = 1  # version of the pool's making; a new number invalidates all cached pools
 
 
 @dataclass(frozen=True, eq=False)
 class _Derived:
-    """A pool before its queries are dealt to silos."""
+    """A pool before its queries are divided among silos."""
 
     values: np.ndarray
     means: np.ndarray
@@ -65,7 +66,7 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """What a pool is besides its values and means."""
+    """The parts of a pool beside its values and means."""
 
     theta: np.ndarray
     notes: tuple[str, ...]
@@ -80,30 +81,44 @@ def letor_pool(
     theta_penalty: float = 1.0,
     reward_range: tuple[float, float] | None = None,
 ) -> Pool:
-    """Pool of the queries in a LETOR file or folder, dealt to silos in equal contiguous blocks.
+    """Make the pool of a LETOR file or folder, its queries in equal contiguous blocks by silo.
 
-    Args:
-        path: a file (.txt, .gz) or a folder, as read_letor takes it.
-        silos: M; the first queries % M silos own one query more.
-        features: "anchor-url" (57 columns), "text" (78), "both" (135, the intercept twice), "all"
-            (the intercept and every feature of the file) or a list of column numbers. Column 0 is
-            an intercept of value 0.01, column j is feature j of the file.
-        scaling: "column" divides each column by its largest absolute value and then all rows by
-            the largest row norm, and rescales theta* inversely, so that the model stays linear;
-            mean rewards are then moved to reward_range by an affine map, which the coordinate of
-            theta* at a constant column (the intercept) absorbs. "row" is the published code's:
-            each row gets norm 1, mean rewards stay <raw row, theta*>, and no theta* is linear in
-            what the learner sees.
-        theta_penalty: the penalty of the lasso of relevance on the raw columns, without intercept
-            and with at most 10 000 iterations.
-        reward_range: the least and the largest mean reward under "column", (0, 1) if None; must
-            be None under "row".
+    Every row has norm at most 1, also when it is computed in float32. The first call needs
+    scikit-learn; the result is cached beside the parsed file as memory-mapped arrays.
 
-    Every row has norm at most 1, also when it is computed in float32. Needs scikit-learn the first
-    time; the result is cached beside the parsed file as memory-mapped arrays.
+    Parameters
+    ----------
+    path : path-like
+        A file (.txt, .gz) or a folder, see ``read_letor``.
+    silos : int
+        M; the first queries % M silos own one query more.
+    features : str or sequence of int
+        "anchor-url" (57 columns), "text" (78), "both" (135, the intercept twice), "all" (the
+        intercept and every feature of the file) or a list of column numbers. Column 0 is an
+        intercept of value 0.01, column j is feature j of the file.
+    scaling : {"column", "row"}
+        "column" divides each column by its largest absolute value and then all rows by the
+        largest row norm, and rescales theta* inversely, so that the model stays linear; mean
+        rewards are then moved to reward_range by an affine map, which the coordinate of theta* at
+        a constant column (the intercept) absorbs. "row" is that of the published code: each row
+        gets norm 1, mean rewards stay <raw row, theta*>, and no theta* is linear in what the
+        learner sees.
+    theta_penalty : float
+        Penalty of the lasso of relevance on the raw columns, without intercept and with at most
+        10 000 iterations.
+    reward_range : (float, float), optional
+        Least and largest mean reward under "column", (0, 1) by default; must be None under "row".
 
-    Raises InputError for bad files and options, for columns the file does not have, for fewer
-    queries than silos, and when the lasso leaves nothing to learn (theta* = 0).
+    Returns
+    -------
+    Pool
+        The pool.
+
+    Raises
+    ------
+    InputError
+        For bad files and options, columns that the file does not have, fewer queries than silos,
+        and if the lasso leaves nothing to learn (theta* = 0).
     """
     silos = integer("silos", silos, at_least=1)
     scaling = choice("scaling", scaling, ("column", "row"))
@@ -149,7 +164,7 @@ def letor_pool(
 
 
 def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
-    """Column numbers of a feature set; None for all of them."""
+    """Return the column numbers of a feature set; None for all."""
     if isinstance(features, str):
         if features == "all":
             return None
@@ -174,7 +189,7 @@ def _columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
 def _reward_range(
     reward_range: tuple[float, float] | None, scaling: str
 ) -> tuple[float, float] | None:
-    """The checked range of mean rewards; None where they stay as they are."""
+    """Return the checked range of mean rewards; None where they stay as they are."""
     if scaling == "row":
         if reward_range is not None:
             raise InputError(
@@ -189,11 +204,8 @@ def _reward_range(
     return (low, number("reward_range", reward_range[1], above=low))
 
 
-# ---- making ----------------------------------------------------------------------------------
-
-
 def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
-    """The derived pool, from the cache beside the parsed rows when it is there."""
+    """Return the derived pool, from the cache beside the parsed rows if it is there."""
     if letor.folder is None:
         return _derive(letor, options, path, None)
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
@@ -202,6 +214,7 @@ def _cached(letor: LetorRows, options: dict[str, Any], path: str) -> _Derived:
 
 
 def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived | None:
+    """Return a cached pool, or None if the folder does not hold all of it."""
     meta = load_meta(folder)
     if meta is None:
         return None
@@ -216,7 +229,7 @@ def _load(letor: LetorRows, options: dict[str, Any], folder: Path) -> _Derived |
 
 
 def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path | None) -> _Derived:
-    """Features, means and model: written to folder, or kept in memory where there is none."""
+    """Make features, means and model, in the cache folder, or in memory where there is none."""
     columns = np.array(options["columns"])
     theta, largest, notes = _fit(letor, columns, options["theta_penalty"])
     if not theta.any():
@@ -225,21 +238,21 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
             "makes every coefficient 0, so all actions would have the same mean reward"
         )
 
-    def make(kept: Kept) -> _Model:
+    def make(storage: PoolStorage) -> _Model:
         if options["scaling"] == "column":
             span = options["reward_range"]
-            made = _by_column(letor, columns, theta, largest, span, path, kept)
+            made = _by_column(letor, columns, theta, largest, span, path, storage)
         else:
-            made = _by_row(letor, columns, theta, kept)
+            made = _by_row(letor, columns, theta, storage)
         return replace(made, notes=(*notes, *made.notes))
 
     too_large, stays = f"the pool of {path} is larger than memory", ""
     if folder is not None:
         try:
             with fresh_folder(folder) as temporary:
-                with closing(OnDisk(temporary)) as kept:
-                    made = make(kept)
-                    kept.finish()
+                with closing(FileStorage(temporary)) as storage:
+                    made = make(storage)
+                    storage.finish()
                 np.save(temporary / "theta.npy", made.theta)
                 meta = {"format": FORMAT, **options, "notes": made.notes, "linear": made.linear}
                 write_meta(temporary, meta)
@@ -256,13 +269,13 @@ def _derive(letor: LetorRows, options: dict[str, Any], path: str, folder: Path |
         raise InputError(too_large)
     if stays:
         warnings.warn(stays, stacklevel=4)
-    held = InMemory(rows, len(columns))
+    held = ArrayStorage(rows, len(columns))
     made = make(held)
     return _Derived(held.values, held.means, made.theta, made.notes, made.linear)
 
 
 def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(first query, last query + 1, raw rows float64) in chunks of whole queries."""
+    """Yield (first query, last query + 1, raw rows in float64) in chunks of whole queries."""
     starts = np.asarray(letor.starts)
     position = np.flatnonzero(columns)
     queries = len(starts) - 1
@@ -281,11 +294,11 @@ def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, n
 
 @contextmanager
 def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
-    """Rows first .. last - 1, in memory of their own where they lie in a file."""
+    """Give a function that reads rows first .. last - 1, into new memory if they are in a file."""
     if letor.folder is None:
         yield lambda first, last: letor.features[first:last]
         return
-    stored = Stored(letor.folder / "features.npy")
+    stored = StoredArray(letor.folder / "features.npy")
     try:
         yield stored.part
     finally:
@@ -295,7 +308,7 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
 def _fit(
     letor: LetorRows, columns: np.ndarray, penalty: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """theta* on the raw columns, the largest absolute value of each, and notes.
+    """Fit theta* on the raw columns; return it, each column's largest absolute value, and notes.
 
     The lasso sees X and y only through inner products, and an orthogonal map keeps those. So it is
     solved on the triangular factor R of [X | y] = Q R, found chunk by chunk: d + 1 rows in place of
@@ -335,9 +348,9 @@ def _by_column(
     largest: np.ndarray,
     span: tuple[float, float],
     path: str,
-    kept: Kept,
+    storage: PoolStorage,
 ) -> _Model:
-    """Columns by their largest value, rows by the largest norm: an exactly linear model."""
+    """Scale columns by their largest value and rows by the largest norm: the model stays linear."""
     scale = np.where(largest > 0, largest, 1.0)
     norm = max(float(_norms(raw / scale).max()) for _, _, raw in _chunks(letor, columns))
     scale *= norm / _below_one(len(columns))
@@ -349,8 +362,8 @@ def _by_column(
         np.minimum(low, rows.min(axis=0), out=low)
         np.maximum(high, rows.max(axis=0), out=high)
         # From the rounded rows, so that the model is linear in what the learner sees.
-        kept.add(_flat(rows, letor, first, last), rows.astype(np.float64) @ model)
-    least, most = kept.least, kept.most
+        storage.add(_flat(rows, letor, first, last), rows.astype(np.float64) @ model)
+    least, most = storage.min_mean, storage.max_mean
     if not most > least:
         raise InputError(
             f"features must tell the actions of {path} apart, but all of them have the same mean "
@@ -358,7 +371,7 @@ def _by_column(
         )
     slope = (span[1] - span[0]) / (most - least)
     shift = span[0] - slope * least
-    kept.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
+    storage.change_means(lambda means: np.clip(slope * means + shift, span[0], span[1]))
     model *= slope
     constant = np.where(low == high, low, np.float32(0)).astype(np.float64)
     absorbed = bool(constant.any())
@@ -382,24 +395,26 @@ def _by_column(
     return _Model(model, notes, absorbed or shift == 0.0)
 
 
-def _by_row(letor: LetorRows, columns: np.ndarray, theta: np.ndarray, kept: Kept) -> _Model:
-    """The published code's scaling: unit rows, rewards from the raw rows."""
+def _by_row(
+    letor: LetorRows, columns: np.ndarray, theta: np.ndarray, storage: PoolStorage
+) -> _Model:
+    """Scale as the published code does: unit rows, rewards from the raw rows."""
     for first, last, raw in _chunks(letor, columns):
         norms = _norms(raw)
         norms[norms == 0] = 1.0
         unit = raw * (_below_one(len(columns)) / norms)[:, None]
-        kept.add(_flat(unit.astype(np.float32), letor, first, last), raw @ theta)
+        storage.add(_flat(unit.astype(np.float32), letor, first, last), raw @ theta)
     notes = (
         "theta* was computed from the data and is taken as public",
         "rows have norm 1 while mean rewards are <raw row, theta*>, so the mean is not linear in "
         "what the learner sees and no radius is proven",
-        f"mean rewards lie in [{kept.least:.4g}, {kept.most:.4g}]",
+        f"mean rewards lie in [{storage.min_mean:.4g}, {storage.max_mean:.4g}]",
     )
     return _Model(theta, notes, False)
 
 
 def _flat(rows: np.ndarray, letor: LetorRows, first: int, last: int) -> np.ndarray:
-    """The feature-major blocks of queries first .. last, one after the other."""
+    """Return the feature-major blocks of queries first .. last, one after the other."""
     starts = np.asarray(letor.starts[first : last + 1])
     return np.concatenate(list(feature_major(rows, starts - starts[0])))
 
@@ -409,21 +424,34 @@ def _norms(rows: np.ndarray) -> np.ndarray:
 
 
 def _below_one(dimension: int) -> float:
-    """A norm so little below 1 that rounding to float32 and summing d squares stays at most 1."""
+    """Return a norm just below 1: rounded to float32, a sum of d squares then stays at most 1."""
     return 1.0 - (dimension + 4) * 2.0**-24
 
 
-# ---- Learning to rank as a bandit: queries are contexts, their documents the actions -------------
+# ---- The environment -----------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Letor(PoolEnvironment):
-    """LETOR files (MSLR-WEB10K, WEB30K, LETOR 4.0), their queries dealt to silos in equal blocks.
+    """LETOR files (MSLR-WEB10K, WEB30K, LETOR 4.0), queries in equal contiguous blocks by silo.
 
-    ``path`` is a file (.txt, .gz) or a folder of them. ``features``: "anchor-url" (57 columns),
-    "text" (78), "both" (135), "all", or a list of column numbers. ``scaling``: "column" keeps
-    the model exactly linear; "row" is the published code's. theta* is the lasso of relevance on
-    the chosen columns. Source: zhou-chowdhury-2024, Section 6.
+    theta* is the lasso of relevance on the chosen columns. Source: zhou-chowdhury-2024, Section 6.
+
+    Parameters
+    ----------
+    path : path-like
+        A file (.txt, .gz) or a folder of them.
+    features : str or sequence of int
+        "anchor-url" (57 columns), "text" (78), "both" (135), "all", or a list of column numbers.
+    scaling : {"column", "row"}
+        "column" keeps the model exactly linear; "row" is that of the published code.
+    sampling, reward
+        See ``PoolEnvironment``.
+
+    Raises
+    ------
+    InputError
+        For bad options and missing files.
     """
 
     path: str
@@ -439,33 +467,31 @@ class Letor(PoolEnvironment):
             raise InputError(f"path must be an existing file or folder, got {self.path!r}")
 
     def load(self, silos: int | None) -> Pool:
-
+        """Make the pool, its queries divided among M silos."""
         if silos is None:
             raise InputError('silos is required for the environment "letor"')
         return letor_pool(self.path, silos, self.features, self.scaling)
 
     def declared_rewards(self) -> tuple[float, float] | None:
-        """With columns scaled, mean rewards are moved to [0, 1]; raw rows have no bound."""
+        """Return [0, 1] for scaled columns; the rewards of raw rows have no bound."""
         return (0.0, 1.0) if self.scaling == "column" else None
 
     def record_multiplicity(self) -> int:
-        """The most runs of rows that share one query identifier: they may be one query."""
-        from fastfed.environments.letor_files import read_letor
-
+        """Return the most runs of rows that share a query identifier: they may be one query."""
         _, counts = np.unique(read_letor(self.path).qids, return_counts=True)
         return int(counts.max())
 
     def describe(self) -> dict[str, Any]:
-        from fastfed.environments.letor_files import read_letor
-
+        """Return plain data that identify the environment."""
         return {
             "kind": self.kind,
-            # What was read, not where it lay: a moved folder is still the same data.
+            # Checksums, not paths: a moved folder is still the same data.
             "sources": list(read_letor(self.path).checksums),
             "features": self.features,
             "scaling": self.scaling,
             "sampling": self.sampling,
-            # Before, the range of the rewards of rows was read from them, and the radius with it.
+            # Older versions read the range of the rewards of rows from the data, and so the radius:
+            # this key tells their results apart.
             **({"reward_range": None} if self.scaling == "row" else {}),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }

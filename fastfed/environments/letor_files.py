@@ -1,7 +1,7 @@
-"""LETOR files to arrays, parsed once: sources, and what of them is in the cache.
+"""LETOR files as arrays, parsed once: their sources and their cache.
 
-What was parsed is kept as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
-the user's cache folder of the platform), found again by path, size and time stamp of the sources.
+Parsed files are stored as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
+the user's cache folder of the platform), under path, size and time stamp of the sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastfed._validate import InputError, integer
 from fastfed.environments.letor_parse import MAX_FEATURES, Parts, parse
 from fastfed.environments.storage import (
     FORMAT,
-    GrowingArray,
+    GrowableArray,
     cache_folder,
     fresh_folder,
     load_array,
@@ -35,19 +35,29 @@ from fastfed.environments.storage import (
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")
 
+# ---- Reading -------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, eq=False)
 class LetorRows:
-    """Parsed LETOR rows; queries are contiguous runs of one qid inside one file.
+    """Parsed LETOR rows; a query is a contiguous run of one qid inside one file.
 
-    Attributes:
-        features: float32 (n, features), column j holding feature j + 1; absent features are 0.
-        relevance: int32 (n,).
-        starts: int64 (queries + 1,), the first row of each query, and n.
-        qids: int64 (queries,).
-        sources: the files, in the order of their rows.
-        checksums: the SHA-256 of each of them, in hexadecimal.
-        folder: where the arrays are cached, or None when they are only in memory.
+    Parameters
+    ----------
+    features : ndarray of float32, shape (n, features)
+        Column j holds feature j + 1; absent features are 0.
+    relevance : ndarray of int32, shape (n,)
+        Relevance labels.
+    starts : ndarray of int64, shape (queries + 1,)
+        First row of each query, and n.
+    qids : ndarray of int64, shape (queries,)
+        Query identifiers.
+    sources : tuple of str
+        The files, in the order of their rows.
+    checksums : tuple of str
+        SHA-256 of each file, in hexadecimal.
+    folder : Path or None
+        Cache folder of the arrays, or None if they are only in memory.
     """
 
     features: np.ndarray
@@ -74,7 +84,7 @@ class CachedEntry:
 
 @dataclass(frozen=True)
 class _Stamp:
-    """What tells one version of a source from another without reading it."""
+    """Name, size and time stamp of a source, which tell its versions apart without reading it."""
 
     name: str
     size: int
@@ -82,11 +92,25 @@ class _Stamp:
 
 
 def read_letor(path: str | os.PathLike[str], features: int | None = None) -> LetorRows:
-    """Rows of a LETOR file (.txt, .gz) or of a folder of them, from the cache when it has them.
+    """Read a LETOR file (.txt, .gz) or a folder of them, from the cache if it has them.
 
-    A folder is read as its train, vali and test files (.txt or .txt.gz), or when it has none of
-    them as all its .txt and .txt.gz files, sorted by name. features, if given, is the largest
-    feature index allowed. Raises InputError naming file and line for what is not LETOR text.
+    Parameters
+    ----------
+    path : path-like
+        A file, or a folder: its train, vali and test files (.txt or .txt.gz), or if it has none of
+        these all its .txt and .txt.gz files, sorted by name.
+    features : int, optional
+        Largest feature index allowed.
+
+    Returns
+    -------
+    LetorRows
+        The rows.
+
+    Raises
+    ------
+    InputError
+        Naming file and line for what is not LETOR text, and for missing files.
     """
     if features is not None:
         features = integer("features", features, at_least=1, at_most=MAX_FEATURES)
@@ -115,15 +139,15 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
     """Parse sources into a cache folder, block by block; OSError where it cannot be written."""
     with fresh_folder(folder) as temporary, ExitStack() as stack:
 
-        def growing(name: str, dtype: Any, table: bool = False) -> GrowingArray:
+        def growable(name: str, dtype: Any, table: bool = False) -> GrowableArray:
             path = temporary / f"{name}.npy"
-            return stack.enter_context(closing(GrowingArray(path, dtype, table=table)))
+            return stack.enter_context(closing(GrowableArray(path, dtype, table=table)))
 
         parts = Parts(
-            features=growing("features", np.float32, table=True),
-            relevance=growing("relevance", np.int32),
-            starts=growing("starts", np.int64),
-            qids=growing("qids", np.int64),
+            features=growable("features", np.float32, table=True),
+            relevance=growable("relevance", np.int32),
+            starts=growable("starts", np.int64),
+            qids=growable("qids", np.int64),
         )
         digests = parse(sources, limit, parts)
         _check_unchanged(sources, stamps)
@@ -144,9 +168,9 @@ def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], l
 
 
 def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large: str) -> LetorRows:
-    """The same without a cache; InputError ``too_large`` where memory does not hold them."""
+    """Parse sources in memory; InputError with the text ``too_large`` where it is too small."""
     most = available()
-    blocks = _Held(most, too_large)
+    blocks = _BoundedBlocks(most, too_large)
     parts = Parts(blocks, [], [], [])
     digests = parse(sources, limit, parts)
     _check_unchanged(sources, stamps)
@@ -164,14 +188,15 @@ def _in_memory(sources: list[Path], stamps: list[_Stamp], limit: int, too_large:
     return LetorRows(table, relevance, starts, qids, names, tuple(digests), None)
 
 
-class _Held(list[np.ndarray]):
-    """Blocks in memory, as many as it has room for."""
+class _BoundedBlocks(list[np.ndarray]):
+    """A list of arrays that raises InputError beyond a number of bytes."""
 
     def __init__(self, most: int | None, too_large: str) -> None:
         super().__init__()
         self._most, self._too_large, self._bytes = most, too_large, 0
 
     def append(self, block: np.ndarray) -> None:
+        """Append a block; InputError if all together take more memory than there is."""
         super().append(block)
         self._bytes += block.nbytes
         if self._most is not None and self._bytes > self._most:
@@ -179,13 +204,14 @@ class _Held(list[np.ndarray]):
 
 
 def _check_unchanged(sources: list[Path], stamps: list[_Stamp]) -> None:
+    """Raise InputError if a source changed while it was read."""
     for source, stamp in zip(sources, stamps, strict=True):
         if _stamp(source) != stamp:
             raise InputError(f"{source} changed while it was being read: start again")
 
 
 def source_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The files read_letor would read for path, in order; InputError when there is none."""
+    """Return the files that ``read_letor`` reads for path, in order; InputError if none."""
     root = Path(path)
     if os.path.isfile(root):
         return [root]
@@ -208,11 +234,11 @@ def source_files(path: str | os.PathLike[str]) -> list[Path]:
     return chosen
 
 
-# ---- cache -----------------------------------------------------------------------------------
+# ---- The cache -----------------------------------------------------------------------------------
 
 
 def cached_sources() -> list[CachedEntry]:
-    """What the cache holds, sorted by path; damaged entries are left out."""
+    """Return the entries of the cache, sorted by path; damaged ones are left out."""
     entries = []
     for folder, meta in _entries():
         size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
@@ -231,11 +257,14 @@ def cached_sources() -> list[CachedEntry]:
 
 
 def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
-    """(source, ok, message) for each source of path, by reading it and comparing checksums.
+    """Compare the sources of a path with the checksums in the cache, by reading them.
 
-    ok is False when the bytes of a source are not those the cache was made from, whether its time
-    stamp tells so or not, or when the source is gone. A source that was never cached is ok: there
-    is nothing to compare it with.
+    Returns
+    -------
+    list of (str, bool, str)
+        For each source its name, ok and a message. ok is False if its bytes are not those that the
+        cache was made from, even where its time stamp is the same, or if the source is missing. A
+        source that was never cached is ok, as there is nothing to compare it with.
     """
     resolved = str(Path(path).resolve())
     known: dict[str, list[dict[str, Any]]] = {}
@@ -251,7 +280,7 @@ def verify(path: str | os.PathLike[str]) -> list[tuple[str, bool, str]]:
 
 
 def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
-    """(ok, message) for one source against its cached checksums."""
+    """Return (ok, message) for one source against its cached checksums."""
     try:
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -276,7 +305,7 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 
 
 def _load(folder: Path) -> LetorRows | None:
-    """The parsed rows in a cache folder, or None when it does not hold all of them."""
+    """Return the parsed rows in a cache folder, or None if it does not hold all of them."""
     meta = load_meta(folder)
     if meta is None:
         return None
@@ -294,13 +323,13 @@ def _load(folder: Path) -> LetorRows | None:
 
 
 def _entry_folder(stamps: list[_Stamp]) -> Path:
-    """Cache folder of these versions of these sources."""
+    """Return the cache folder of these versions of these sources."""
     text = json.dumps([FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]])
     return cache_folder() / "letor" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _entries() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every readable entry of the cache."""
+    """Yield folder and meta.json of every readable entry of the cache."""
     root = cache_folder() / "letor"
     if root.is_dir():
         for folder in sorted(root.iterdir()):
@@ -310,13 +339,14 @@ def _entries() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _drop_older(folder: Path, names: list[str]) -> None:
-    """Remove entries made from earlier versions of the same sources: nothing finds them again."""
+    """Remove entries of earlier versions of the same sources, which are never found again."""
     for other, meta in _entries():
         if other != folder and [source["name"] for source in meta["sources"]] == names:
             shutil.rmtree(other, ignore_errors=True)
 
 
 def _stamp(source: Path) -> _Stamp:
+    """Return the stamp of a source; InputError if it cannot be read."""
     try:
         found = source.stat()
     except OSError as error:

@@ -1,4 +1,10 @@
-"""Parsing of LETOR text, line by line and block by block."""
+"""Parsing of LETOR text: ``relevance qid:N 1:v 2:v ... [# comment]``, one row a line.
+
+A vectorised parser reads plain lines, a whole block of bytes at a time. A block with anything
+unusual (exponents, unordered features, an error) goes to an exact line-by-line parser, which reads
+it or names file and line. Both give the same numbers: a decimal of at most 15 digits is an integer
+below 2^53 over a power of ten up to 10^22, and that division is correctly rounded.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +23,11 @@ import numpy as np
 
 from fastfed._validate import InputError, show
 
-# ---- One LETOR line after another: ``relevance qid:N 1:v 2:v ... [# comment]`` -------------------
-# A plain line is read by a vectorised parser, a whole block of bytes at a time. A block holding
-# anything unusual (exponents, unordered features, an error) goes to an exact line-by-line parser,
-# which either reads it or names the file and the line. Both give the same numbers: a decimal of at
-# most 15 digits is an integer below 2^53 over a power of ten up to 10^22, and that division is
-# correctly rounded.
-
-
 MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
 
-#: Entries of the table of one block of more than a line: a few wide lines among many short ones.
-MOST_ENTRIES = 2**24
+#: Entries that the table of one block may have, unless it is a single line: a few wide lines among
+#: many short ones would make it huge.
+MAX_ENTRIES = 2**24
 
 _WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -37,6 +36,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 _LARGEST_WHOLE = 2**31 - 1
 _ZERO = np.uint8(ord("0"))
 _POWERS = np.power(10.0, np.arange(16))  # exact: 10^k is a double up to k = 22
+
+
+# ---- Parsing one block ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +51,13 @@ class Rows:
 
 
 class TooWide(Exception):
-    """A block whose table would be too large: parse fewer of its lines at once."""
+    """Raised for a block whose table would be too large: parse fewer of its lines at once."""
 
 
 def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
-    """Rows of whole lines, vectorised; None when a line is anything but plain LETOR text.
+    """Parse whole lines at once; None if a line is anything but plain LETOR text.
 
-    Plain means: every line is digits, a blank, ``qid:`` and digits, then pairs ``digits:decimal``
+    In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``digits:decimal``
     with growing indices and at most 15 digits in a value. Comments are dropped first.
     """
     if b"#" in block:
@@ -63,7 +65,7 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
     text = np.frombuffer(b"\n" * 16 + block, dtype=np.uint8)
     digit = text - _ZERO
     is_digit = digit < 10
-    # Every byte that is no digit is a mark; numbers are the gaps between marks.
+    # Every byte that is not a digit is a mark; numbers are the gaps between marks.
     at = np.flatnonzero(~is_digit)[15:]
     kind = text.take(at)
     gap = np.zeros(len(at), dtype=np.int32)  # digits between the mark before and this one
@@ -88,8 +90,8 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
     blank = (kind == ord(" ")) | (kind == ord("\n")) | (kind == ord("\r")) | (kind == ord("\t"))
     filled = gap > 0
     before, after = slice(None, -1), slice(1, None)
-    # What may follow what, and where digits must or must not stand: nothing escapes, since each
-    # mark is of one of the four kinds and each gap lies between two marks.
+    # Allowed successions of marks, and where digits must or must not be. This is exhaustive: each
+    # mark is of one of the four kinds, and each gap lies between two marks.
     wrong = ~(blank | colon | point | minus)
     wrong[after] |= colon[after] & ~(blank[before] & filled[after])
     wrong[after] |= point[after] & ~(colon[before] | minus[before])
@@ -121,23 +123,23 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
 
 
 def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
-    """Rows of whole lines, one by one, exactly; InputError says ``name:line`` and what is wrong."""
+    """Parse whole lines one by one, exactly; InputError says ``name:line`` and the fault."""
     relevance: list[int] = []
     qids: list[int] = []
     pairs: list[dict[int, float]] = []
     for number, text in enumerate(block.split(b"\n"), start=line):
-        words = text.split(b"#", 1)[0].split()
-        if not words:
+        tokens = text.split(b"#", 1)[0].split()
+        if not tokens:
             continue
         where = f"{name}:{number}"
-        relevance.append(_whole(words[0], where, "relevance", 31))
-        if len(words) < 2 or not words[1].startswith(b"qid:"):
-            found = _text(words[1]) if len(words) > 1 else "the end of the line"
+        relevance.append(_whole(tokens[0], where, "relevance", 31))
+        if len(tokens) < 2 or not tokens[1].startswith(b"qid:"):
+            found = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
             raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
-        qids.append(_whole(words[1][4:], where, "qid", 63))
-        pairs.append(_pairs(words[2:], where, limit))
+        qids.append(_whole(tokens[1][4:], where, "qid", 63))
+        pairs.append(_pairs(tokens[2:], where, limit))
     width = max((max(row, default=0) for row in pairs), default=0)
-    if len(pairs) > 1 and len(pairs) * width > MOST_ENTRIES:
+    if len(pairs) > 1 and len(pairs) * width > MAX_ENTRIES:
         raise TooWide
     values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
     for row, found_pairs in enumerate(pairs):
@@ -146,13 +148,13 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
     return Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
 
 
-def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
-    """The pairs index:value of one line."""
+def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
+    """Return the pairs index:value of one line."""
     result: dict[int, float] = {}
-    for word in words:
-        left, colon, right = word.partition(b":")
+    for token in tokens:
+        left, colon, right = token.partition(b":")
         if not (colon and left.isdigit()):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
         index = int(left.lstrip(b"0")[:20] or b"0")
         if not 1 <= index <= limit:
             raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
@@ -161,7 +163,7 @@ def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
         if _NOT_FINITE.fullmatch(right):
             raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
         if not _DECIMAL.fullmatch(right):
-            raise InputError(f"{where}: expected a pair index:value, got {_text(word)}")
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
         value = float(right)
         if abs(value) > _LARGEST:
             raise InputError(
@@ -172,24 +174,24 @@ def _pairs(words: list[bytes], where: str, limit: int) -> dict[int, float]:
     return result
 
 
-def _whole(word: bytes, where: str, name: str, bits: int) -> int:
-    """A whole number written as an integer (2) or as one with an empty fraction (2.0)."""
-    if _WHOLE.fullmatch(word) and len(word) <= 40:
-        value = int(word.split(b".")[0])
+def _whole(token: bytes, where: str, name: str, bits: int) -> int:
+    """Parse a whole number, written as an integer (2) or with an empty fraction (2.0)."""
+    if _WHOLE.fullmatch(token) and len(token) <= 40:
+        value = int(token.split(b".")[0])
         if -(2**bits) <= value < 2**bits:
             return value
-    raise InputError(f"{where}: {name} must be a whole number, got {_text(word)}")
+    raise InputError(f"{where}: {name} must be a whole number, got {_text(token)}")
 
 
-def _text(word: bytes) -> str:
-    """Bytes of a file as they should appear in a message."""
-    return show(word.decode("utf-8", errors="replace"), 40)
+def _text(token: bytes) -> str:
+    """Return bytes of a file as text for a message."""
+    return show(token.decode("utf-8", errors="replace"), 40)
 
 
 def _four_digits(digit: np.ndarray, is_digit: np.ndarray) -> np.ndarray:
-    """uint16: at each byte, the number made of the up to four digits that end there.
+    """Return, at each byte, the number of the up to four digits that end there, as uint16.
 
-    digit is byte - 48 and is overwritten; is_digit (uint8) tells the digits. Computed at every
+    digit is byte - 48 and is overwritten; is_digit (uint8) marks the digits. Computed at every
     byte, since plain passes over memory cost far less than one gathered load per digit.
     """
     digit *= is_digit
@@ -204,7 +206,7 @@ def _four_digits(digit: np.ndarray, is_digit: np.ndarray) -> np.ndarray:
 
 
 def _numbers(four: np.ndarray, at: np.ndarray, gap: np.ndarray) -> np.ndarray:
-    """float64: the number in the gap before each mark, exact up to 15 digits; 0 in no gap."""
+    """Return the number in the gap before each mark, exact up to 15 digits; 0 for an empty gap."""
     last = at - 1
     result = four.take(last).astype(np.float64)
     longer = np.flatnonzero(gap > 4)
@@ -220,7 +222,7 @@ def _numbers(four: np.ndarray, at: np.ndarray, gap: np.ndarray) -> np.ndarray:
 def _table(
     index: np.ndarray, value: np.ndarray, pairs: np.ndarray, limit: int
 ) -> np.ndarray | None:
-    """float32 (lines, largest index) from the pairs of all lines; None unless indices grow."""
+    """Return float32 (lines, largest index) of the pairs of all lines; None unless indices grow."""
     lines, width = len(pairs), int(index.max())
     if index.min() < 1 or width > limit:
         return None
@@ -232,23 +234,22 @@ def _table(
     row = np.repeat(np.arange(lines), pairs)
     if ((np.diff(index) <= 0) & (row[1:] == row[:-1])).any():
         return None
-    if lines > 1 and lines * width > MOST_ENTRIES:
+    if lines > 1 and lines * width > MAX_ENTRIES:
         raise TooWide
     table = np.zeros((lines, width), dtype=np.float32)
     table[row, index - 1] = value
     return table
 
 
-# ---- LETOR files to rows, block by block: no more of a file than a block is held at once ---------
+# ---- Parsing files, block by block ---------------------------------------------------------------
 
-
-_BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then stay near the cache
+_BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then fit the cache
 _LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What parsed rows are added to, block by block: lists of arrays, or arrays that grow."""
+    """Destinations of parsed rows, which are appended block by block: lists or growable arrays."""
 
     features: Any
     relevance: Any
@@ -257,9 +258,9 @@ class Parts:
 
 
 def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
-    """Add all rows to ``parts``, and return the SHA-256 of each source.
+    """Append the rows of all sources to ``parts``, and return the SHA-256 of each source.
 
-    ``limit`` is the largest feature index allowed. No more than a block of a file is held at once.
+    ``limit`` is the largest feature index allowed. Memory holds one block of a file at a time.
     """
     digests: list[str] = []
     count = 0
@@ -289,7 +290,7 @@ def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
 
 
 def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
-    """Rows of whole lines, in as many parts as it takes to keep each table small."""
+    """Yield the rows of whole lines, in as many parts as keep each table small."""
     try:
         rows = parse_block(block, limit)
         if rows is None:
@@ -305,7 +306,7 @@ def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
 
 
 class _HashingFile(io.RawIOBase):
-    """A file that feeds every byte read from it to a digest, in a thread beside the parser."""
+    """A file that feeds every byte read from it to a digest, in a second thread."""
 
     def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
         self._file = file
@@ -314,9 +315,11 @@ class _HashingFile(io.RawIOBase):
         self._last: Future[None] | None = None
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, while the thread hashes the block before."""
         data = self._file.read(len(buffer))
         if self._last is not None:
             self._last.result()  # one block ahead at most, whatever the size of the file
@@ -326,9 +329,9 @@ class _HashingFile(io.RawIOBase):
 
 
 def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
-    """Whole lines of source, about _BLOCK bytes at a time, with the number of the first line.
+    """Yield whole lines, about _BLOCK bytes at a time, with the number of their first line.
 
-    When the last block has been taken, digest has seen every byte of the file.
+    After the last block, digest has seen every byte of the file.
     """
     try:
         # Leaving the outer context waits for the digest.

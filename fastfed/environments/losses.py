@@ -1,4 +1,4 @@
-"""Losses of experts: stochastic, by gradient, oblivious, realizable, and behind lower bounds."""
+"""Adversaries: losses of experts, stochastic, by gradient, oblivious, realizable, worst-case."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastfed._kernels import losses as native
+from fastfed._kernels import losses as loss_kernels
 from fastfed._validate import InputError, array, boolean, choice, integer, number
 from fastfed.environments.base import (
     COMMON,
     Adversary,
     LossSpec,
-    better_expert,
+    best_expert,
     chances,
-    check_countable,
+    check_exact_sums,
     check_experts,
     check_means,
     check_multiplicity,
@@ -26,21 +26,33 @@ from fastfed.environments.base import (
 )
 from fastfed.environments.python import fingerprint, user_function
 
-# ---- Losses of one law: coins of which one expert's falls badly less often -----------------------
+# ---- Stochastic losses ---------------------------------------------------------------------------
 
-
-#: A row g in {0, 1}^d stands for <g, x>, or for <g, x>^2 / 2.
+#: A row g in {0, 1}^d is the loss <g, x>, or <g, x>^2 / 2.
 SHAPES = ("linear", "quadratic")
 
 
 @dataclass(kw_only=True)
 class StochasticLosses:
-    """The stochastic adversary (gao-2024, Section 2.2): independent losses of one law.
+    """The stochastic adversary (gao-2024, Section 2.2): independent losses of one distribution.
 
-    Every client meets in every round g in {0, 1}^d, independent coins of chance ``mean``, but for
-    one expert's ``mean - gap``; which one it is differs between replicates. ``loss``: "linear",
-    <g, x>, or "quadratic", <g, x>^2 / 2, which is convex, 1-Lipschitz and 1-smooth in the L1 norm.
-    Regret is pseudo-regret, against the best point of the simplex in expectation.
+    Every client meets in every round g in {0, 1}^d, independent coins of probability ``mean``, but
+    ``mean - gap`` for one expert, another one in each replicate. Regret is pseudo-regret, against
+    the best point of the simplex in expectation.
+
+    Parameters
+    ----------
+    experts : int
+        d.
+    mean, gap : float
+        Probabilities of the coins; 0 <= gap <= mean <= 1.
+    loss : {"linear", "quadratic"}
+        <g, x>, or <g, x>^2 / 2, which is convex, 1-Lipschitz and 1-smooth in the L1 norm.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
 
     experts: int
@@ -55,10 +67,12 @@ class StochasticLosses:
         choice("loss", self.loss, SHAPES)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        """Return the promises for M silos and T rounds."""
+        check_exact_sums(silos, horizon, 1.0)
         linear = self.loss == "linear"
         return LossSpec(
             dimension=self.experts,
@@ -69,48 +83,50 @@ class StochasticLosses:
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        """Return the adversary of one replicate."""
         means = np.full(self.experts, self.mean)
-        means[better_expert(seed, replicate, self.experts)] -= self.gap
+        means[best_expert(seed, replicate, self.experts)] -= self.gap
         coins = chances(means)
-        drawn = coins / native.CHANCES
+        drawn = coins / loss_kernels.CHANCES
         quadratic = self.loss == "quadratic"
-        law = square_suboptimality if quadratic else linear_suboptimality
+        suboptimality = square_suboptimality if quadratic else linear_suboptimality
         best = square_minimum(drawn) if quadratic else float(drawn.min())
-        losses = native.Coins(seed, replicate, silos, coins, quadratic=quadratic)
-        return Adversary(losses, partial(law, drawn, best))
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, quadratic=quadratic)
+        return Adversary(losses, partial(suboptimality, drawn, best))
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)
 
 
 def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """<mu, x> - min_n mu_n."""
+    """Return <mu, x> - min_n mu_n."""
     return max(0.0, float(means @ x) - best)
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:
-    """E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2 of independent coins."""
+    """Return E <g, x>^2 / 2 = (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2 of independent coins."""
     return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
 
 
 def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """The same, less its minimum over the simplex."""
+    """Return ``square_loss`` minus its minimum over the simplex."""
     return max(0.0, square_loss(means, x) - best)
 
 
 def square_minimum(means: np.ndarray) -> float:
-    """The least value of ``square_loss`` over the simplex.
+    """Return the least value of ``square_loss`` over the simplex.
 
-    At the minimum <mu, x> mu_n + x_n mu_n (1 - mu_n) = lambda where x_n > 0, and is at least lambda
-    elsewhere. With s = <mu, x>: x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)), so the experts of
-    least mean are the ones in use, and for k of them s and lambda solve two linear equations.
+    At the minimum <mu, x> mu_n + x_n mu_n (1 - mu_n) = lambda where x_n > 0, and it is at least
+    lambda elsewhere. With s = <mu, x>: x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)), so the
+    support is the experts of least mean, and for k of them s and lambda solve two linear equations.
     """
     if means.min() == 0.0:
         return 0.0
     order = np.sort(means)
     found = [square_loss(order, np.eye(1, len(order))[0])]
     spread = order * (1.0 - order)
-    # An expert that always loses has no spread of its own: it is never better than the others.
+    # An expert that always loses has no variance; it is never better than the others.
     usable = int((spread > 0.0).sum())
     inverse = 1.0 / spread[:usable]
     ones, firsts, squares = (np.cumsum(order[:usable] ** p * inverse) for p in (0, 1, 2))
@@ -126,16 +142,21 @@ def square_minimum(means: np.ndarray) -> float:
     return min(found)
 
 
-# Any convex smooth loss of the weights, given as a function that returns loss and gradient.
+# ---- Losses given by their gradients -------------------------------------------------------------
 
 
 def gradient_signature() -> Any:
-    """The numba signature of a compiled loss, for ``@numba.cfunc(...)``.
+    """Return the numba signature of a compiled loss, for ``@numba.cfunc(...)``.
 
-    ``function(state, seed, replicate, silo, round, x, gradient) -> loss``: the loss of that round
-    at x (float64, d), its gradient written into gradient (float64, d); NaN reports a failure.
-    ``state`` points at the float64 array given as ``state``. All randomness must come from
-    (seed, replicate, silo, round).
+    The function is ``function(state, seed, replicate, silo, round, x, gradient) -> loss``. It
+    returns the loss of that round at x (float64, d) and writes its gradient into gradient (float64,
+    d); NaN reports a failure. ``state`` points at the float64 array given as ``state``. All
+    randomness must come from (seed, replicate, silo, round).
+
+    Returns
+    -------
+    numba signature
+        The signature.
     """
     from numba import types
 
@@ -147,15 +168,33 @@ def gradient_signature() -> Any:
 
 @dataclass(kw_only=True, eq=False)
 class GradientLosses:
-    """Losses of one law, convex in x, alpha-Lipschitz and beta-smooth in the L1 norm.
+    """Losses of one distribution, convex in x, alpha-Lipschitz and beta-smooth in the L1 norm.
 
-    ``function``: a ``numba.cfunc`` of ``gradient_signature()``, a plain callable
-    ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
-    Coordinates of gradients lie in [alpha - spread, alpha], ``lipschitz`` = alpha and ``spread`` (2
-    alpha unless said); clients clip them to it, and differences of gradients to what ``smoothness``
-    = beta allows, so that the noise that is scaled by these is enough. ``multiplicity``: how many
-    losses, of any clients in any rounds, one record can be behind (1). ``optimum`` (d,): the point
-    of the simplex that regret is measured against.
+    Clients clip gradients to [alpha - spread, alpha], and differences of gradients to the change
+    that beta allows, so noise that is scaled by these is enough.
+
+    Parameters
+    ----------
+    function : numba.cfunc, callable or str
+        A ``numba.cfunc`` of ``gradient_signature()``, a plain callable
+        ``(seed, replicate, silo, round, x) -> (loss, gradient (d,))``, or in a spec "module:name".
+    experts : int
+        d.
+    optimum : array_like, shape (d,)
+        The point of the simplex that regret is measured against.
+    lipschitz, smoothness : float
+        alpha and beta.
+    spread : float, optional
+        Coordinates of gradients lie in [alpha - spread, alpha]; 2 alpha by default.
+    state : array_like, optional
+        Data of a ``numba.cfunc``, passed as float64.
+    multiplicity : int
+        Losses, of any clients in any rounds, that one record can be behind.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for a function that is none or has another signature.
     """
 
     function: Any
@@ -184,13 +223,15 @@ class GradientLosses:
 
     @property
     def compiled(self) -> bool:
-        """Whether the function runs without Python."""
+        """True if the function runs without Python."""
         return hasattr(self.function, "address")
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
+        """Return the promises for M silos and T rounds."""
         return LossSpec(
             dimension=self.experts,
             lipschitz=self.lipschitz,
@@ -207,21 +248,23 @@ class GradientLosses:
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        """Return the adversary of one replicate."""
         key = seed, replicate, silos, self.experts, self.function
-        made: native.Losses
+        made: loss_kernels.Losses
         if self.compiled:
-            made = native.Compiled(*key, self.state, gradient=True)
+            made = loss_kernels.Compiled(*key, self.state, gradient=True)
         else:
-            made = native.Called(*key, self._check, gradient=True)
+            made = loss_kernels.Called(*key, self._check, gradient=True)
         return Adversary(made, optimum=self.optimum)
 
     def _check(self, result: Any) -> tuple[float, np.ndarray]:
-        """What the callable returned, checked each time: it is the user's code."""
+        """Check the result of the user's callable, at every call."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (loss, gradient)")
         return number("loss", result[0]), array("gradient", result[1], shape=(self.experts,))
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
@@ -234,18 +277,24 @@ class GradientLosses:
         }
 
 
-# ---- Losses that were fixed in advance: an array, a file, or a function of silo and round --------
+# ---- Oblivious losses ----------------------------------------------------------------------------
 
-
+#: Losses are whole multiples of this.
 UNIT = 2.0**-24
 
 
 def losses_signature() -> Any:
-    """The numba signature of compiled losses, for ``@numba.cfunc(...)``.
+    """Return the numba signature of compiled losses, for ``@numba.cfunc(...)``.
 
-    ``function(state, seed, replicate, silo, round, loss) -> status``: write d losses in [0, 1] into
-    loss (float64, d) and return 0; a negative number reports a failure. ``state`` points at the
-    float64 array given as ``state``. All randomness must come from (seed, replicate, silo, round).
+    The function is ``function(state, seed, replicate, silo, round, loss) -> status``. It writes d
+    losses in [0, 1] into loss (float64, d) and returns 0; a negative number reports a failure.
+    ``state`` points at the float64 array given as ``state``. All randomness must come from (seed,
+    replicate, silo, round).
+
+    Returns
+    -------
+    numba signature
+        The signature.
     """
     from numba import types
 
@@ -255,17 +304,36 @@ def losses_signature() -> Any:
 
 @dataclass(kw_only=True, eq=False)
 class ObliviousLosses:
-    """The oblivious adversary (gao-2024, Section 2.1): losses that do not look at what is played.
+    """The oblivious adversary (gao-2024, Section 2.1): losses that do not depend on decisions.
 
-    Either ``losses``, an array (T, d) that all clients meet or (m, T, d), or the path of such a
-    .npy file; or ``function`` with ``experts`` = d: a ``numba.cfunc`` of ``losses_signature()``, a
-    plain callable ``(seed, replicate, silo, round) -> losses (d,)``, or in a spec the text
-    "module:name". Losses are in [0, 1] and taken as whole multiples of 2^-24, so that their sums
-    are exact. ``common``: a function's losses are those of silo 0 for all. ``optimal_loss``: L*, if
-    the best expert is known to lose at most so much at every client; of an array a curve must say
-    it, for privacy allows no look. ``multiplicity``: how many losses of one client one record can
-    be behind (1); where all clients meet the same losses each of them counts. Regret is against
-    the best expert in hindsight.
+    Give either ``losses``, or ``function`` with ``experts``. Losses are in [0, 1] and rounded to
+    whole multiples of 2^-24, so that their sums are exact. Regret is against the best expert in
+    hindsight.
+
+    Parameters
+    ----------
+    losses : array_like, shape (T, d) or (m, T, d), or path
+        Losses that all clients meet, or those of each client; or a .npy file of such an array.
+    function : numba.cfunc, callable or str
+        A ``numba.cfunc`` of ``losses_signature()``, a plain callable
+        ``(seed, replicate, silo, round) -> losses (d,)``, or in a spec the text "module:name".
+    experts : int
+        d, with ``function``.
+    state : array_like, optional
+        Data of a ``numba.cfunc``, passed as float64.
+    common : bool
+        All clients meet the losses of silo 0; with ``function``.
+    optimal_loss : int, optional
+        L*, if the best expert is known to lose at most so much at every client; with ``function``.
+        For an array the curve must declare it, since reading it from the data is not private.
+    multiplicity : int
+        Losses of one client that one record can be behind; where all clients meet the same losses
+        each of them counts.
+
+    Raises
+    ------
+    InputError
+        For values out of range, arguments that exclude each other, and files that cannot be read.
     """
 
     losses: Any = None
@@ -289,7 +357,7 @@ class ObliviousLosses:
                     raise InputError(f"{key} goes with function, not with losses")
             if self.common:
                 raise InputError("common goes with function; losses (T, d) are common")
-            self._table = quantised(self.losses)
+            self._table = quantise_losses(self.losses)
             return
         if self.experts is None:
             raise InputError("experts is required with function")
@@ -302,14 +370,16 @@ class ObliviousLosses:
 
     @property
     def compiled(self) -> bool:
-        """Whether the function runs without Python."""
+        """True if the function runs without Python."""
         return hasattr(self.function, "address")
 
     def natural_silos(self) -> int | None:
+        """Return the number of clients of an array (m, T, d), else None."""
         return len(self._table) if self.losses is not None and len(self._table) > 1 else None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, UNIT)
+        """Return the promises for M silos and T rounds."""
+        check_exact_sums(silos, horizon, UNIT)
         if self.losses is None:
             assert self.experts is not None
             return LossSpec(
@@ -335,22 +405,24 @@ class ObliviousLosses:
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        """Return the adversary of one replicate."""
         if self.losses is not None:
-            return Adversary(native.Table(seed, replicate, silos, self._table))
+            return Adversary(loss_kernels.Table(seed, replicate, silos, self._table))
         assert self.experts is not None
         key = seed, replicate, silos, self.experts, self.function
         if self.compiled:
-            return Adversary(native.Compiled(*key, self.state, common=self.common))
-        return Adversary(native.Called(*key, self._check, common=self.common))
+            return Adversary(loss_kernels.Compiled(*key, self.state, common=self.common))
+        return Adversary(loss_kernels.Called(*key, self._check, common=self.common))
 
     def _check(self, result: Any) -> np.ndarray:
-        """What the callable returned, checked each round: it is the user's code."""
+        """Check the result of the user's callable, in every round."""
         loss = array("losses", result, shape=(self.experts,))
         if not ((loss >= 0.0) & (loss <= 1.0)).all():
             raise InputError(f"losses must be in [0, 1], got {loss.min():g} to {loss.max():g}")
         return loss
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         if self.losses is not None:
             digest = hashlib.sha256(self._table.data).hexdigest()
             shape = list(self._table.shape)
@@ -366,12 +438,12 @@ class ObliviousLosses:
 
     @property
     def _declared(self) -> dict[str, int]:
-        # The usual one is left out: stored results of earlier versions keep their identity.
+        # The default is left out, so that results of earlier versions keep their identity.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 
 
-def quantised(losses: Any) -> np.ndarray:
-    """An array or .npy file of losses in [0, 1] as multiples of 2^-24, (1 or m, T, d) uint32."""
+def quantise_losses(losses: Any) -> np.ndarray:
+    """Return an array or .npy file of losses as multiples of 2^-24, uint32 (1 or m, T, d)."""
     if isinstance(losses, (str, Path)):
         try:
             loaded = np.load(losses, allow_pickle=False)
@@ -392,21 +464,33 @@ def quantised(losses: Any) -> np.ndarray:
     return np.ascontiguousarray(table)
 
 
-# ---- Losses among which one expert loses nothing, or little (gao-2024, Definition 2.5) -----------
+# ---- Realizable losses (gao-2024, Definition 2.5) ------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class RealizableLosses:
-    """One expert never loses; all others lose 1 with chance ``mean`` in each round at each client.
+    """One expert never loses; others lose 1 with probability ``mean`` in each round at each client.
 
-    The coins are thrown in advance: an oblivious adversary. Which expert is the best one differs
-    between replicates. Regret is what was lost less what the best expert lost.
+    An oblivious adversary: the coins do not depend on decisions. The best expert is another one in
+    each replicate. Regret is the loss minus that of the best expert.
+
+    Parameters
+    ----------
+    experts : int
+        d.
+    mean : float
+        Probability that another expert loses, in [0, 1].
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
 
     experts: int
     mean: float = 0.5
     kind: ClassVar[str] = "realizable-losses"
-    #: L*: in rounds 2, 4, ..., 2 L* the best expert loses 1 at every client.
+    #: L*: the best expert loses 1 at every client in rounds 2, 4, ..., 2 L*.
     lost: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -414,26 +498,44 @@ class RealizableLosses:
         number("mean", self.mean, at_least=0.0, at_most=1.0)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        """Return the promises for M silos and T rounds."""
+        check_exact_sums(silos, horizon, 1.0)
         return LossSpec(dimension=self.experts, optimal_loss=float(self.lost))
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
-        best = better_expert(seed, replicate, self.experts)
+        """Return the adversary of one replicate."""
+        best = best_expert(seed, replicate, self.experts)
         coins = chances(np.full(self.experts, self.mean))
-        losses = native.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
+        losses = loss_kernels.Coins(seed, replicate, silos, coins, planned=best, lost=self.lost)
         return Adversary(losses)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)
 
 
 @dataclass(kw_only=True)
 class NearRealizableLosses(RealizableLosses):
-    """The same with a best expert that loses 1 at every client in ``optimal_loss`` = L* rounds: the
-    second, the fourth, ..., when little is known yet."""
+    """Realizable losses, but the best expert loses 1 at every client in L* early rounds.
+
+    These are the rounds 2, 4, ..., 2 L*, when little is known yet.
+
+    Parameters
+    ----------
+    optimal_loss : int
+        L*.
+    experts, mean
+        See ``RealizableLosses``.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+    """
 
     optimal_loss: int
     kind: ClassVar[str] = "near-realizable-losses"
@@ -444,26 +546,39 @@ class NearRealizableLosses(RealizableLosses):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
+        """Rounds in which the best expert loses (L*)."""
         return self.optimal_loss
 
 
-# The adversaries behind the lower bounds: clients that all meet the same losses learn no more.
-
+# ---- Losses of the lower bounds ------------------------------------------------------------------
 
 THEOREMS = ("2.4", "2.7")
 
 
 @dataclass(kw_only=True)
 class LowerBoundLosses:
-    """``theorem``: "2.4" or "2.7" of gao-2024.
+    """Adversaries of the lower bounds of gao-2024, Theorems 2.4 and 2.7.
 
     "2.4": every expert's loss is a fair coin in each round, the same at all clients (Theorem C.1,
-    after Cesa-Bianchi and Lugosi 2006, Theorem 3.7). Whatever is played loses T/2 in expectation,
-    and the best expert in hindsight less: regret per client does not fall with the clients.
+    after Cesa-Bianchi and Lugosi 2006, Theorem 3.7). Every policy loses T/2 in expectation, and
+    the best expert in hindsight less: regret per client does not fall with the number of clients.
 
-    "2.7": in the first ``burst`` rounds all experts but a hidden one lose 1 at every client; from
-    then on nobody loses. Nothing is lost by who finds the hidden one at once, which privacy
-    forbids.
+    "2.7": in the first ``burst`` rounds all experts but a hidden one lose 1 at every client; after
+    them nobody loses. Finding the hidden one at once would cost nothing, but privacy forbids it.
+
+    Parameters
+    ----------
+    experts : int
+        d.
+    theorem : {"2.4", "2.7"}
+        The theorem.
+    burst : int
+        Rounds with losses, for "2.7" only.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
 
     experts: int
@@ -480,10 +595,12 @@ class LowerBoundLosses:
             integer("burst", self.burst, at_least=1, at_most=2**32)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        check_countable(silos, horizon, 1.0)
+        """Return the promises for M silos and T rounds."""
+        check_exact_sums(silos, horizon, 1.0)
         return LossSpec(
             dimension=self.experts,
             optimal_loss=0.0 if self.theorem == "2.7" else None,
@@ -492,12 +609,14 @@ class LowerBoundLosses:
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Adversary:
+        """Return the adversary of one replicate."""
         means = np.full(self.experts, 0.5 if self.theorem == "2.4" else 1.0)
         if self.theorem == "2.7":
-            means[better_expert(seed, replicate, self.experts)] = 0.0
+            means[best_expert(seed, replicate, self.experts)] = 0.0
         return Adversary(
-            native.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
+            loss_kernels.Coins(seed, replicate, silos, chances(means), common=True, last=self.burst)
         )
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)

@@ -1,4 +1,7 @@
-"""Pools: queries with their candidate documents, and the environment that draws from them."""
+"""Pools: finite action sets read from data, and the environments that draw from them.
+
+A query is one decision: it offers a few rows of features, and each row has a known mean reward.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,44 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import permutation
 from fastfed._validate import InputError, array, choice, integer
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
-# ---- Finite action sets read from data: the arrays every pool environment plays ------------------
-# A query is one decision: it offers a few rows of features, and each row has a known mean reward.
+# ---- The pool ------------------------------------------------------------------------------------
 
-
-#: A pool whose features take more bytes in 16 bits is played without keeping them.
-LARGEST_SHORTS = 2**29
+#: Most bytes of int16 features that are stored for a pool; a larger one goes without.
+MAX_QUANTISED = 2**29
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Finite action sets: query q offers the rows starts[q] .. starts[q + 1].
 
-    Attributes:
-        values: float32, flat, length n * dimension, possibly a read-only memory map. The block of
-            query q is feature-major: ``values[starts[q] * d : starts[q + 1] * d]`` reshaped to
-            (d, n_q), so that a kernel runs across actions with unit stride.
-        dimension: d, the number of features of a row.
-        means: float64 (n,), the expected reward of each row.
-        starts: int64 (queries + 1,), the first row of each query, and n.
-        silo_starts: int64 (silos + 1,); silo i owns the queries silo_starts[i] .. silo_starts[i+1].
-        notes: caveats for the certificate, one sentence each.
-        theta: float64 (d,), the linear model behind the means, or None when there is none.
-        linear: whether means equals rows @ theta up to rounding.
-        conditions: what a guarantee rests on, by how the pool was made: sentences, and whether
-            each holds.
+    Parameters
+    ----------
+    values : ndarray of float32, shape (n * d,)
+        Features, possibly a read-only memory map. The block of query q is feature-major:
+        ``values[starts[q] * d : starts[q + 1] * d]`` reshaped to (d, n_q), so that a kernel runs
+        across actions with unit stride.
+    dimension : int
+        d, the number of features of a row.
+    means : ndarray, shape (n,)
+        Expected reward of each row.
+    starts : ndarray of int64, shape (queries + 1,)
+        First row of each query, and n.
+    silo_starts : ndarray of int64, shape (silos + 1,)
+        Silo i owns the queries silo_starts[i] .. silo_starts[i + 1].
+    notes : tuple of str
+        Caveats for the certificate, one sentence each.
+    theta : ndarray, shape (d,), or None
+        The linear model behind the means, if there is one.
+    linear : bool
+        means equals rows @ theta up to rounding.
+    conditions : tuple of (str, bool)
+        Conditions of a guarantee by how the pool was made: sentences, and True for each that
+        holds.
     """
 
     values: np.ndarray
@@ -66,10 +77,19 @@ class Pool:
         linear: bool = False,
         conditions: tuple[tuple[str, bool], ...] = (),
     ) -> Pool:
-        """Checked pool from row-major features.
+        """Make a checked pool from row-major features.
 
-        rows is (n, d), means (n,), starts (queries + 1,), silo_starts (silos + 1,). Raises
-        InputError when a value is not finite, a shape does not fit or an offset is out of order.
+        Parameters
+        ----------
+        rows : array_like, shape (n, d)
+            Features of all rows.
+        means, starts, silo_starts, notes, theta, linear, conditions
+            See the class.
+
+        Raises
+        ------
+        InputError
+            If a value is not finite, a shape does not fit or an offset is out of order.
         """
         rows = array("rows", rows, ndim=2, dtype=np.float32)
         count, dimension = rows.shape
@@ -105,17 +125,17 @@ class Pool:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """float64 (queries,): the largest mean reward of each query."""
+        """Largest mean reward of each query, (queries,)."""
         return np.maximum.reduceat(self.means, self.starts[:-1])
 
     @cached_property
-    def shorts(self) -> native.Shorts | None:
-        """Room for the features in 16 bits, which a fast sieve reads; None where it is too much."""
-        shorts = native.Shorts(self.starts, self.dimension)
-        return shorts if 0 < shorts.size <= LARGEST_SHORTS else None
+    def quantised(self) -> environments.QuantisedActions | None:
+        """Memory for the features in int16, which screening reads; None if it is too much."""
+        made = environments.QuantisedActions(self.starts, self.dimension)
+        return made if 0 < made.size <= MAX_QUANTISED else None
 
     def rows(self, query: int) -> np.ndarray:
-        """(n_q, d) view of the rows query offers; nothing is copied."""
+        """Return the rows of a query, a view (n_q, d)."""
         query = integer("query", query, at_least=0, at_most=self.queries - 1)
         first, last = int(self.starts[query]), int(self.starts[query + 1])
         d = self.dimension
@@ -150,7 +170,7 @@ class Pool:
 
 
 def is_mapped(values: np.ndarray) -> bool:
-    """Whether an array lies in a file, whose pages the system takes back when it needs memory."""
+    """Return True for a memory-mapped array, whose pages the system reclaims when it must."""
     base: object = values
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap):
@@ -160,9 +180,10 @@ def is_mapped(values: np.ndarray) -> bool:
 
 
 def equal_blocks(count: int, blocks: int) -> np.ndarray:
-    """int64 (blocks + 1,): offsets of contiguous blocks whose sizes differ by at most one.
+    """Return the offsets, int64 (blocks + 1,), of contiguous blocks of nearly equal sizes.
 
-    The first count % blocks blocks are the larger ones, as numpy.array_split has it.
+    Sizes differ by at most one, and the first count % blocks blocks are the larger ones, as in
+    numpy.array_split.
     """
     small, larger = divmod(count, blocks)
     sizes = np.full(blocks, small, dtype=np.int64)
@@ -171,7 +192,7 @@ def equal_blocks(count: int, blocks: int) -> np.ndarray:
 
 
 def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
-    """Flat feature-major blocks of row-major rows (n, d), in the order of the queries."""
+    """Yield flat feature-major blocks of row-major rows (n, d), in the order of the queries."""
     sizes = np.diff(starts)
     if (sizes == sizes[0]).all():
         stacked = rows.reshape(len(sizes), int(sizes[0]), rows.shape[1])
@@ -182,7 +203,7 @@ def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
-    """Value as int64 offsets that start at 0, end at last and strictly grow."""
+    """Return value as int64 offsets that start at 0, end at last and strictly grow."""
     result = np.ascontiguousarray(value)
     if result.dtype.kind not in "iu" or result.ndim != 1 or len(result) < 2:
         raise InputError(
@@ -198,13 +219,12 @@ def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
     return result
 
 
-# ---- Environments over a pool of queries: what letor, classification and replay share ------------
+# ---- Environments over a pool --------------------------------------------------------------------
 
-
-#: How a silo meets its queries; the same numbers stand in src/ff_environment.h.
+#: Orders in which a silo meets its queries; the same numbers are in src/ff_environment.h.
 SAMPLING = {"with-replacement": 0, "without-replacement": 1, "in-order": 2}
 
-#: What no accounting of the messages covers, wherever records are real.
+#: Caveats of all real records: no accounting of messages covers them.
 ABOUT_RECORDS = (
     "that every record is another person's is taken on trust",
     "that the numbers of records, silos and actions are known to all is taken on trust",
@@ -212,7 +232,7 @@ ABOUT_RECORDS = (
     "covered",
 )
 
-#: What arrays cannot say of themselves.
+#: Caveat of data that come as arrays.
 MADE_BEFORE = (
     "features were made before they came here: that scales and categories in them are known "
     "without the data is taken on trust"
@@ -221,11 +241,15 @@ MADE_BEFORE = (
 
 @dataclass(kw_only=True)
 class PoolEnvironment(ABC):
-    """Each round a silo meets one query of its own block and plays one of the query's rows.
+    """Base of environments over a pool: each round a silo meets one query of its own block.
 
-    ``sampling``: "with-replacement" draws a uniform query each round; "without-replacement" a
-    fresh random order per replicate; "in-order" the file's own. The last two serve no query
-    twice, so a horizon beyond the smallest silo is refused.
+    Parameters
+    ----------
+    sampling : {"with-replacement", "without-replacement", "in-order"}
+        A uniform query each round; a fresh random order per replicate; or the order of the file.
+        The last two serve no query twice, so a horizon beyond the smallest silo is refused.
+    reward : RewardDistribution
+        Noise of the rewards; none by default.
     """
 
     sampling: str
@@ -233,7 +257,7 @@ class PoolEnvironment(ABC):
     _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
 
     kind = ""
-    #: What the data call one round's choice.
+    #: Name of one round's data in messages.
     records = "queries"
 
     def __post_init__(self) -> None:
@@ -241,35 +265,36 @@ class PoolEnvironment(ABC):
 
     @abstractmethod
     def load(self, silos: int | None) -> Pool:
-        """The pool, its queries divided among that many silos (None: as the data say)."""
+        """Make the pool, its queries divided among M silos (None: as the data name them)."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain data that identifies the environment."""
+        """Return plain data that identify the environment."""
 
     def pool(self, silos: int | None) -> Pool:
-        """The pool, loaded once for each number of silos."""
+        """Return the pool, loaded once for each number of silos."""
         if silos not in self._pools:
             self._pools[silos] = self.load(silos)
         return self._pools[silos]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: it loads its own pools, where the same files lie."""
+        """Pickle without the pools: another process loads its own from the same files."""
         return {**self.__dict__, "_pools": {}}
 
     def natural_silos(self) -> int | None:
-        """The number of silos the data themselves say, or None when any number will do."""
+        """Return the number of silos that the data name, or None if any number will do."""
         return None
 
     def declared_rewards(self) -> tuple[float, float] | None:
-        """The interval of the expected rewards, known without the data; None if there is none."""
+        """Return the interval of expected rewards that is known without the data, or None."""
         return None
 
     def record_multiplicity(self) -> int:
-        """How many queries of the pool may be one record."""
+        """Return the most queries of the pool that may be one record."""
         return 1
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         pool = self.pool(silos)
         blocks = np.diff(pool.silo_starts)
         if self.sampling != "with-replacement" and horizon > blocks.min():
@@ -301,32 +326,36 @@ class PoolEnvironment(ABC):
         )
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Bytes that a replicate takes beside the pool: the order of its queries, widths of the
-        actions that are met, and what silos remember of their best actions."""
+        """Return the bytes that a replicate takes beside the pool.
+
+        These are the order of its queries, bonus bounds of the actions that are met, and the
+        candidate sets of silos.
+        """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
             return 16 * pool.queries * (self.sampling == "without-replacement")
-        widths = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
-        return curves * (widths + silos * native.CONTENDERS_SIZE)
+        bounds = int(4 * len(pool.means) * self._met(pool, silos, horizon)) + 8 * pool.queries
+        return curves * (bounds + silos * driver.CANDIDATES_SIZE)
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Bytes that all replicates of a process share: features in 16 bits, as they are met."""
+        """Return the bytes that replicates of a process share: int16 features of met queries."""
         pool = self.pool(silos)
-        kept = pool.shorts if self.sampling == "with-replacement" else None
-        return 0 if kept is None else int(kept.size * self._met(pool, silos, horizon))
+        quantised = pool.quantised if self.sampling == "with-replacement" else None
+        return 0 if quantised is None else int(quantised.size * self._met(pool, silos, horizon))
 
     def own_memory(self, silos: int) -> int:
-        """Bytes of the pool itself, but for what is mapped from a file."""
+        """Return the bytes of the pool itself, without memory-mapped files."""
         pool = self.pool(silos)
         arrays = (pool.values, pool.means, pool.starts, pool.best)
         return sum(a.nbytes for a in arrays if not is_mapped(a))
 
     @staticmethod
     def _met(pool: Pool, silos: int, horizon: int) -> float:
-        """The share of queries that so many draws meet."""
+        """Return the expected share of queries that so many draws meet."""
         return -math.expm1(-silos * horizon / pool.queries)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
         pool = self.pool(silos)
         order = None
         if self.sampling == "without-replacement":
@@ -337,7 +366,7 @@ class PoolEnvironment(ABC):
                     for i in range(len(starts) - 1)
                 ]
             )
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             pool.values,
@@ -350,6 +379,6 @@ class PoolEnvironment(ABC):
             SAMPLING[self.sampling],
             order,
             self.reward.c,
-            # Rows that come only once are not worth the keeping.
-            pool.shorts if self.sampling == "with-replacement" else None,
+            # Rows that come only once are not worth storing.
+            pool.quantised if self.sampling == "with-replacement" else None,
         )

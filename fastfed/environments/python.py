@@ -1,4 +1,4 @@
-"""A user's own environment: a numba.cfunc (fast) or a plain Python function (slow)."""
+"""Environments written by users: a numba.cfunc (fast) or a plain Python function (slow)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError, array, boolean, integer, show
 from fastfed.environments.base import (
     INDEPENDENT,
@@ -23,13 +23,18 @@ from fastfed.environments.base import (
 
 
 def environment_signature() -> Any:
-    """The numba signature of a compiled environment, for ``@numba.cfunc(...)``.
+    """Return the numba signature of a compiled environment, for ``@numba.cfunc(...)``.
 
-    ``function(state, seed, replicate, silo, round, x, mean) -> actions``: write the features
-    row by row into x (float64, K x d), the expected rewards into mean (float64, K), and return
-    how many actions there are this round, at least 1; a negative number reports a failure.
-    ``state`` points at the float64 array given as ``state``. All randomness must come from
-    (seed, replicate, silo, round), so that a run does not depend on threads or order.
+    The function is ``function(state, seed, replicate, silo, round, x, mean) -> actions``. It writes
+    the features row by row into x (float64, K x d) and the expected rewards into mean (float64, K),
+    and returns the number of actions of this round, at least 1; a negative number reports a
+    failure. ``state`` points at the float64 array given as ``state``. All randomness must come from
+    (seed, replicate, silo, round), so that results do not depend on threads or order.
+
+    Returns
+    -------
+    numba signature
+        The signature.
     """
     from numba import types
 
@@ -43,16 +48,39 @@ def environment_signature() -> Any:
 class Python:
     """An environment written by its user.
 
-    ``function`` is a ``numba.cfunc`` of ``environment_signature()``, or a plain callable
-    ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a spec
-    the text "module:name" of either. ``actions`` is the most actions of any round. What the
-    certificate may assume is the user's word: ``linear`` (a linear model, ||theta*|| <= 1),
-    ``bounded`` (||x|| <= 1 always; clipping makes sure of it anyway), ``multiplicity`` (how
-    often one record can be served) and ``independent`` (no user's contexts and rewards follow from
-    other users' raw data). An environment is the world and not the mechanism: it may keep what it
-    likes, but then a user who is replaced changes other users too, which no guarantee covers. Where
-    it has something to keep it in (``state``, a closure, an object's attributes) independence must
-    be said; where not it is taken on trust, as the function promises to depend on its arguments.
+    The certificate rests on the user's word for ``linear``, ``bounded``, ``multiplicity`` and
+    ``independent``. An environment is outside the mechanism and may keep state, but then a user
+    who is replaced changes other users too, which no guarantee covers. So where it has something
+    to keep state in (``state``, a closure, an object's attributes), independence must be declared;
+    elsewhere it is taken on trust, as the function promises to depend on its arguments only.
+
+    Parameters
+    ----------
+    function : numba.cfunc, callable or str
+        A ``numba.cfunc`` of ``environment_signature()``, a plain callable
+        ``(seed, replicate, silo, round) -> (features (K, d), expected rewards (K,))``, or in a
+        spec the text "module:name" of either.
+    dimension : int
+        d.
+    actions : int
+        K, the most actions of any round.
+    state : array_like, optional
+        Data of a ``numba.cfunc``, passed as float64.
+    reward : RewardDistribution
+        Distribution of rewards, Bernoulli by default.
+    linear : bool
+        Expected rewards are <x, theta*> with ||theta*|| <= 1.
+    bounded : bool
+        ||x|| <= 1 always; clipping enforces it in any case.
+    multiplicity : int
+        Rounds that one record can be served in.
+    independent : bool, optional
+        No user's contexts and rewards depend on other users' raw data.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for a function that is none or has another signature.
     """
 
     function: Any
@@ -80,18 +108,20 @@ class Python:
 
     @property
     def compiled(self) -> bool:
-        """Whether the function runs without Python."""
+        """True if the function runs without Python."""
         return hasattr(self.function, "address")
 
     @property
     def stateful(self) -> bool:
-        """Whether the function has something of its own to keep things in."""
-        return self.state is not None or keeps(self.function)
+        """True if the function has something to keep state in."""
+        return self.state is not None or may_keep_state(self.function)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
@@ -109,9 +139,10 @@ class Python:
             ),
         )
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
         if self.compiled:
-            return native.Compiled(
+            return environments.Compiled(
                 seed,
                 replicate,
                 self.function,
@@ -120,12 +151,12 @@ class Python:
                 self.actions,
                 self.reward.c,
             )
-        return native.Called(
+        return environments.Called(
             seed, replicate, self.function, self._check, self.dimension, self.actions, self.reward.c
         )
 
     def _check(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
-        """What the callable returned, checked each round: it is the user's code."""
+        """Check the result of the user's callable, in every round."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (features, expected rewards)")
         features = array("features", result[0], shape=(None, self.dimension))
@@ -140,6 +171,7 @@ class Python:
         return features, means
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
@@ -156,12 +188,13 @@ class Python:
 def user_function(
     function: Any, state: Any, signature: Callable[[], Any], name: str
 ) -> tuple[Any, np.ndarray | None]:
-    """A user's function, imported if it is a text, and its state; InputError for what is none.
+    """Return a user's function, imported if it is "module:name", and its state.
 
-    A numba.cfunc must have this signature, for with another a call would read foreign memory.
+    Raises InputError for anything else, and for a numba.cfunc of another signature: calling that
+    would read foreign memory. ``name`` is the name of the signature's function, for messages.
     """
     if isinstance(function, str):
-        function = imported(function)
+        function = import_function(function)
     compiled = hasattr(function, "address")
     if not callable(function) and not compiled:
         raise InputError(
@@ -177,26 +210,27 @@ def user_function(
     return function, array("state", state)
 
 
-def keeps(function: Any) -> bool:
-    """Whether a user's function has a closure, or is no plain function, and so may keep state."""
+def may_keep_state(function: Any) -> bool:
+    """Return True for a closure, and for anything but a plain function: it may keep state."""
     plain = getattr(function, "__wrapped__", function)
     return not inspect.isfunction(plain) or bool(plain.__closure__)
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:
-    """A digest of what a function does, as far as it shows: source, closure, defaults, state."""
+    """Return a digest of a function's visible parts: source, closure, defaults, state."""
     plain = getattr(function, "__wrapped__", function)
     try:
         source = inspect.getsource(plain if inspect.isroutine(plain) else type(plain))
     except (OSError, TypeError):
         source = repr(getattr(plain, "__qualname__", plain))
     closed = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
-    shown = [source, closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
-    text = "\n".join(map(repr, shown)).encode()
+    parts = [source, closed, getattr(plain, "__defaults__", None), getattr(plain, "__dict__", None)]
+    text = "\n".join(map(repr, parts)).encode()
     return hashlib.sha256(text + (b"" if state is None else state.tobytes())).hexdigest()
 
 
-def imported(text: str) -> Any:
+def import_function(text: str) -> Any:
+    """Import the function that "module:name" names; InputError if that fails."""
     module, _, name = text.partition(":")
     if not module or not name:
         raise InputError(f'function must be "module:name", got "{text}"')
@@ -204,5 +238,5 @@ def imported(text: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise InputError(f'module "{module}" has no "{name}"') from None
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # the user's module may raise anything while it is imported
         raise InputError(f'function "{text}" cannot be imported: {error}') from None

@@ -1,4 +1,4 @@
-"""Recorded rounds: tables of records, and their replay."""
+"""Pools made of arrays: classified records, and the replay of recorded rounds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,30 @@ from fastfed._validate import InputError, array, number, show
 from fastfed.environments.base import MAX_DIMENSION, SCALED, RewardDistribution
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment, equal_blocks
 
-# Records and their classes as a pool: who is in which silo, and what an action's features are.
+# ---- Classified records --------------------------------------------------------------------------
 
-
-#: How the features of an action are made from a record's.
+#: Codings of an action's features.
 CODINGS = ("projection", "blocks")
-#: d of a projection where nothing is said.
+#: Default d of a projection.
 DIMENSION = 20
 MAX_CLASSES = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """n records: features (n, p), classes (n,) in 0 .. K - 1, and the silo of each, or None.
+    """Classified records.
 
-    ``norm`` bounds the norm of a record with its constant 1, and is known without the data; where
-    it is None the largest norm is read from the data.
+    Parameters
+    ----------
+    features : ndarray, shape (n, p)
+        Features of each record.
+    classes : ndarray of int64, shape (n,)
+        Class of each record, 0 to K - 1.
+    owner : ndarray of int64, shape (n,), optional
+        Silo of each record.
+    norm : float, optional
+        Bound on the norm of a record with its constant 1, known without the data; if None, the
+        largest norm is read from the data.
     """
 
     features: np.ndarray
@@ -39,7 +47,7 @@ class Records:
 
     @classmethod
     def of(cls, features: Any, classes: Any, silo: Any, norm: float | None) -> Records:
-        """Checked records; silos are numbered in order of first appearance."""
+        """Check arrays of records; silos are numbered in order of first appearance."""
         features = array("features", features, ndim=2)
         count = len(features)
         if count == 0:
@@ -58,16 +66,16 @@ class Records:
 
     @property
     def actions(self) -> int:
-        """K."""
+        """Number of classes (K)."""
         return int(self.classes.max()) + 1
 
     @property
     def silos(self) -> int | None:
-        """Silos that the records name, or None."""
+        """Number of silos that the records name, or None."""
         return None if self.owner is None else int(self.owner.max()) + 1
 
     def digest(self) -> str:
-        """sha256 of all that is played."""
+        """Return the SHA-256 of all records."""
         owner = b"" if self.owner is None else self.owner.tobytes()
         shape = repr((self.features.shape, self.norm)).encode()
         return hashlib.sha256(
@@ -84,9 +92,7 @@ def records_pool(
     notes: tuple[str, ...] = (),
     declared: bool = True,
 ) -> Pool:
-    """Pool with one query per record and one action per class.
-
-    ``declared``: whether the features came here without a look at other records.
+    """Make a pool with one query per record and one action per class.
 
     With z the p + 1 numbers of a record and a constant 1, divided by the largest norm of any
     record (or shrunk to ``norm`` and divided by it), an action's features phi(c, a) are
@@ -98,6 +104,31 @@ def records_pool(
       action, nothing lost.
 
     The mean reward is 1 if a is the record's class and 0 if not.
+
+    Parameters
+    ----------
+    records : Records
+        The records.
+    silos : int or None
+        M, required unless the records name their silos: equal contiguous blocks.
+    dimension, seed : int
+        Rows of the projections, and their public seed.
+    coding : {"projection", "blocks"}
+        Coding of an action's features.
+    notes : tuple of str
+        Caveats for the certificate.
+    declared : bool
+        True if the features were made without a look at other records.
+
+    Returns
+    -------
+    Pool
+        The pool.
+
+    Raises
+    ------
+    InputError
+        For silos that do not fit, and for too many features.
     """
     features, classes, owner = records.features, records.classes, records.owner
     count, actions = len(features), records.actions
@@ -141,7 +172,7 @@ def records_pool(
 
 
 def _owners(silo: Any, count: int) -> np.ndarray:
-    """int64 (n,): the silo of each record, numbered in order of first appearance."""
+    """Return the silo of each record, int64 (n,), numbered in order of first appearance."""
     names = np.asarray(silo).tolist()
     if not isinstance(names, list) or len(names) != count:
         raise InputError(f"silo must name one silo for each of {count} records, got {show(silo)}")
@@ -155,7 +186,7 @@ def _owners(silo: Any, count: int) -> np.ndarray:
 
 
 def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
-    """(n, p + 1): records with a constant 1, norms at most 1."""
+    """Return records with a constant 1, (n, p + 1), scaled to norms of at most 1."""
     z = np.hstack([features, np.ones((len(features), 1))])
     norms = np.linalg.norm(z, axis=1)
     # A little under 1, so that float32 rounding and summing d squares stays at most 1.
@@ -168,7 +199,7 @@ def _scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
 
 
 def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarray:
-    """float32 (n * actions, dimension): P_a z of each record, the actions of a record together."""
+    """Return P_a z of each record and action, float32 (n * actions, dimension), by record."""
     rng = np.random.default_rng(seed)
     rows = np.empty((len(z), actions, dimension), dtype=np.float32)
     for action in range(actions):
@@ -181,7 +212,7 @@ def _project(z: np.ndarray, actions: int, dimension: int, seed: int) -> np.ndarr
 
 
 def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
-    """float32 (n * actions, actions * p): z in the action's own block."""
+    """Return z in the action's own block, float32 (n * actions, actions * p), by record."""
     count, p = z.shape
     rows = np.zeros((count, actions, actions, p), dtype=np.float32)
     for action in range(actions):
@@ -189,18 +220,36 @@ def _blocks(z: np.ndarray, actions: int) -> np.ndarray:
     return rows.reshape(count * actions, actions * p)
 
 
-# ---- Replay of recorded rounds: arrays of features and of the reward of every action -------------
+# ---- Recorded rounds -----------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Replay(PoolEnvironment):
-    """Recorded rounds: ``contexts`` (M, T, K, d) and ``rewards`` (M, T, K), every action's.
+    """Recorded rounds, with the features and the reward of every action.
 
-    Norms of features must be at most 1. Regret is against the given rewards. ``reward_range``:
-    [low, high], limits that are known without the data and that all rewards must lie in; where
-    they are not declared rewards have no bound, and without clipping nothing is proven. By default
-    the rounds of a silo are met in a fresh random order per replicate ("without-replacement");
-    "in-order" keeps the recorded one. In a spec, ``path`` names an .npz file with both arrays.
+    Regret is against the given rewards.
+
+    Parameters
+    ----------
+    contexts : array_like, shape (M, T, K, d)
+        Features, with norms of at most 1.
+    rewards : array_like, shape (M, T, K)
+        Reward of every action.
+    path : str, optional
+        In place of the arrays, an .npz file with both, as in a spec.
+    reward_range : (float, float), optional
+        Limits [low, high] that are known without the data; all rewards must lie in them. Without
+        them rewards have no bound, and where they are not clipped nothing is proven.
+    sampling : str
+        "without-replacement": a fresh random order of a silo's rounds in every replicate;
+        "in-order": the recorded one; see ``PoolEnvironment``.
+    reward : RewardDistribution
+        Noise of the rewards, none by default.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree, values out of range and files that cannot be read.
     """
 
     contexts: Any = None
@@ -244,7 +293,7 @@ class Replay(PoolEnvironment):
         sampling: str = "without-replacement",
         reward_range: Any = None,
     ) -> Replay:
-        """The environment of two arrays; rewards are what is observed, without noise."""
+        """Make the environment of two arrays; rewards are observed as they are, without noise."""
         return cls(
             contexts=contexts,
             rewards=rewards,
@@ -254,9 +303,11 @@ class Replay(PoolEnvironment):
         )
 
     def declared_rewards(self) -> tuple[float, float] | None:
+        """Return the declared range of rewards, or None."""
         return None if self.reward_range is None else tuple(self.reward_range)
 
     def load(self, silos: int | None) -> Pool:
+        """Make the pool, its queries divided among M silos."""
         m, t, k, d = self.contexts.shape
         if silos not in (None, m):
             raise InputError(f"silos must be {m}, the first axis of contexts, got {silos}")
@@ -269,23 +320,25 @@ class Replay(PoolEnvironment):
         )
 
     def natural_silos(self) -> int | None:
+        """Return M, the first axis of the contexts."""
         return int(self.contexts.shape[0])
 
     def describe(self) -> dict[str, Any]:
-        digest = hashlib.sha256(self.contexts)  # without a copy: these may be gigabytes
+        """Return plain data that identify the environment."""
+        digest = hashlib.sha256(self.contexts)  # not copied: it may be gigabytes
         digest.update(self.rewards)
         return {
             "kind": self.kind,
             "sha256": digest.hexdigest(),
             "sampling": self.sampling,
-            # Always, None too: before, the range was read from the data, and the radius with it.
+            # Present even if None: older versions read the range, and so the radius, from the data.
             "reward_range": None if self.reward_range is None else list(self.reward_range),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
         }
 
 
 def declared_range(given: Any) -> tuple[float, float]:
-    """Limits [low, high], low < high."""
+    """Check limits [low, high], low < high."""
     if not isinstance(given, (list, tuple)) or len(given) != 2:
         raise InputError(f"reward_range must be two numbers, [low, high], got {show(given)}")
     low = number("reward_range", given[0])
@@ -293,6 +346,7 @@ def declared_range(given: Any) -> tuple[float, float]:
 
 
 def _read(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read contexts and rewards of an .npz file."""
     if not isinstance(path, (str, Path)) or not os.path.isfile(path):
         raise InputError(f"path must be an existing .npz file, got {path!r}")
     try:

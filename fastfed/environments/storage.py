@@ -1,4 +1,4 @@
-"""Arrays on disk: growable files, and cache folders that appear whole or not at all."""
+"""Arrays on disk: growable .npy files, atomic cache folders, and the storage of a pool."""
 
 from __future__ import annotations
 
@@ -19,21 +19,33 @@ from typing import Any
 
 import numpy as np
 
-# Arrays on disk that grow block by block, and are read block by block: no memory holds them whole.
-# What is finished is a plain .npy file, byte for byte what numpy.save writes of the same array.
+# ---- Growable arrays -----------------------------------------------------------------------------
+# They are written and read block by block, so that memory never holds them whole. A finished file
+# is byte for byte what numpy.save writes of the same array.
 
-
-#: Bytes that are held at a time where a file is copied or read.
+#: Bytes held at a time where a file is copied or read.
 PIECE = 1 << 23
 
 
-class GrowingArray:
-    """A .npy file under construction: rows of a table whose width may still grow, or a flat array.
+class GrowableArray:
+    """A .npy file under construction: a flat array, or a table whose width may still grow.
 
-    ``width`` None: a flat array. Otherwise blocks (rows, columns), and zeros are added to those
-    that turn out to be narrower than the widest. Nobody should read the file before ``finish``.
-    Raises OSError where it cannot be written; it is written, not mapped, so that a full disk is an
-    error and no signal.
+    Narrower blocks of a table are padded with zeros to the widest. The file must not be read before
+    ``finish``. It is written, not mapped, so that a full disk raises OSError instead of a signal.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    dtype : dtype
+        Type of the values, stored in little-endian order.
+    table : bool
+        Blocks are (rows, columns); otherwise they are flat.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
     """
 
     def __init__(self, path: Path, dtype: Any, *, table: bool = False) -> None:
@@ -41,24 +53,24 @@ class GrowingArray:
         self.rows = 0
         #: (rows, width) of each run of blocks of one width, in order.
         self._runs: list[tuple[int, int]] = []
-        self._room = 0  # bytes that are kept for the header
+        self._room = 0  # bytes reserved for the header
         self._file = path.open("wb")
 
     @property
     def width(self) -> int:
-        """The widest block so far; 1 of a flat array."""
+        """Columns of the widest block so far; 1 of a flat array."""
         return max((width for _, width in self._runs), default=1)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array as it is now."""
+        """Shape of the array so far."""
         return (self.rows, self.width) if self.table else (self.rows,)
 
     def append(self, block: np.ndarray) -> None:
-        """Add rows of a table, or values."""
+        """Add rows of a table, or values of a flat array."""
         width = block.shape[1] if self.table else 1
         if not self._runs:
-            # A header has room for more rows than these, so that this is mostly its length.
+            # Headers are padded, so that one of more rows mostly has the same length.
             self._room = len(_header(self.dtype, (len(block), width)[: 1 + self.table]))
             self._file.write(bytes(self._room))
         rows, last = self._runs[-1] if self._runs else (0, width)
@@ -70,7 +82,7 @@ class GrowingArray:
         self._file.write(np.ascontiguousarray(block, dtype=self.dtype).data)
 
     def finish(self) -> None:
-        """Make it the .npy file of all that was added."""
+        """Complete the .npy file."""
         header = _header(self.dtype, self.shape)
         if self._runs and len(header) == self._room and len({w for _, w in self._runs}) == 1:
             self._file.seek(0)
@@ -86,7 +98,7 @@ class GrowingArray:
         wide.replace(self.path)
 
     def _blocks(self) -> Iterator[np.ndarray]:
-        """What was added, a bounded number of rows at a time, (rows, width)."""
+        """Yield what was added as (rows, width), a bounded number of rows at a time."""
         with self.path.open("rb") as file:
             file.seek(self._room)
             for rows, width in self._runs:
@@ -96,14 +108,15 @@ class GrowingArray:
                     yield np.fromfile(file, self.dtype, count * width).reshape(count, width)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
-class Stored:
-    """A .npy file that is read part by part, into memory of the reader's own.
+class StoredArray:
+    """A .npy file that is read part by part into memory of its own.
 
-    Pages of a memory map count as the process's own as long as the system has no better use for
-    them; what is read this way is gone with the array.
+    Pages of a memory map count as memory of the process until the system reclaims them; parts that
+    are read are freed with their arrays.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,18 +129,19 @@ class Stored:
         self._start = self._file.tell()
 
     def part(self, first: int, last: int) -> np.ndarray:
-        """Rows first .. last - 1."""
+        """Read rows first .. last - 1."""
         each = int(np.prod(self.shape[1:], dtype=np.int64))
         self._file.seek(self._start + first * each * self.dtype.itemsize)
         flat = np.fromfile(self._file, self.dtype, (last - first) * each)
         return flat.reshape(last - first, *self.shape[1:])
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The bytes before the values of a .npy file."""
+    """Return the bytes before the values of a .npy file."""
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         text,
@@ -137,25 +151,24 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def _widened(block: np.ndarray, width: int) -> np.ndarray:
-    """Rows with zero columns added up to width."""
+    """Return rows padded with zero columns up to width."""
     if block.shape[1] == width:
         return block
     return np.pad(block, ((0, 0), (0, width - block.shape[1])))
 
 
-# ---- Where what was parsed is kept: folders of arrays that appear whole or not at all ------------
-
+# ---- Cache folders -------------------------------------------------------------------------------
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1  # another number, and nothing old is found again
+FORMAT = 1  # of cache folders; a new number invalidates all old ones
 
 
 def cache_folder() -> Path:
-    """Where parsed files are kept: $FASTFED_CACHE, or fastfed/ in the user's cache folder."""
+    """Return the folder of parsed files: $FASTFED_CACHE, or fastfed/ in the user's cache folder."""
     chosen = os.environ.get("FASTFED_CACHE")
     if chosen:
         return Path(chosen)
@@ -171,21 +184,21 @@ def cache_folder() -> Path:
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``folder`` at the end, so that no reader sees half of it.
+    """Give a temporary folder that is renamed to ``folder`` at the end.
 
-    Whatever is raised inside, or kills the process, leaves no ``folder``; what a killed process
-    leaves behind goes with the next one that writes here. Raises OSError when the folder cannot be
-    written.
+    Readers see all of it or nothing: an exception inside, or a killed process, leaves no
+    ``folder``. The next writer removes what a killed process left. Raises OSError when the folder
+    cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep(folder.parent)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     try:
-        with _held(temporary):
+        with _locked(temporary):
             yield temporary
             if folder.exists() and load_meta(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
-            # Another process may have been first; its folder holds the same.
+            # Another process may have been first; its folder has the same content.
             with contextlib.suppress(FileExistsError):
                 _rename(temporary, folder)
     finally:
@@ -198,7 +211,7 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def load_meta(folder: Path) -> dict[str, Any] | None:
-    """meta.json of a cache folder, or None when it is absent, damaged or of another format."""
+    """Return meta.json of a cache folder, or None if absent, damaged or of another format."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -207,7 +220,7 @@ def load_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Read-only memory map of one array of a cache folder, or None unless it has that shape."""
+    """Return a read-only memory map of an array in a cache folder, or None unless of that shape."""
     try:
         values = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
@@ -216,6 +229,7 @@ def load_array(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray | 
 
 
 def _rename(temporary: Path, folder: Path) -> None:
+    """Rename a folder; FileExistsError on every platform where the target is there."""
     try:
         os.rename(temporary, folder)
     except OSError:
@@ -225,7 +239,7 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _held(temporary: Path) -> Iterator[None]:
+def _locked(temporary: Path) -> Iterator[None]:
     """Mark a temporary folder as in use, by a lock that ends with the process."""
     lock = None
     if fcntl is not None:
@@ -240,7 +254,7 @@ def _held(temporary: Path) -> Iterator[None]:
 
 
 def _sweep(parent: Path, age: float = 60.0) -> None:
-    """Remove what killed processes left half-written: what nobody holds, and is a minute old."""
+    """Remove temporary folders that no process holds and that are older than a minute."""
     for part in parent.glob(".part-*"):
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime > age and not _in_use(part):
@@ -248,7 +262,10 @@ def _sweep(parent: Path, age: float = 60.0) -> None:
 
 
 def _in_use(part: Path) -> bool:
-    """Whether a process holds a temporary folder; one of the last day, where there are no locks."""
+    """Return True if a process holds a temporary folder.
+
+    Where there are no locks, a folder of the last day counts as held.
+    """
     if fcntl is None:
         return time.time() - part.stat().st_mtime < 86_400.0
     lock = os.open(part, os.O_RDONLY)
@@ -263,71 +280,72 @@ def _in_use(part: Path) -> bool:
     return False
 
 
-# Where the values and mean rewards of a pool are kept while it is made: on disk, or in memory.
-
+# ---- Storage of a pool while it is made ----------------------------------------------------------
 
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-class Kept(ABC):
-    """Values and means in the order of the rows, chunk by chunk."""
+class PoolStorage(ABC):
+    """Values and mean rewards of a pool under construction, added chunk by chunk of its rows."""
 
     def __init__(self) -> None:
-        self.least, self.most = math.inf, -math.inf  # of the means
+        self.min_mean, self.max_mean = math.inf, -math.inf
 
     def add(self, values: np.ndarray, means: np.ndarray) -> None:
-        """A chunk of rows: flat float32 values, float64 means."""
-        self.least = min(self.least, float(means.min()))
-        self.most = max(self.most, float(means.max()))
-        self._keep(values, means)
+        """Add a chunk of rows: flat float32 values, float64 means."""
+        self.min_mean = min(self.min_mean, float(means.min()))
+        self.max_mean = max(self.max_mean, float(means.max()))
+        self._store(values, means)
 
     @abstractmethod
-    def _keep(self, values: np.ndarray, means: np.ndarray) -> None: ...
+    def _store(self, values: np.ndarray, means: np.ndarray) -> None: ...
 
     @abstractmethod
     def change_means(self, change: Change) -> None:
-        """Every mean by an elementwise map, once all chunks are there."""
+        """Apply an elementwise map to all means, once all chunks are there."""
 
 
-class InMemory(Kept):
-    """Two arrays."""
+class ArrayStorage(PoolStorage):
+    """Storage in two arrays in memory."""
 
     def __init__(self, rows: int, dimension: int) -> None:
         super().__init__()
         self.values, self.means = np.empty(rows * dimension, np.float32), np.empty(rows)
         self._values = self._rows = 0
 
-    def _keep(self, values: np.ndarray, means: np.ndarray) -> None:
+    def _store(self, values: np.ndarray, means: np.ndarray) -> None:
         self.values[self._values : self._values + len(values)] = values
         self.means[self._rows : self._rows + len(means)] = means
         self._values, self._rows = self._values + len(values), self._rows + len(means)
 
     def change_means(self, change: Change) -> None:
+        """Apply an elementwise map to all means."""
         self.means = change(self.means)
 
 
-class OnDisk(Kept):
-    """values.npy and means.npy in a folder; OSError where they cannot be written."""
+class FileStorage(PoolStorage):
+    """Storage in values.npy and means.npy of a folder; OSError where they cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._values = GrowingArray(folder / "values.npy", np.float32)
+        self._values = GrowableArray(folder / "values.npy", np.float32)
         try:
-            self._means = GrowingArray(folder / "means.npy", np.float64)
+            self._means = GrowableArray(folder / "means.npy", np.float64)
         except BaseException:
             self._values.close()
             raise
 
-    def _keep(self, values: np.ndarray, means: np.ndarray) -> None:
+    def _store(self, values: np.ndarray, means: np.ndarray) -> None:
         self._values.append(values)
         self._means.append(means)
 
     def change_means(self, change: Change) -> None:
+        """Apply an elementwise map to all means, a part of the file at a time."""
         self._means.finish()
         path = self._means.path
         before = path.rename(path.with_suffix(".raw"))
-        self._means = GrowingArray(path, np.float64)
-        stored, most = Stored(before), PIECE // 8
+        self._means = GrowableArray(path, np.float64)
+        stored, most = StoredArray(before), PIECE // 8
         try:
             for first in range(0, stored.shape[0], most):
                 self._means.append(change(stored.part(first, min(first + most, stored.shape[0]))))
@@ -336,10 +354,11 @@ class OnDisk(Kept):
         before.unlink()
 
     def finish(self) -> None:
-        """Both files as they should be read."""
+        """Complete both files."""
         self._values.finish()
         self._means.finish()
 
     def close(self) -> None:
+        """Close both files."""
         self._values.close()
         self._means.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import instance_normals
 from fastfed._validate import InputError, boolean, choice, integer, number
 from fastfed.environments.base import (
@@ -20,7 +20,7 @@ from fastfed.environments.base import (
 )
 from fastfed.environments.pool import SAMPLING
 
-# ---- The synthetic instance: fresh actions on a sphere in every round ----------------------------
+# ---- Fresh actions on a sphere -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,25 @@ class Sphere:
     """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere.
 
     Actions are fresh for every (round, silo); the expected reward (1 + <u, v>)/2 lies in [0, 1].
-    Source: zhou-chowdhury-2024, Section 6. ``basis_actions`` fixes the first d actions as the
-    published code does ((e_j, 1)/sqrt 2, then (0, 1)); ``contexts = "shared"`` gives every
-    replicate the same contexts, as that code does too.
+    Source: zhou-chowdhury-2024, Section 6.
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    actions : int
+        K.
+    reward : RewardDistribution
+        Distribution of rewards, Bernoulli by default.
+    basis_actions : bool
+        Fix the first d actions as the published code does: (e_j, 1)/sqrt 2, then (0, 1).
+    contexts : {"per-replicate", "shared"}
+        "shared" gives every replicate the same contexts, as that code does too.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for basis_actions with fewer than d actions.
     """
 
     dimension: int = 10
@@ -52,16 +68,18 @@ class Sphere:
             )
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         bounded = self.reward.kind != "gaussian"
         return EnvironmentSpec(
             dimension=self.dimension,
             actions=self.actions,
             reward=self.reward,
             reward_range=(0.0, 1.0) if bounded else None,
-            # Norms are 1 but for the rounding of float32, which only clipping takes away.
+            # Norms are 1 up to the rounding of float32, which only clipping removes.
             features_bounded=False,
         )
 
@@ -74,8 +92,9 @@ class Sphere:
             theta[:-1] = v * (math.sqrt(0.5) / math.sqrt(math.fsum(v * v)))
         return theta
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
-        return native.Sphere(
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
+        return environments.Sphere(
             seed,
             replicate,
             self.theta(seed, replicate),
@@ -86,15 +105,15 @@ class Sphere:
         )
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)
 
 
-# The synthetic instance with a gap: one best action in every round, all others well below it.
-
+# ---- One best action above a gap -----------------------------------------------------------------
 
 #: The best action's expected reward lies in [BEST, BEST + WIDTH].
 BEST, WIDTH = 0.7, 0.1
-#: No m is below this, well above what rounding to float32 does to it.
+#: No m is below this, which is far above the rounding of float32.
 LEAST = 1e-6
 
 
@@ -105,12 +124,29 @@ class Gap:
     theta* is uniform on the unit sphere, one for each replicate. The expected reward m of one
     action, the best, is uniform in [0.7, 0.8]; m of each of the other K - 1 is uniform in
     [0.6 - gap, 0.7 - gap]. Fresh for every (round, silo). With d = 1 there is no b.
-    Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper
-    gives the two intervals only: the laws inside them, b and the position of the best action,
-    here uniform over all K, are ours. The paper has K <= d^2; any K >= 1 will do.
 
-    Features are float32, so that m is met within 1e-6; the expected rewards handed out are those
-    of the rounded features, and no feature has a norm above 1.
+    Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper
+    gives the two intervals only: the distributions inside them, b and the position of the best
+    action, here uniform over all K, are ours. The paper has K <= d^2; any K >= 1 will do.
+
+    Features are float32, so m is exact within 1e-6; expected rewards are those of the rounded
+    features, and no feature has a norm above 1.
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    actions : int
+        K.
+    gap : float
+        Gap between the best action and all others, in (0, 0.6].
+    reward : RewardDistribution
+        Distribution of rewards, Bernoulli by default.
+
+    Raises
+    ------
+    InputError
+        For values out of range.
     """
 
     dimension: int = 10
@@ -125,9 +161,11 @@ class Gap:
         number("gap", self.gap, above=0.0, at_most=BEST - WIDTH)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         bounded = self.reward.kind != "gaussian"
         return EnvironmentSpec(
             dimension=self.dimension,
@@ -141,18 +179,20 @@ class Gap:
         v = instance_normals(seed, replicate, self.dimension)
         return v / math.sqrt(math.fsum(v * v))
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
-        # At the largest gap, rounding must not carry an expected reward below zero.
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
+        # At the largest gap, rounding must not make an expected reward negative.
         inferior = max(BEST - WIDTH - self.gap, LEAST)
         theta = self.theta(seed, replicate)
         reward = self.reward.c
-        return native.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
+        return environments.Gap(seed, replicate, theta, self.actions, inferior, BEST, WIDTH, reward)
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)
 
 
-# ---- The single-agent synthetic instance: one set of actions, the same in every round ------------
+# ---- One fixed set of actions --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -162,8 +202,24 @@ class FixedSet:
     x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere, so that
     the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share the set.
     Source: chowdhury-zhou-2022, Section 5, whose code has (u, 1) and (v, 1)/2: the same rewards,
-    features longer by sqrt 2. ``basis_actions`` fixes the first d actions as that code does:
-    (e_j, 1)/sqrt 2, then (0, 1)/sqrt 2, which unlike the sphere's is not brought to norm 1.
+    features longer by sqrt 2.
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    actions : int
+        K.
+    reward : RewardDistribution
+        Distribution of rewards, Bernoulli by default.
+    basis_actions : bool
+        Fix the first d actions as that code does: (e_j, 1)/sqrt 2, then (0, 1)/sqrt 2, which
+        unlike the sphere's is not scaled to norm 1.
+
+    Raises
+    ------
+    InputError
+        For values out of range, and for basis_actions with fewer than d actions.
     """
 
     dimension: int = 5
@@ -179,9 +235,11 @@ class FixedSet:
         return Sphere(self.dimension, self.actions, self.reward, self.basis_actions)
 
     def natural_silos(self) -> int | None:
+        """Return None: any number of silos will do."""
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
+        """Return the promises for M silos and T rounds."""
         made = self._sphere().facts(silos, horizon)
         return EnvironmentSpec(
             dimension=made.dimension,
@@ -189,7 +247,7 @@ class FixedSet:
             reward=made.reward,
             reward_range=made.reward_range,
             features_bounded=made.features_bounded,
-            # What is offered is public and the same for everyone: there is nothing to share.
+            # The set is fixed for all rounds, so curves save nothing by sharing its making.
             contexts_made=False,
         )
 
@@ -198,10 +256,11 @@ class FixedSet:
         return self._sphere().theta(seed, replicate)
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Bytes of a replicate: every silo has a copy of the actions and of their means."""
+        """Return the bytes of a replicate: every silo has a copy of the actions and their means."""
         return silos * (self.actions * (4 * self.dimension + 8) + 24)
 
-    def open(self, seed: int, replicate: int, silos: int) -> native.Environment:
+    def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
+        """Return the compiled environment of one replicate."""
         # Round 0 of the sphere: no other round has its draws.
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
         if self.basis_actions:
@@ -209,7 +268,7 @@ class FixedSet:
             rows[last, last] = np.float32(math.sqrt(0.5))
             means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
         flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
-        return native.Pool(
+        return environments.Pool(
             seed,
             replicate,
             np.tile(flat, silos),
@@ -225,4 +284,5 @@ class FixedSet:
         )
 
     def describe(self) -> dict[str, Any]:
+        """Return plain data that identify the environment."""
         return described(self)

@@ -1,7 +1,7 @@
-"""The figures of the papers: one TOML spec each in ``figures/``, and the registry that finds them.
+"""The figures of the papers: one TOML spec each in ``figures/``, and the functions that find them.
 
-A new figure is one new file, named after its id. Figures that need files of the user's say
-``"DATA"`` where the path belongs.
+A new figure is one new file, named after its id. A figure that needs files of
+the user has ``"DATA"`` in place of their path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DATA = "DATA"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a paper, as its spec says it."""
+    """One figure of a paper, as its spec has it."""
 
     id: str
     paper: str
@@ -43,12 +43,12 @@ class Figure:
 
     @property
     def long(self) -> str:
-        """Why `reproduce all` leaves it to those who ask for it; empty where it does not."""
+        """The reason why `reproduce all` leaves it out; empty if it does not."""
         return str(self.spec["figure"].get("long", ""))
 
     @property
     def needs_data(self) -> bool:
-        """Whether it plays over files that the package does not have."""
+        """True if it is simulated on files that the package does not have."""
         return any(self.spec["environment"].get(key) == DATA for key in PATH_KEYS)
 
 
@@ -91,9 +91,9 @@ def figure_spec(
 ) -> dict[str, Any]:
     """The figure's tables with the user's data in place.
 
-    ``size`` takes the keys of the table of this name in ``figure``, where there is one: "full" are
-    the paper's where the figure's own are smaller, "all" what `reproduce all` plays of long
-    figures, "quick" a first look. It is noted in ``figure``, so that reports can say it.
+    ``size`` takes the keys of the table of this name in ``figure``, where there is one: "full":
+    the paper's, where the figure's own is smaller; "all": that of `reproduce all`, for long
+    figures; "quick": a first look. The size is noted in ``figure`` for reports.
     """
     spec = copy.deepcopy(chosen.spec)
     if chosen.needs_data:

@@ -1,11 +1,12 @@
-"""Private federated prediction from experts: plans, parties, and one file for each algorithm.
+"""Private federated prediction from experts: algorithms, bounds, plans and step-by-step parties.
 
-A new algorithm is one new file with an ``ALGORITHM``, and one line in ``ALGORITHMS``.
+A new algorithm is a file with an ``Algorithm`` and a line in ``ALGORITHMS``; from another package
+it is an entry point (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from fastfed._system import account
+from fastfed._system import account, renamed
 from fastfed.experts import baselines, fed_dp_ope_stoch, fed_svt
 from fastfed.experts.plan import Algorithm, ProblemSpec, System
 
@@ -20,3 +21,5 @@ ALGORITHMS = {
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "ProblemSpec", "System", "account"]
+
+__getattr__ = renamed(__name__, {"Setting": ProblemSpec})

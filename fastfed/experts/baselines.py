@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._random import NoiseSource
 from fastfed._system import account
 from fastfed._validate import integer, number
-from fastfed.experts.lower_bounds import lower_lines
+from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.plan import (
     NO_PRIVACY,
@@ -74,23 +74,23 @@ class Leader:
         return {"switches": self.switches}
 
 
-def build_leader(keys: LeaderConfig, setting: ProblemSpec) -> System:
+def build_leader(config: LeaderConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_linear("follow-the-leader", setting)
+    check_linear("follow-the-leader", problem)
     plan = LeaderPlan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        experts=setting.experts,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        experts=problem.experts,
         protocol=NO_PRIVACY,
         privacy=Claim(source=NO_PRIVACY.source),
-        phase_length=check_phase_length(keys.phase_length, setting),
+        phase_length=check_phase_length(config.phase_length, problem),
     )
     plan = sealed(plan)
     return System(
         "follow-the-leader",
         plan,
-        account(plan, setting),
-        partial(lower_lines, plan, setting),
+        account(plan, problem),
+        partial(lower_bound_curves, plan, problem),
     )
 
 
@@ -98,7 +98,7 @@ LEADER = Algorithm(
     id="follow-the-leader",
     paper="cesa-bianchi-lugosi-2006",
     summary="the expert that has lost least at all clients, not private",
-    keys=LeaderConfig,
+    config=LeaderConfig,
     build=build_leader,
 )
 
@@ -161,30 +161,30 @@ class Hedge:
         return ExpertChoice(self._release, None, weights / weights.sum())
 
 
-def build_hedge(keys: HedgeConfig, setting: ProblemSpec) -> System:
+def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_linear("hedge", setting)
-    length = check_phase_length(keys.phase_length, setting)
-    rate = keys.learning_rate
+    check_linear("hedge", problem)
+    length = check_phase_length(config.phase_length, problem)
+    rate = config.learning_rate
     if rate is None:
-        rate = math.sqrt(8.0 * math.log(max(setting.experts, 2)) / (length * setting.horizon))
+        rate = math.sqrt(8.0 * math.log(max(problem.experts, 2)) / (length * problem.horizon))
     plan = HedgePlan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        experts=setting.experts,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        experts=problem.experts,
         protocol=NO_PRIVACY,
         privacy=Claim(source=NO_PRIVACY.source),
         phase_length=length,
         learning_rate=rate,
     )
     plan = sealed(plan)
-    return System("hedge", plan, account(plan, setting), partial(lower_lines, plan, setting))
+    return System("hedge", plan, account(plan, problem), partial(lower_bound_curves, plan, problem))
 
 
 HEDGE = Algorithm(
     id="hedge",
     paper="cesa-bianchi-lugosi-2006",
     summary="exponential weights of all experts, not private",
-    keys=HedgeConfig,
+    config=HedgeConfig,
     build=build_hedge,
 )

@@ -29,7 +29,7 @@ import numpy as np
 
 from fastfed._system import account
 from fastfed._validate import InputError, choice, number
-from fastfed.experts.fed_svt import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, not_met, used
+from fastfed.experts.fed_svt import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, budget_exceeded, used
 from fastfed.experts.frank_wolfe import (
     BATCHES,
     Bounds,
@@ -37,9 +37,9 @@ from fastfed.experts.frank_wolfe import (
     Phase,
     phases_of,
     shape,
-    wanted_trees,
+    theorem_trees,
 )
-from fastfed.experts.lower_bounds import lower_lines
+from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     CENTRAL_SCORES,
     LOCAL_SCORES,
@@ -109,90 +109,94 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError('protect = "messages" needs noise = "local": a server sees the others')
 
 
-def build(keys: OpeConfig, setting: ProblemSpec) -> System:
+def build(config: OpeConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    noises = phase_noises(keys, setting)
+    noises = phase_noises(config, problem)
     phases, offset = [], 0
     for number_of_phase, (batch, scales) in noises.items():
         phases.append(Phase(number_of_phase, batch, scales, offset))
         offset += len(phases[-1].leaves)
     plan = FrankWolfePlan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        experts=setting.experts,
-        protocol=NOISES[keys.noise],
-        linear=setting.linear,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        experts=problem.experts,
+        protocol=NOISES[config.noise],
+        linear=problem.linear,
         phases=tuple(phases),
-        bounds=clipped_to(setting),
+        bounds=clipped_to(problem),
     )
-    plan = sealed(replace(plan, privacy=declared(keys, setting, plan)))
-    return System("fed-dp-ope-stoch", plan, account(plan, setting), lines(keys, setting, plan))
+    plan = sealed(replace(plan, privacy=declared(config, problem, plan)))
+    return System(
+        "fed-dp-ope-stoch", plan, account(plan, problem), bound_curves(config, problem, plan)
+    )
 
 
-def clipped_to(setting: ProblemSpec) -> Bounds:
+def clipped_to(problem: ProblemSpec) -> Bounds:
     """What clients clip gradients to: what the losses promise."""
-    return Bounds(setting.lipschitz - setting.spread, setting.lipschitz, setting.smoothness)
+    return Bounds(problem.lipschitz - problem.spread, problem.lipschitz, problem.smoothness)
 
 
-def phase_noises(keys: OpeConfig, setting: ProblemSpec) -> dict[int, tuple[int, tuple[float, ...]]]:
+def phase_noises(
+    config: OpeConfig, problem: ProblemSpec
+) -> dict[int, tuple[int, tuple[float, ...]]]:
     """(b, noise scales by tree) of every phase that learns, by its number."""
     found = {}
-    for phase in range(2, phases_of(setting.horizon) + 1):
-        batch, trees = shape(phase, keys.batch, lambda b: wanted(keys, setting, b))
+    for phase in range(2, phases_of(problem.horizon) + 1):
+        batch, trees = shape(phase, config.batch, lambda b: wanted(config, problem, b))
         if trees == 0:
             continue
         scales = (0.0,) * trees
-        if keys.epsilon is not None:
-            scales = vertex_noise(keys, setting, batch, trees).scales
+        if config.epsilon is not None:
+            scales = vertex_noise(config, problem, batch, trees).scales
         found[phase] = batch, scales
     return found
 
 
-def wanted(keys: OpeConfig, setting: ProblemSpec, batch: int) -> float:
+def wanted(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
     """T1 that Theorem C.5 takes for a batch."""
-    beta = keys.smoothness
+    beta = config.smoothness
     if beta is None:
-        beta = setting.lipschitz if setting.linear else setting.smoothness
-    epsilon = math.inf if keys.epsilon is None else keys.epsilon
-    gain = setting.silos if keys.noise == "central" else math.sqrt(setting.silos)
-    return wanted_trees(batch, gain, setting.experts, epsilon, setting.lipschitz, beta)
+        beta = problem.lipschitz if problem.linear else problem.smoothness
+    epsilon = math.inf if config.epsilon is None else config.epsilon
+    gain = problem.silos if config.noise == "central" else math.sqrt(problem.silos)
+    return theorem_trees(batch, gain, problem.experts, epsilon, problem.lipschitz, beta)
 
 
 @lru_cache(maxsize=256)
-def vertex_noise(keys: OpeConfig, setting: ProblemSpec, batch: int, trees: int) -> VertexNoise:
+def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int) -> VertexNoise:
     """The noise of one phase."""
-    assert keys.epsilon is not None
+    assert config.epsilon is not None
     return calibrate_vertices(
-        Budget(keys.epsilon, keys.delta, "replace", "user"),
+        Budget(config.epsilon, config.delta, "replace", "user"),
         batch=batch,
         trees=trees,
-        lipschitz=setting.lipschitz,
+        lipschitz=problem.lipschitz,
         # As clients clip, to the last bit: the account is of what they do.
-        spread=min(clipped_to(setting).spread, 2.0 * setting.lipschitz),
-        smoothness=setting.smoothness,
-        experts=setting.experts,
-        protect=keys.protect,
-        calibration=keys.calibration,
+        spread=min(clipped_to(problem).spread, 2.0 * problem.lipschitz),
+        smoothness=problem.smoothness,
+        experts=problem.experts,
+        protect=config.protect,
+        calibration=config.calibration,
     )
 
 
-def declared(keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan) -> Claim:
+def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
     """What the plan claims for one record, which may be behind several losses."""
-    about = _about_learning(keys, setting, plan)
-    if keys.epsilon is None:
+    about = _learning_caveats(config, problem, plan)
+    if config.epsilon is None:
         return Claim(source=plan.protocol.source, caveats=about)
     return Claim(
-        budget=Budget(keys.epsilon, keys.delta, "replace", "user"),
-        source=SOURCES[keys.calibration] if plan.phases else plan.protocol.source,
-        calibration=keys.calibration,
-        protect=keys.protect,
-        max_participations=setting.multiplicity,
+        budget=Budget(config.epsilon, config.delta, "replace", "user"),
+        source=SOURCES[config.calibration] if plan.phases else plan.protocol.source,
+        calibration=config.calibration,
+        protect=config.protect,
+        max_participations=problem.multiplicity,
         caveats=about,
     )
 
 
 @account.register
-def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
+def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
     """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
@@ -206,7 +210,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
     uses = claim.max_participations
-    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, problem.multiplicity)
     status = "none" if not known else "proven" if once.holds else "conditional"
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
@@ -235,7 +239,7 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
             ),
         )
-    if setting.multiplicity > 1 and known:
+    if problem.multiplicity > 1 and known:
         one = top.one if isinstance(top, GroupedLosses) else top
         model = MESSAGES if claims_messages else plan.protocol.model
         also += (
@@ -264,10 +268,10 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
             *claim.caveats,
             SENT if claims_messages else PLAYED,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
-            *((not_met(uses),) if epsilon > budget.epsilon else ()),
+            *((budget_exceeded(uses),) if epsilon > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
-            *setting.notes,
+            *problem.notes,
         ),
         source=claim.source,
         also=also,
@@ -278,7 +282,9 @@ def _certificate(plan: FrankWolfePlan, setting: ProblemSpec) -> Certificate:
 MESSAGES = "silo-level local: server and other clients are not trusted"
 
 
-def _about_learning(keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan) -> tuple[str, ...]:
+def _learning_caveats(
+    config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
+) -> tuple[str, ...]:
     """What a reader should know before trusting the regret."""
     found = []
     if not plan.phases:
@@ -286,25 +292,25 @@ def _about_learning(keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan)
             "nothing is learnt, x_1 is played to the end: "
             + (
                 "no phase has losses enough for a tree"
-                if keys.epsilon is None or wanted(keys, setting, setting.horizon) >= 1.0
+                if config.epsilon is None or wanted(config, problem, problem.horizon) >= 1.0
                 else "for so small an epsilon or smoothness the rule for T1 asks for no tree"
             )
         )
-    if not setting.iid:
+    if not problem.iid:
         found.append("these losses are not promised to be of one law, as the regret bound needs")
     return tuple(found)
 
 
-def lines(
-    keys: OpeConfig, setting: ProblemSpec, plan: FrankWolfePlan
+def bound_curves(
+    config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
     """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.2 with 1 for O."""
-    if not setting.iid:
+    if not problem.iid:
         return None
     from fastfed.experts import bounds
 
     m = plan.silos
-    local = keys.noise != "central"
+    local = config.noise != "central"
     by_number = {
         p.number: bounds.PhaseNoise(
             p.trees, p.batch, tuple(s if local else s / m for s in p.scales)
@@ -318,31 +324,31 @@ def lines(
             [by_number.get(p) for p in range(1, phases_of(t) + 1)],
             m,
             plan.experts,
-            lipschitz=setting.lipschitz,
-            smoothness=setting.smoothness,
+            lipschitz=problem.lipschitz,
+            smoothness=problem.smoothness,
             noise="local" if local else "central",
-            spread=setting.spread,
-            loss_range=setting.loss_range,
+            spread=problem.spread,
+            loss_range=problem.loss_range,
         )
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
         found = {"proven": [m * proven(int(t)) for t in rounds]}
-        if keys.epsilon is not None:
-            beta = keys.smoothness or setting.smoothness or setting.lipschitz
+        if config.epsilon is not None:
+            beta = config.smoothness or problem.smoothness or problem.lipschitz
             found["theorem-2-2"] = [
                 m
                 * bounds.theorem_2_2(
                     int(t),
                     m,
                     plan.experts,
-                    keys.epsilon,
-                    lipschitz=setting.lipschitz,
+                    config.epsilon,
+                    lipschitz=problem.lipschitz,
                     smoothness=beta,
                 )
                 for t in rounds
             ]
-        if setting.linear:
-            found.update(lower_lines(plan, setting, rounds, keys.epsilon, keys.delta))
+        if problem.linear:
+            found.update(lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta))
         return found
 
     return at
@@ -352,6 +358,6 @@ ALGORITHM = Algorithm(
     id="fed-dp-ope-stoch",
     paper="gao-2024",
     summary="private Frank-Wolfe steps of all clients together, against losses of one law",
-    keys=OpeConfig,
+    config=OpeConfig,
     build=build,
 )

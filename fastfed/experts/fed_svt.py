@@ -12,7 +12,7 @@ import numpy as np
 from fastfed._random import CHOICE, QUERY, THRESHOLD, IdealSource, NoiseSource, is_exact
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.experts.lower_bounds import lower_lines
+from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.plan import (
     SPARSE_SWITCHING,
@@ -182,13 +182,13 @@ SENT = f"{USER}; what is protected is what the client sends"
 ONE_LOSS = "neighbours differ in one loss of one client in one round"
 #: Of a trusted server.
 RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
-NOT_MET = "the claimed budget is not met; the exact value is what holds"
+BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
-def not_met(uses: int) -> str:
+def budget_exceeded(uses: int) -> str:
     """Why an exact value is above the claim, where one record is behind so many losses."""
     if uses == 1:
-        return NOT_MET
+        return BUDGET_EXCEEDED
     return (
         f"one record can be behind {uses} losses, and the noise is for one: the exact value is of "
         "all of these replaced together"
@@ -259,67 +259,71 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
                 number(key, value, at_least=0.0)
 
 
-def build(keys: SvtConfig, setting: ProblemSpec) -> System:
+def build(config: SvtConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    check_linear("fed-svt", setting)
-    length = check_phase_length(keys.phase_length, setting)
-    best = keys.optimal_loss if keys.optimal_loss is not None else setting.optimal_loss
+    check_linear("fed-svt", problem)
+    length = check_phase_length(config.phase_length, problem)
+    best = config.optimal_loss if config.optimal_loss is not None else problem.optimal_loss
     if best is None:
         raise InputError(
             "optimal_loss (L*) is required: these losses do not promise what the best expert loses"
         )
-    budget = Budget(keys.epsilon, keys.delta, "replace", "user")
+    budget = Budget(config.epsilon, config.delta, "replace", "user")
     noise = calibrate_switching(
-        budget, switches=switching_budget(keys, setting), calibration=keys.calibration
+        budget, switches=switching_budget(config, problem), calibration=config.calibration
     )
     plan = SparseVectorPlan(
-        silos=setting.silos,
-        horizon=setting.horizon,
-        experts=setting.experts,
+        silos=problem.silos,
+        horizon=problem.horizon,
+        experts=problem.experts,
         protocol=SPARSE_SWITCHING,
         phase_length=length,
         noise=noise,
-        threshold=threshold(keys, setting, noise, best),
-        floor=setting.silos * best,
+        threshold=threshold(config, problem, noise, best),
+        floor=problem.silos * best,
     )
-    plan = sealed(replace(plan, privacy=declared(keys, setting, plan, best)))
-    return System("fed-svt", plan, account(plan, setting), lines(keys, setting, plan, best))
+    plan = sealed(replace(plan, privacy=declared(config, problem, plan, best)))
+    return System(
+        "fed-svt", plan, account(plan, problem), bound_curves(config, problem, plan, best)
+    )
 
 
-def switching_budget(keys: SvtConfig, setting: ProblemSpec) -> int:
+def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
     """kappa."""
     from fastfed.experts import bounds
 
-    if not isinstance(keys.switches, str):
-        return keys.switches
-    if keys.switches == PRINTED:
-        return bounds.switching_budget_printed(setting.experts, keys.failure_probability)
-    return bounds.switching_budget(setting.experts, keys.failure_probability / 3.0)
+    if not isinstance(config.switches, str):
+        return config.switches
+    if config.switches == PRINTED:
+        return bounds.switching_budget_printed(problem.experts, config.failure_probability)
+    return bounds.switching_budget(problem.experts, config.failure_probability / 3.0)
 
 
-def threshold(keys: SvtConfig, setting: ProblemSpec, noise: SparseSwitching, best: float) -> float:
+def threshold(
+    config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
+) -> float:
     """L."""
     from fastfed.experts import bounds
 
-    if not isinstance(keys.threshold, str):
-        return keys.threshold
-    if keys.threshold == PRINTED:
+    if not isinstance(config.threshold, str):
+        return config.threshold
+    if config.threshold == PRINTED:
         margin = bounds.noise_margin_printed(
-            setting.horizon, keys.phase_length, keys.epsilon, keys.failure_probability
+            problem.horizon, config.phase_length, config.epsilon, config.failure_probability
         )
     else:
         margin = bounds.noise_margin(
-            setting.horizon // keys.phase_length,
+            problem.horizon // config.phase_length,
             noise.switches,
             noise.threshold_scale,
             noise.query_scale,
-            keys.failure_probability / 3.0,
+            config.failure_probability / 3.0,
         )
-    return bounds.threshold(setting.silos, best, noise.eta, margin)
+    return bounds.threshold(problem.silos, best, noise.eta, margin)
 
 
-def lines(
-    keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float
+def bound_curves(
+    config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.6 with 1 for O."""
     from fastfed.experts import bounds
@@ -327,8 +331,8 @@ def lines(
     m, noise = plan.silos, plan.noise
     # Each of three things fails with probability rho/3, if kappa and L are those of the proof and
     # the losses themselves promise L*.
-    promised = setting.optimal_loss is not None and best >= setting.optimal_loss
-    proven = promised and keys.switches == keys.threshold == PROVEN
+    promised = problem.optimal_loss is not None and best >= problem.optimal_loss
+    proven = promised and config.switches == config.threshold == PROVEN
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
         found = {}
@@ -341,43 +345,43 @@ def lines(
                 switches=noise.switches,
                 threshold_scale=noise.threshold_scale,
                 query_scale=noise.query_scale,
-                failure_probability=keys.failure_probability / 3.0,
+                failure_probability=config.failure_probability / 3.0,
             )
             found["proven"] = [m * min(float(t), most) for t in rounds]
         printed = bounds.theorem_2_6(
             plan.horizon,
             m,
             plan.experts,
-            keys.epsilon,
+            config.epsilon,
             phase_length=plan.phase_length,
-            failure_probability=keys.failure_probability,
+            failure_probability=config.failure_probability,
             optimal_loss=best,
-            delta=keys.delta or None,
+            delta=config.delta or None,
         )
         found["theorem-2-6"] = [m * min(float(t), printed) for t in rounds]
-        return {**found, **lower_lines(plan, setting, rounds, keys.epsilon, keys.delta)}
+        return {**found, **lower_bound_curves(plan, problem, rounds, config.epsilon, config.delta)}
 
     return at
 
 
-def declared(keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
+def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
     """What the plan claims for one record, which may be behind several losses."""
     return Claim(
         budget=plan.noise.budget,
         source=plan.noise.source,
-        max_participations=setting.multiplicity,
-        caveats=tuple(_about_regret(keys, setting, plan, best)),
+        max_participations=problem.multiplicity,
+        caveats=tuple(_regret_caveats(config, problem, plan, best)),
     )
 
 
 @account.register
-def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
+def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
     """What holds for one record: a loss of one client in one round, or all that it is behind."""
     claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
     found = released(plan)
     assert found is not None
     budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(found[0])
-    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, setting.multiplicity)
+    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, problem.multiplicity)
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition(
@@ -385,7 +389,7 @@ def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
         ),
     )
     also: tuple[SideCertificate, ...] = ()
-    if setting.multiplicity > 1:
+    if problem.multiplicity > 1:
         also = (
             SideCertificate(
                 unit="item",
@@ -412,31 +416,31 @@ def _certificate(plan: SparseVectorPlan, setting: ProblemSpec) -> Certificate:
             PLAYED,
             RAW_MESSAGES,
             *claim.caveats,
-            *((not_met(uses),) if exact > budget.epsilon else ()),
+            *((budget_exceeded(uses),) if exact > budget.epsilon else ()),
             SIMULATION,
             CHANCES,
-            *setting.notes,
+            *problem.notes,
         ),
         source=claim.source,
         also=also,
     )
 
 
-def _about_regret(
-    keys: SvtConfig, setting: ProblemSpec, plan: SparseVectorPlan, best: float
+def _regret_caveats(
+    config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> list[str]:
     """What a reader should know before trusting the regret."""
     found = []
-    if setting.optimal_loss is None:
+    if problem.optimal_loss is None:
         found.append(f"that the best expert loses at most {best:g} at any client is a key's word")
-    elif best < setting.optimal_loss:
+    elif best < problem.optimal_loss:
         found.append(
-            f"the best expert may lose {setting.optimal_loss:g}, more than optimal_loss = {best:g}:"
+            f"the best expert may lose {problem.optimal_loss:g}, more than optimal_loss = {best:g}:"
             " privacy is not touched, the regret bound is"
         )
-    if plan.threshold / setting.silos >= setting.horizon:
+    if plan.threshold / problem.silos >= problem.horizon:
         found.append(
-            f"the threshold, {plan.threshold / setting.silos:.3g} a client, is beyond the horizon: "
+            f"the threshold, {plan.threshold / problem.silos:.3g} a client, is beyond the horizon: "
             "the first expert is hardly ever changed"
         )
     return found
@@ -446,6 +450,6 @@ ALGORITHM = Algorithm(
     id="fed-svt",
     paper="gao-2024",
     summary="one expert for all clients, changed by chance when it has lost too much",
-    keys=SvtConfig,
+    config=SvtConfig,
     build=build,
 )

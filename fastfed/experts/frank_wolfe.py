@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._sampling import Laplaces
 from fastfed._validate import InputError, array, choice
@@ -96,7 +96,7 @@ class Phase:
 
 
 #: Beyond so many trees the steps of their last leaves are below 10^-6.
-MOST_TREES = 20
+MAX_TREES = 20
 
 
 def first_round(phase: int) -> int:
@@ -114,15 +114,15 @@ def needed(batch: int, trees: int) -> float:
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
-def most_trees(phase: int, batch: int, wanted: float) -> int:
+def max_trees(phase: int, batch: int, wanted: float) -> int:
     """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has losses enough."""
     have = first_round(phase - 1)
-    most = math.floor(min(max(wanted, 0.0), MOST_TREES))
+    most = math.floor(min(max(wanted, 0.0), MAX_TREES))
     fits = (t for t in range(most, 0, -1) if batch % 2**t == 0 and needed(batch, t) <= have)
     return next(fits, 0)
 
 
-def wanted_trees(
+def theorem_trees(
     batch: int, gain: float, experts: int, epsilon: float, lipschitz: float, smoothness: float
 ) -> float:
     """T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; infinite without privacy.
@@ -143,9 +143,9 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
     choice("batch", rule, BATCHES)
     if rule == "paper":
         batch = 1 << max(0, math.floor(math.log2(first_round(phase) / (phase - 1) ** 2)))
-        return batch, most_trees(phase, batch, trees_wanted(batch))
+        return batch, max_trees(phase, batch, trees_wanted(batch))
     for power in range(phase - 1, 0, -1):
-        batch, want = 1 << power, min(float(power), MOST_TREES, trees_wanted(1 << power))
+        batch, want = 1 << power, min(float(power), MAX_TREES, trees_wanted(1 << power))
         trees = math.floor(want) if want >= 1.0 else 0
         if trees and needed(batch, trees) <= first_round(phase - 1):
             return batch, trees
@@ -228,8 +228,14 @@ class Walk:
 class FrankWolfePlan(ExpertPlan):
     """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
 
+    sends: ClassVar[str] = "scores"
     phases: tuple[Phase, ...]  # those that learn
     bounds: Bounds
+
+    def gradient_memory(self) -> int:
+        """Bytes of gradients that a simulation of all clients keeps at once."""
+        depths = 1 if self.linear else 1 + max((p.trees for p in self.phases), default=0)
+        return 8 * (depths + 3) * self.silos * self.experts
 
     def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
         """The way of so many clients through the trees of a phase."""
@@ -391,7 +397,7 @@ class GradientCollector:
             taken = self._clipped(loss, x)
             if parent is not None:
                 taken = np.clip(taken - self._clipped(loss, parent), -most, most)
-            native.add(total, taken if unit is None else exact.quantise(taken, unit))
+            aggregation.add(total, taken if unit is None else exact.quantise(taken, unit))
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:

@@ -142,9 +142,9 @@ def hidden_expert(
 # ---- What no algorithm does better than, to be drawn beside curves of linear losses --------------
 
 
-def lower_lines(
+def lower_bound_curves(
     plan: ExpertPlan,
-    setting: ProblemSpec,
+    problem: ProblemSpec,
     rounds: np.ndarray,
     epsilon: float | None = None,
     delta: float = 0.0,
@@ -158,7 +158,7 @@ def lower_lines(
 
     m, d = plan.silos, plan.experts
     found = {}
-    if not setting.iid:
+    if not problem.iid:
         found["theorem-2-4"] = [m * theorem_2_4(int(t), d) for t in rounds]
     if epsilon is not None:
         found["hidden-expert"] = [

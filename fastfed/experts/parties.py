@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise, is_exact
 from fastfed._system import account
@@ -60,7 +60,7 @@ def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
 
 
 @account.register
-def _certificate(plan: SumsPlan, setting: ProblemSpec) -> Certificate:
+def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
     """Of sums that are sent as they are."""
     if released(plan) is None:
         raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
@@ -79,25 +79,25 @@ class SumCollector:
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
         assert isinstance(loss, np.ndarray)
-        native.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
+        aggregation.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         sent, self._sum = self._sum, np.zeros_like(self._sum)
         return sent
 
 
-def check_linear(algorithm: str, setting: ProblemSpec) -> None:
+def check_linear(algorithm: str, problem: ProblemSpec) -> None:
     """InputError unless every expert has a loss of its own."""
-    if not setting.linear:
+    if not problem.linear:
         raise InputError(
             f"{algorithm} needs linear losses, one number for each expert; these are not"
         )
 
 
-def check_phase_length(length: int, setting: ProblemSpec) -> int:
+def check_phase_length(length: int, problem: ProblemSpec) -> int:
     """N, if a phase ends within the horizon."""
-    if length > setting.horizon:
-        raise InputError(f"phase_length must be <= horizon ({setting.horizon}), got {length}")
+    if length > problem.horizon:
+        raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length
 
 
@@ -110,7 +110,7 @@ class ExpertClient(Once):
     First hand it the server's ``start()``. Before each round: while ``due`` is true, send
     ``report()`` to the server and hand its answer to ``receive``. Then play ``x``, weights of the
     d experts (all on one of them: ``expert``), and ``observe`` the loss. A bare
-    ``ExpertClient(plan)`` draws its noise from the operating system; pass ``fastfed.SeededNoise``
+    ``ExpertClient(plan)`` draws its noise from the operating system; pass ``SeededNoise``
     only to simulate.
     """
 
@@ -206,7 +206,7 @@ class ExpertClient(Once):
 class ExpertServer(Once):
     """Adds up what all clients send and chooses what they play (gao-2024, Algorithms 2 and 5).
 
-    A bare ``ExpertServer(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only
+    A bare ``ExpertServer(plan)`` draws from the operating system; pass ``SeededNoise`` only
     to simulate.
 
     Guarantee: that of the system's certificate, for one loss of one client in one round.

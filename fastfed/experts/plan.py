@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 from typing import Protocol as Interface
 
 import numpy as np
@@ -15,6 +16,7 @@ from fastfed._system import System
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
 from fastfed.protocols.messages import frozen
+from fastfed.protocols.plan import of_kind
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
 
 __all__ = ["Algorithm", "System"]
@@ -188,6 +190,12 @@ class Decider(Interface):
 class ExpertPlan(ABC):
     """One curve of experts: all clients play the same x, a point of the simplex."""
 
+    driver: ClassVar[str] = "experts"
+    example: ClassVar[str] = "one of experts, such as system.plan of fed-svt"
+    parties: ClassVar[str] = "it is for ExpertClient(plan, index) and ExpertServer(plan)"
+    #: What clients send: sums of their losses, or "scores" of experts, from gradients.
+    sends: ClassVar[str] = "sums"
+
     silos: int  # m
     horizon: int  # T
     experts: int  # d
@@ -230,6 +238,10 @@ class ExpertPlan(ABC):
         """Bytes that all clients keep between exchanges; by default what one sum takes."""
         return 8 * self.experts
 
+    def gradient_memory(self) -> int:
+        """Bytes of gradients that a simulation of all clients keeps at once."""
+        return 0
+
     def sends_weights(self, release: int) -> bool:
         """Whether the server answers an exchange with weights, and not with one expert."""
         return False
@@ -245,13 +257,9 @@ class ExpertPlan(ABC):
 
 def check_expert_plan(plan: object) -> ExpertPlan:
     """The plan if it is one of experts, and gives what it says that it gives."""
-    if not isinstance(plan, ExpertPlan):
-        raise InputError(
-            "plan must be one of experts, such as system.plan of fed-svt, "
-            f"got {type(plan).__name__}"
-        )
-    verify(plan)
-    return plan
+    found = of_kind(plan, ExpertPlan)  # type: ignore[type-abstract]
+    verify(found)
+    return found
 
 
 def start_expert(experts: int, noise: NoiseSource) -> int:

@@ -16,7 +16,7 @@ from scipy.special import digamma
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts import lower_bounds as check
-from fastfed.experts.frank_wolfe import MOST_TREES
+from fastfed.experts.frank_wolfe import MAX_TREES
 
 
 class PhaseNoise(NamedTuple):
@@ -105,7 +105,7 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
 def _phase(phase: PhaseNoise) -> PhaseNoise:
     if not isinstance(phase, PhaseNoise):
         raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
-    trees = integer("trees", phase.trees, at_least=1, at_most=MOST_TREES)
+    trees = integer("trees", phase.trees, at_least=1, at_most=MAX_TREES)
     batch = integer("batch", phase.batch, at_least=1)
     if batch % 2**trees:
         raise InputError(f"batch must be a multiple of 2^trees = {2**trees}, got {batch}")

@@ -41,8 +41,8 @@ def _gap(gap: float) -> float:
 def _steps(d: int, gap: float) -> tuple[np.ndarray, int]:
     """Law of X rounded down to a grid, and how many of its points are <= ln d."""
     width = gap / 2.0 / _CELLS
-    law = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
-    return law, int(math.log(d) / width * (1.0 + 1e-12)) + 1
+    distribution = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
+    return distribution, int(math.log(d) / width * (1.0 + 1e-12)) + 1
 
 
 def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
@@ -56,10 +56,10 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
     d, kappa = check.check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
         return 0.0
-    law, points = _steps(d, _gap(gap))
-    sums = law[:points]
+    distribution, points = _steps(d, _gap(gap))
+    sums = distribution[:points]
     for _ in range(kappa):
-        sums = np.convolve(sums, law)[:points]
+        sums = np.convolve(sums, distribution)[:points]
         if not sums.any():
             break
     return min(1.0, float(sums.sum()))
@@ -73,10 +73,10 @@ def switching_budget(experts: int, failure_probability: float, *, gap: float = 4
     d, rho = check.check_experts(experts), check.check_failure(failure_probability)
     if d == 1:
         return 0
-    law, points = _steps(d, _gap(gap))
-    sums, kappa = law[:points], 0
+    distribution, points = _steps(d, _gap(gap))
+    sums, kappa = distribution[:points], 0
     while sums.sum() > rho:
-        sums, kappa = np.convolve(sums, law)[:points], kappa + 1
+        sums, kappa = np.convolve(sums, distribution)[:points], kappa + 1
     return kappa
 
 

@@ -6,6 +6,7 @@ Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
 from __future__ import annotations
 
 from fastfed.privacy.accounting.gdp import compose, delta_of, epsilon_of, mu_of
+from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
@@ -24,6 +25,7 @@ from fastfed.privacy.releases.gaussian_release import (
     calibrate_release,
     calibrate_tree,
 )
+from fastfed.privacy.releases.tree_release import TreeRelease
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
     RELATIONS,
@@ -39,6 +41,7 @@ __all__ = [
     "MECHANISMS",
     "RELATIONS",
     "UNITS",
+    "AuditResult",
     "Budget",
     "Calibrated",
     "Certificate",
@@ -48,6 +51,7 @@ __all__ = [
     "GaussianTree",
     "Guarantee",
     "SideCertificate",
+    "TreeRelease",
     "as_text",
     "calibrate",
     "calibrate_release",

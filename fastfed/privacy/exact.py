@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
 
@@ -87,7 +87,7 @@ def noisy(
     values, std: (s,), std > 0. noise: (s,), within ``error`` of the ideal Z.
     """
     grid = grid_of(std)
-    released, doubtful = native.round_noisy(values, noise, std, grid, error)
+    released, doubtful = aggregation.round_noisy(values, noise, std, grid, error)
     for j in doubtful:
         released[j] = _settled(float(values[j]), float(std[j]), float(grid[j]), j, refine)
     return released
@@ -197,7 +197,7 @@ def choose(
     weights = np.exp((least_cost - costs) * rate, where=counts > 0, out=np.zeros(len(costs)))
     ends = np.cumsum(weights * counts)
     total = float(ends[-1])
-    target = float(draw.words[index]) * 2.0**-64 * total
+    target = float(draw.random_u64[index]) * 2.0**-64 * total
     # Relative to the total: an exponent of at most 745 is rounded twice, its function and the sums
     # n times more, and the uniform has other bits.
     slack = total * (len(costs) + 1600) * 2.0**-52

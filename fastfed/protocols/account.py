@@ -1,4 +1,4 @@
-"""What plans of linear systems release, in the terms of `fastfed.privacy.account`.
+"""Releases of linear systems' plans, in the terms of `fastfed.privacy.account`.
 
 Everything is read from what drivers and parties execute: the protocol's randomizer and analyzer,
 batch size and horizon, noise, bits, clipping, trigger. The claim adds what no number says.
@@ -230,7 +230,7 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def released_only(plan: Plan) -> bool:
-    """Whether actions depend on synchronised statistics alone.
+    """True if actions depend on synchronised statistics alone.
 
     With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
     """

@@ -1,4 +1,4 @@
-"""What travels between silo, shuffler and server: immutable values with named arrays."""
+"""Messages between silo, shuffler and server: immutable values with named arrays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Report(Statistic):
-    """What one silo sends at one synchronisation."""
+    """Message of one silo at one synchronisation."""
 
     silo: int = 0
 
@@ -84,7 +84,7 @@ class Counts(Report):
 
 @dataclass(frozen=True)
 class Shuffled(Statistic):
-    """What leaves the shuffler: a report that no longer says who sent it, or the sum of all
+    """Message that leaves the shuffler: a report that no longer says who sent it, or the sum of all
     silos' counts, which is what permuted bits tell."""
 
 
@@ -124,4 +124,4 @@ class ShuffledBits(Bits):
 
 @dataclass(frozen=True)
 class Broadcast(Statistic):
-    """What the server sends back to every silo: the synchronised statistics."""
+    """Message of the server to every silo: the synchronised statistics."""

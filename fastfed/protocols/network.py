@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg, rng
 from fastfed._random import INSTANCE, check_seed
 from fastfed._validate import InputError, choice, integer, number, show
 
@@ -58,7 +58,7 @@ class Graph:
         silos, seed = integer("silos", silos, at_least=1), check_seed(seed)
         if name == "random":
             if probability is None:
-                probability = min(1.0, 2.0 * native.log(silos) / silos)
+                probability = min(1.0, 2.0 * linalg.log(silos) / silos)
             probability = number("probability", probability, at_least=0.0, at_most=1.0)
             return cls(silos, _random_edges(silos, seed, probability))
         if probability is not None:
@@ -192,7 +192,7 @@ class Graph:
         return tuple(sorted(tuple(clique) for clique in found))
 
     def edges_crossed(self, silo: int, hops: int, ttl: int) -> int:
-        """How often an edge was crossed once a silo's broadcast was handed on ``hops`` times.
+        """Count the crossings of edges once a silo's broadcast was handed on ``hops`` times.
 
         The broadcast itself is the first time, and ``ttl``, the time to live, the last: what is
         sent at the end of round t has by the end of round T been handed on
@@ -248,7 +248,7 @@ def _checked_edges(edges: Any, silos: int) -> Edges:
 
 def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     # Row i has the pairs (i, j < i). Other instances are drawn from silo 0 or in later rounds.
-    rows = [native.words(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
+    rows = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
     drawn = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
     kept = drawn < probability * 2.0**32
@@ -345,7 +345,7 @@ class Network(Generic[M]):
         self._hand_on(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
 
     def deliver(self) -> list[tuple[int, M]]:
-        """Who hears of what at the start of the next round; call it once a round.
+        """Deliver messages at the start of the next round; call it once a round.
 
         Pairs (silo, message), older broadcasts first. The hand-on at the end of that round is
         settled at once: it cannot be stopped any more, and ``bytes_sent`` counts it.

@@ -7,8 +7,10 @@ again, gamma rounds later, whatever a member sent has reached every other one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,11 +62,20 @@ class Part:
 class PeerPlan:
     """One decentralised curve as data: who can hear whom, and the plan of every part."""
 
+    driver: ClassVar[str] = "peers"
+    example: ClassVar[str] = "a PeerPlan, such as system.plan of feducb-decentralized"
+    parties: ClassVar[str] = "it has no server, each silo is a Peer(plan, index)"
+
     graph: Graph
     gamma: int
     horizon: int
     dimension: int
     parts: tuple[Part, ...]
+
+    def with_claim(self, change: Callable[[Claim], Claim]) -> PeerPlan:
+        """Plan in which the claim of every part is changed."""
+        parts = (replace(p, plan=p.plan.with_claim(change)) for p in self.parts)
+        return replace(self, parts=tuple(parts))
 
     @property
     def silos(self) -> int:
@@ -76,7 +87,7 @@ class PeerPlan:
 
     @property
     def privacy(self) -> Claim | None:
-        """What is declared of the part that costs most; each is sealed with its own account."""
+        """Claim of the part that costs most; each is sealed with its own account."""
         claims = [part.plan.privacy for part in self.parts]
         known = [claim for claim in claims if claim is not None]
         if len(known) < len(claims):
@@ -105,6 +116,6 @@ class PeerPlan:
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """How often an estimator has been used by the end of a round."""
+        """Number of uses of an estimator by the end of a round."""
         first = estimator or self.gamma
         return (round - first) // self.gamma + 1 if round >= first else 0

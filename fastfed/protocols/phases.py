@@ -7,16 +7,17 @@ each phase and plays the next one greedily on the server's private mean of all e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
 from fastfed.protocols.messages import frozen
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import Plan, of_kind
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ PLAIN_MEAN = Protocol(
 
 @dataclass(frozen=True)
 class LocalEstimate:
-    """What one silo sends at the end of a phase: its least-squares estimate, (d,)."""
+    """Message of one silo at the end of a phase: its least-squares estimate, (d,)."""
 
     phase: int
     values: np.ndarray
@@ -64,7 +65,7 @@ class LocalEstimate:
 
 @dataclass(frozen=True)
 class Model:
-    """What the server sends to all silos at the end of a phase, to play the next one with, (d,)."""
+    """Message of the server at the end of a phase: the model of the next one, (d,)."""
 
     phase: int
     values: np.ndarray
@@ -77,11 +78,19 @@ class Model:
 class PhasePlan:
     """One curve in phases, as plain data."""
 
+    driver: ClassVar[str] = "phases"
+    example: ClassVar[str] = "a PhasePlan, such as system.plan of robin"
+    parties: ClassVar[str] = "it is in phases, for Client(plan, index) and Averager(plan)"
+
     local: Plan  # how a silo plays the initial phases
     initial: int  # U
     protocol: Protocol  # PRIVATE_MEAN or PLAIN_MEAN
     means: tuple[WinsorizedMean, ...] = ()  # private ones, of phases U, U + 1, ... that end
     privacy: Claim | None = None  # what is declared of it; None: nothing
+
+    def with_claim(self, change: Callable[[Claim], Claim]) -> PhasePlan:
+        """Plan whose claim, if it has one, is changed."""
+        return self if self.privacy is None else replace(self, privacy=change(self.privacy))
 
     @property
     def silos(self) -> int:
@@ -131,10 +140,7 @@ def phases_of(horizon: int) -> int:
 
 def check_phase_plan(plan: object) -> PhasePlan:
     """The plan if it is one of phases, and gives what it says that it gives."""
-    if not isinstance(plan, PhasePlan):
-        raise InputError(
-            f"plan must be a PhasePlan, such as system.plan of robin, got {type(plan).__name__}"
-        )
+    plan = of_kind(plan, PhasePlan)
     wanted = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != wanted:
         raise InputError(

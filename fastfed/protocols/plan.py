@@ -1,14 +1,17 @@
-"""A plan: everything a driver needs to play one curve, as plain data."""
+"""Plans: everything a driver needs to run one curve, as plain data."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar, TypeVar
+from typing import Protocol as TypingProtocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases import toeplitz
@@ -59,7 +62,7 @@ class Radius:
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
         """beta at one entry of the arrays, with ``rows`` rows in V."""
-        return native.radius_at(
+        return linalg.radius_at(
             self.multiplier,
             self.scale,
             self.base,
@@ -71,7 +74,7 @@ class Radius:
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
         """beta at one entry where V has this determinant."""
-        return native.determinant_radius(
+        return linalg.determinant_radius(
             self.multiplier,
             self.scale,
             self.base,
@@ -127,6 +130,11 @@ class Plan:
     The step driver interprets it; the compiled driver executes it across synchronisations.
     """
 
+    #: Which driver runs it, what it is in a sentence, and which parties take it.
+    driver: ClassVar[str] = "server"
+    example: ClassVar[str] = "a Plan, such as system.plan"
+    parties: ClassVar[str] = "it is for Silo(plan, index), Shuffler(plan) and Server(plan)"
+
     silos: int
     horizon: int
     dimension: int
@@ -145,6 +153,23 @@ class Plan:
     score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
     trigger: Trigger | None = None  # when to synchronise, where the data decide
     privacy: Claim | None = None  # what is declared of it; None: nothing
+
+    def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
+        """Plan whose claim, if it has one, is changed."""
+        return self if self.privacy is None else replace(self, privacy=change(self.privacy))
+
+    @property
+    def bit_levels(self) -> int:
+        """Levels of tree nodes that travel as bits."""
+        return self.levels if self.protocol.bits else 0
+
+    @property
+    def history_numbers(self) -> int:
+        """Numbers of noise that a simulation of all silos keeps: of Toeplitz releases."""
+        if self.release != "toeplitz":
+            return 0
+        owners = self.silos if self.protocol.noise_by == "silos" else 1
+        return owners * self.releases * self.statistic_size
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
@@ -182,7 +207,7 @@ class Plan:
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
-        """Where the arrays of regularizer and radius say what holds after so many releases."""
+        """Index into the arrays of regularizer and radius after so many releases."""
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
@@ -197,12 +222,12 @@ class Plan:
 
     @property
     def by_users(self) -> bool:
-        """Whether users send their own messages, one by one."""
+        """True if users send their own messages, one by one."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Who sends a message, in a word."""
+        """Sender of a message, in a word."""
         return "user" if self.by_users else "silo"
 
     @property
@@ -212,11 +237,11 @@ class Plan:
 
     def level(self, release: int) -> int:
         """Level of the tree node that a release completes; without a tree all are leaves."""
-        return 0 if self.protocol.flat else native.node_level(release)
+        return 0 if self.protocol.flat else aggregation.node_level(release)
 
     @cached_property
     def units(self) -> np.ndarray:
-        """What a 1 in a summed message stands for, by level and entry: 1 / g for bits, (levels, s).
+        """Value of a 1 in a summed message, by level and entry: 1 / g for bits, (levels, s).
 
         Empty where messages are statistics.
         """
@@ -268,17 +293,38 @@ class Plan:
         return releases * 64 * self.statistic_size * self.silos
 
 
-def check_plan(plan: object) -> Plan:
-    """Plan if it is one, and gives what it says that it gives.
+class AnyPlan(TypingProtocol):
+    """A plan of any kind: it names its driver and its parties."""
 
-    A system is the likely mistake, or a plan without a server. InputError for these, and where the
-    noise of the plan is not the one that its certificate is about.
+    driver: ClassVar[str]
+    example: ClassVar[str]
+    parties: ClassVar[str]
+
+
+P = TypeVar("P", bound=AnyPlan)
+
+
+def of_kind(plan: object, kind: type[P]) -> P:
+    """The plan, if it is of this kind; InputError says what it is otherwise.
+
+    A system is the likely mistake, or a plan of another kind, which names its own parties.
     """
-    if isinstance(plan, Plan):
-        verify(plan)
+    if isinstance(plan, kind):
         return plan
-    if type(plan).__name__ == "PeerPlan":
-        raise InputError("plan has no server, each silo is a Peer: use fastfed.Peer(plan, index)")
-    if type(plan).__name__ == "PhasePlan":
-        raise InputError("plan is in phases: use fastfed.Client(plan, index) and fastfed.Averager")
-    raise InputError(f"plan must be a Plan, such as system.plan, got {type(plan).__name__}")
+    hint = getattr(type(plan), "parties", None)
+    raise InputError(
+        f"plan must be {kind.example}, got {type(plan).__name__}{f': {hint}' if hint else ''}"
+    )
+
+
+def check_plan(plan: object) -> Plan:
+    """The plan if it is a Plan and its noise is the one that its certificate is about.
+
+    Raises
+    ------
+    InputError
+        For anything else, with the parties that take it where it is a plan of another kind.
+    """
+    found = of_kind(plan, Plan)
+    verify(found)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# The same numbers stand in src/ff_play.h.
+# The same numbers stand in src/ff_run.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
 SEND_NOISY_BATCH = 6
 ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
@@ -32,17 +32,17 @@ class Protocol:
 
     @property
     def flat(self) -> bool:
-        """Whether batches are added up one by one, without a tree."""
+        """True if batches are added up one by one, without a tree."""
         return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
-        """Whether p-sums of the binary tree are kept."""
+        """True if p-sums of the binary tree are kept."""
         return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
-        """Whether data points travel as bits."""
+        """True if data points travel as bits."""
         return self.randomizer == SEND_BITS
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
@@ -26,7 +26,7 @@ from fastfed.protocols.vector_sum import encoding_of, ones_of
 
 
 class Randomizer(Protocol):
-    """What every randomizer does: take in data points, and make one report of each batch."""
+    """Base of randomizers: they accumulate data points, and make one report of each batch."""
 
     release: int
 
@@ -59,7 +59,7 @@ class SumRandomizer:
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""
-        native.add(self._batch, self._adder.point(x, y))
+        aggregation.add(self._batch, self._adder.point(x, y))
 
     def report(self) -> Report:
         """The batch since the last report, randomized; the batch is then forgotten."""
@@ -74,7 +74,7 @@ class SumRandomizer:
         return report
 
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is sent, and the raw prefix sum once it is.
+        """Message, and the raw prefix sum once it is sent.
 
         Rows of the tree are written at once: a report that is made again writes them again, from
         rows of lower levels, which it leaves alone.
@@ -87,17 +87,17 @@ class SumRandomizer:
             return self._adder.node(self._batch, release), total
         if self._by_prefix:
             total = total.copy()
-            native.add(total, self._batch)
+            aggregation.add(total, self._batch)
             return self._adder.prefix(total, release), total
-        level = native.node_level(release)
-        native.psum(self._sums, self._batch, level)
+        level = aggregation.node_level(release)
+        aggregation.psum(self._sums, self._batch, level)
         if sends == SEND_NODE:
             return self._sums[level], total
         node = self._adder.node(self._sums[level], release)
         if sends == SEND_NOISY_NODE:
             return node, total
         self._nodes[level] = node
-        return native.prefix(self._nodes, release), total
+        return aggregation.prefix(self._nodes, release), total
 
 
 # ---- A user's own device, where users are the parties of a protocol: one message leaves it -------
@@ -109,7 +109,7 @@ class User(Once):
     ``number`` is the user's round t = 1..T. ``message(x, reward)`` clips the data point to what the
     plan allows and makes the one message that may leave the device: the noisy statistics, or their
     bits. ``release`` and ``place`` say which batch it belongs to, and where in it. A bare
-    ``User(plan, number)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    ``User(plan, number)`` draws from the operating system; pass ``SeededNoise`` only to
     simulate.
 
     Guarantee: that of the system's certificate, for this user's context and rewards.
@@ -152,7 +152,7 @@ class User(Once):
         y, clip = number("reward", reward), self.plan.clip
         outside = beyond = False
         if clip is not None:
-            outside = native.clip_norm(features, clip.feature)
+            outside = linalg.clip_norm(features, clip.feature)
             beyond = not clip.low <= y <= clip.high
             y = min(max(y, clip.low), clip.high)
         made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
@@ -167,13 +167,13 @@ class User(Once):
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Bits for a shuffler; without one, the number of ones, which is all that they may tell."""
         point = np.zeros(self.plan.statistic_size)
-        native.accumulate(point, x, y)
+        linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
-        words = self.noise.words(0, self.number, size)
+        words = self.noise.random_u32(0, self.number, size)
         noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
         count = ones_of(point, encoding, 0, words, noise)
         if self.plan.protocol.shuffled:
-            bits = native.encode_bits(count, encoding.message_bits(0))
+            bits = aggregation.encode_bits(count, encoding.message_bits(0))
             return Bits(self.release, d, bits, self.place)
         centred = count - encoding.each(0, d) - encoding.noise_bits[0] / 4.0
         return Counts(self.release, d, centred, self.place)

@@ -1,4 +1,4 @@
-"""What is added to statistics before they are released: one node's noise, or a prefix's.
+"""Noise that is added to statistics before they are released: of one node, or of a prefix.
 
 A release says how the noise of prefix sums comes from independent noises (`PrefixNoise`). Who adds
 it (`Adder`) depends on where noise is drawn: in float64 from seeds, as simulations do and the
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
@@ -25,7 +25,7 @@ from fastfed.protocols.account import bounds
 from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
 
-#: The releases by name, in the order of src/ff_play.h: those accounted for, and a published code's.
+#: The releases by name, in the order of src/ff_run.h: those accounted for, and a published code's.
 RELEASES = (*ACCOUNTED, "nested")
 
 #: Draws the standard normals (s,) of a numbered node; asked for again it gives the same.
@@ -43,11 +43,11 @@ class PrefixNoise(Protocol):
         ...
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """What it is a sum of: coefficients by node, as real numbers."""
+        """Terms of the sum: coefficients by node, as real numbers."""
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """How many terms these are at most, and the sum of their coefficients, or a little more."""
+        """Most terms of the sum, and the sum of their coefficients, or a little more."""
         ...
 
 
@@ -58,18 +58,18 @@ class HonakerNoise:
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        level, number = native.node_level(k), native.honaker_number(k)
+        level, number = aggregation.node_level(k), aggregation.honaker_number(k)
         estimate, *nodes = (np.array(draw(number + j)) for j in range(level + 1))
         for j, node in enumerate(nodes, start=1):
-            native.honaker(estimate, node, self._estimates[j - 1], j)
+            aggregation.honaker(estimate, node, self._estimates[j - 1], j)
         self._estimates[level] = estimate
-        return native.prefix(self._estimates, k)
+        return aggregation.prefix(self._estimates, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
         # v_h 2^(g - h) of a node of level g under a block of level h, v_h = 2^h / (2^(h+1) - 1).
         found = {}
         for end in honaker.prefix_nodes(k):
-            top = native.node_level(end)
+            top = aggregation.node_level(end)
             for g in range(top + 1):
                 c = Fraction(1 << g, (2 << top) - 1)
                 first = end - (1 << top) + (1 << g)
@@ -94,7 +94,7 @@ class ToeplitzNoise:
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
         self._history[k - 1] = draw(k)
-        return native.toeplitz(self._history, self._coefficients, k)
+        return aggregation.toeplitz(self._history, self._coefficients, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
         return {k - j: Fraction(math.comb(2 * j, j), 1 << (2 * j)) for j in range(k)}
@@ -115,12 +115,12 @@ class NestedNoise:
         drawn, noise = self._draws, np.zeros(self._size)
         self._draws = drawn + [np.array(draw(n + 1)) for n in range(len(drawn), self._wanted(k))]
         for each in self._draws:
-            native.add(noise, each)
+            aggregation.add(noise, each)
         return noise
 
     @staticmethod
     def _wanted(k: int) -> int:
-        return 1 + int(native.log(k + 1))
+        return 1 + int(linalg.log(k + 1))
 
     def terms(self, k: int) -> dict[int, Fraction]:
         return dict.fromkeys(range(1, self._wanted(k) + 1), Fraction(1))
@@ -178,7 +178,7 @@ def make_adder(
 def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd) -> np.ndarray:
     """Statistic plus its node's noise, in float64; a source that gives too little is refused."""
     normals = array("noise", normals, shape=(statistic_size(dimension),))
-    return native.add_noise(values, normals, dimension, *std.parts)
+    return aggregation.add_noise(values, normals, dimension, *std.parts)
 
 
 class FloatAdder:
@@ -204,7 +204,7 @@ class FloatAdder:
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
         made = np.zeros(self.plan.statistic_size)
-        native.accumulate(made, x, y)
+        linalg.accumulate(made, x, y)
         return made
 
     def node(self, values: np.ndarray, number: int) -> np.ndarray:
@@ -243,7 +243,7 @@ class ExactAdder:
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
         made = np.zeros(self.plan.statistic_size)
-        native.accumulate(made, x, y)
+        linalg.accumulate(made, x, y)
         return exact.quantise(made, self.unit)
 
     def check(self, values: np.ndarray, who: str) -> None:

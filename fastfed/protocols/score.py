@@ -1,4 +1,4 @@
-"""What picks an action: upper confidence bounds, or a score function that a package adds."""
+"""Scores of actions: upper confidence bounds, or a function that a package adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastfed.privacy.certificate import Condition
 
 #: The score of LinUCB, which the kernels have.
 UCB = "ucb"
-WANTED = "a numba.cfunc of fastfed.score_signature()"
+WANTED = "a numba.cfunc of fastfed.protocols.score.score_signature()"
 
 #: What of compiled code cannot carry anything from one call to the next: arithmetic, memory of the
 #: call's own, and how a compiled function raises.
@@ -44,7 +44,7 @@ def score_signature() -> Any:
     ``round`` counts from 1, ``state`` points at a copy of the float64 array given to ``Score``, a
     fresh one for every call, and ``scores`` holds zeros: nothing written lasts. All
     randomness must come from ``key`` (uint64), which is another one for every silo and round: see
-    `fastfed.keyed`.
+    `fastfed.counter_rng`.
     """
     from numba import types
 
@@ -85,7 +85,7 @@ class Score:
 
     @cached_property
     def keeps_no_state(self) -> bool:
-        """Whether nothing that the function writes can be seen by a later call.
+        """True if nothing that the function writes can be seen by a later call.
 
         Read from the compiled code: it must name no memory but its arguments', by no address made
         of a number and no global, and call nothing but arithmetic. False where there is no code to
@@ -102,17 +102,17 @@ class Score:
 
     @property
     def condition(self) -> Condition:
-        """What a certificate says of a score, for guarantees rest on it."""
+        """Condition of a certificate about a score, on which guarantees rest."""
         return Condition("the score keeps no state between calls", self.keeps_no_state)
 
 
 def compiled(function: Any) -> bool:
-    """Whether it may be called as a score: with another signature it would read foreign memory."""
+    """True if it has the signature of a score: with another it would read foreign memory."""
     return hasattr(function, "address") and getattr(function, "_sig", None) == score_signature()
 
 
 def check_score(name: str, found: Any) -> Score:
-    """What an entry point names, as a Score."""
+    """Check what an entry point names, and wrap it in a Score."""
     if isinstance(found, Score):
         return found
     if not compiled(found):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
@@ -55,7 +55,7 @@ class Server(Once):
         rows = [self._values(message) for message in ordered]
         total = np.array(rows[0])
         for row in rows[1:]:
-            native.add(total, row)
+            aggregation.add(total, row)
         release = self.release + 1
         combined, raw = self._combined(total, release)
         if not np.isfinite(combined).all():
@@ -134,7 +134,7 @@ class Server(Once):
         return self.plan.silos * self.plan.points(level)
 
     def _combined(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is broadcast, and the raw prefix sum once it is.
+        """Values to broadcast, and the raw prefix sum once they are.
 
         A row of the tree is written at once: what is made again writes it again, from the reports.
         """
@@ -144,7 +144,7 @@ class Server(Once):
             total = total * self.plan.units[level]
         if makes == ADD:
             combined = self._total.copy()
-            native.add(combined, total)
+            aggregation.add(combined, total)
             return combined, raw
         if makes == REPLACE:
             return total, raw
@@ -152,10 +152,10 @@ class Server(Once):
             adder.check(total, "the sum of the reports")
         if makes == NOISY_ADD:
             raw = raw.copy()
-            native.add(raw, total)
+            aggregation.add(raw, total)
             return adder.prefix(raw, release), raw
         self._nodes[level] = adder.node(total, release) if makes == NOISY_TREE else total
-        return native.prefix(self._nodes, release), raw
+        return aggregation.prefix(self._nodes, release), raw
 
 
 # ---- The server of a federation in phases: one model from all local estimates --------------------
@@ -164,7 +164,7 @@ class Server(Once):
 class Averager(Once):
     """Combines the estimates of all silos at the end of each phase (huang-2023, Algorithm 1 R_0).
 
-    A bare ``Averager(plan)`` draws from the operating system; pass ``fastfed.SeededNoise`` only to
+    A bare ``Averager(plan)`` draws from the operating system; pass ``SeededNoise`` only to
     simulate. Estimates that are not finite count as 0 and raise nothing: an exception that depends
     on data would tell something about them.
 
@@ -235,6 +235,6 @@ class Averager(Once):
             return made_by(finite, signs, self._drawn[RANGE], self._drawn[LAPLACE])
         total = np.zeros(self.plan.dimension)
         for row in finite:
-            native.add(total, row)
+            aggregation.add(total, row)
         mean_of_all = total / len(finite)
         return np.where(np.isfinite(mean_of_all), mean_of_all, 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError
@@ -91,7 +91,7 @@ class Shuffler(Once):
         if self.plan.protocol.bits:
             total = np.array(values[0])
             for other in values[1:]:
-                native.add(total, other)
+                aggregation.add(total, other)
             return [Shuffled(release, d, total)]
         order = self.noise.permutation(release, len(values))
         if self.plan.protocol.senders != "users":

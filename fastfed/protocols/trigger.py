@@ -1,4 +1,5 @@
-"""When to synchronise, where the data decide: the determinant rule, and its private form."""
+"""Triggers, which let the data decide when to synchronise: the determinant rule, and a private
+one."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, driver, linalg
 from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
 from fastfed.privacy import exact
 from fastfed.protocols.messages import statistic_size
 
-# The same numbers stand in src/ff_clock.h.
+# The same numbers stand in src/ff_trigger.h.
 DETERMINANT, PRIVATE_DETERMINANT = 1, 2
 
 
@@ -38,11 +39,11 @@ class Trigger:
     delay: int = 0
 
     def updates(self, dimension: int) -> bool:
-        """Whether data points update a factor, instead of a determinant anew in every round.
+        """True if data points update a factor, instead of a determinant anew in every round.
 
         The same number but for rounding, and less work in high dimensions.
         """
-        return self.kind == DETERMINANT and dimension > native.ANEW
+        return self.kind == DETERMINANT and dimension > driver.RECOMPUTE_MAX
 
     def levels(self, horizon: int) -> int:
         """Nodes of N that a round can be part of."""
@@ -82,7 +83,7 @@ class Clock:
         """A synchronisation has just made S = total + ridge I, of factor ``w``."""
         self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
-        self._before = native.log_det(w)
+        self._before = linalg.log_det(w)
         if self._wide is not None:
             self._growth, factor = self._grown(total.copy())
             if factor is not None:
@@ -95,26 +96,26 @@ class Clock:
         drawn = self._drawn(round) if private else None
         self._rounds += 1
         if self._wide is not None:
-            self._growth += native.log(native.observe(self._wide, None, x, 0.0))
+            self._growth += linalg.log(linalg.observe(self._wide, None, x, 0.0))
         else:
-            native.add(self._batch, self._point(x))
+            aggregation.add(self._batch, self._point(x))
             self._growth, _ = self._grown(self._seen(drawn))
         self.value = self._growth * self._rounds
         bar = self.trigger.threshold / self._rounds
         return self._growth > bar if private else self._growth >= bar
 
     def _grown(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
-        """What ln det of v + ridge I has grown by, and its factor."""
+        """Growth of ln det of v + ridge I, and its factor."""
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge
-        w = native.factor(v[d:], d)
+        w = linalg.factor(v[d:], d)
         # A matrix that is not positive definite has not grown.
-        return (-np.inf, None) if w is None else (native.log_det(w) - self._before, w)
+        return (-np.inf, None) if w is None else (linalg.log_det(w) - self._before, w)
 
     def _point(self, x: np.ndarray) -> np.ndarray:
         """x x' as a statistic."""
         point = np.zeros(self._size)
-        native.accumulate(point, x, 0.0)
+        linalg.accumulate(point, x, 0.0)
         return exact.quantise(point, self._unit) if self._ideal is not None else point
 
     def _drawn(self, round: int) -> np.ndarray | Normals:
@@ -127,15 +128,15 @@ class Clock:
         """S + Q, with the noise of this round's prefix where the rule is private."""
         v = self._total.copy()
         if drawn is None:
-            native.add(v, self._batch)
+            aggregation.add(v, self._batch)
             return v
-        d, level = self.dimension, native.node_level(self._rounds)
+        d, level = self.dimension, aggregation.node_level(self._rounds)
         values = drawn.values if isinstance(drawn, Normals) else drawn
         self._nodes[level, d:] = values
-        prefix = native.prefix(self._nodes, self._rounds)
+        prefix = aggregation.prefix(self._nodes, self._rounds)
         if not isinstance(drawn, Normals):
-            native.add(v, self._batch)
-            return native.add_noise(v, prefix, d, 0.0, *self.trigger.std)
+            aggregation.add(v, self._batch)
+            return aggregation.add_noise(v, prefix, d, 0.0, *self.trigger.std)
         self._drawn_nodes[level] = drawn
         parts = [
             (node.interval, Fraction(1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SeededNoise, SystemNoise
 from fastfed._validate import InputError, array, choice, integer, number
@@ -62,10 +62,10 @@ class BitRandomizer:
         if plan.protocol.flat:
             levels = [0] if leaf <= plan.releases else []
         else:
-            levels = native.touched_levels(leaf, plan.releases)
-        words = self.noise.words(self.silo, round, len(levels) * size).reshape(-1, size)
+            levels = aggregation.touched_levels(leaf, plan.releases)
+        words = self.noise.random_u32(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
-        native.accumulate(point, x, y)
+        linalg.accumulate(point, x, y)
         self._encode(point, levels, words, round)
         self.round = round
 
@@ -84,7 +84,7 @@ class BitRandomizer:
             size = self.plan.statistic_size
             self._drawn = release, self.noise.binomials(self.silo, release, size, trials)
         message = self._drawn[1].copy()
-        native.add(message, self._sums[level])
+        aggregation.add(message, self._sums[level])
         report = Counts(release, self.plan.dimension, message, self.silo)
         self._sums[level] = 0.0
         self.release = release
@@ -104,7 +104,9 @@ class MessageRandomizer(BitRandomizer):
         noises = [self.noise.point_binomials(self.silo, round, j, size, b[j]) for j in levels]
         for level, drawn, noise in zip(levels, words, noises, strict=True):
             count = ones_of(point, self.encoding, level, drawn, noise)
-            self._bits[level].append(native.encode_bits(count, self.encoding.message_bits(level)))
+            self._bits[level].append(
+                aggregation.encode_bits(count, self.encoding.message_bits(level))
+            )
 
     def report(self) -> Bits:
         """All bits of the node released now."""
@@ -123,13 +125,13 @@ def round_statistic(
     """sums <- sums + (fixed point of a data point, less its g), each stream with its own g."""
     d = dimension_of(len(point))
     for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
-        native.round_point(point[part], float(g), clamped, words[part], sums[part])
+        aggregation.round_point(point[part], float(g), clamped, words[part], sums[part])
 
 
 def ones_of(
     point: np.ndarray, encoding: Encoding, level: int, words: np.ndarray, noise: np.ndarray
 ) -> np.ndarray:
-    """How many bits of each entry's message are one, (s,) int64; ``noise`` is centred."""
+    """Count the ones in each entry's message, (s,) int64; ``noise`` is centred."""
     ones = np.zeros(len(point))
     round_statistic(point, encoding.steps(level), True, words, ones)
     g = encoding.each(level, dimension_of(len(point)))
@@ -287,7 +289,7 @@ class VectorSum(Once):
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
         points = np.array(array("vectors", vectors, shape=shape), order="C")
         for point in points:
-            native.clip_norm(point, self.bound)
+            linalg.clip_norm(point, self.bound)
         return points / self.bound
 
     @once
@@ -303,10 +305,10 @@ class VectorSum(Once):
         (point,) = self._scaled([x], (1, self.dimension))
         d, g, b = self.dimension, self.precision, self.noise_bits
         ones, release = np.zeros(d), self._sums + 1
-        native.round_point(point, g, True, self.noise.words(user, release, d), ones)
+        aggregation.round_point(point, g, True, self.noise.random_u32(user, release, d), ones)
         noise = self.noise.point_binomials(user, release, 0, d, b)
         count = np.rint(ones + g + noise + b / 4.0).astype(np.int64)
-        return native.encode_bits(count, self.message_bits)
+        return aggregation.encode_bits(count, self.message_bits)
 
     def _check_individual(self, users: int) -> None:
         held = users * self.dimension * self.message_bits
@@ -359,15 +361,15 @@ class VectorSum(Once):
             bits = [self.randomize(p * self.bound, i) for i, p in enumerate(points)]
             return self.analyze(self.shuffle(np.array(bits)))
         release = self._sums + 1
-        words = self.noise.words(0, release, n * d).reshape(n, d)
+        words = self.noise.random_u32(0, release, n * d).reshape(n, d)
         counts = self.noise.binomials(0, release, d, n * self.noise_bits)
-        native.round_points(points, self.precision, True, words, counts)
+        aggregation.round_points(points, self.precision, True, words, counts)
         self._sums = release
         return counts * (self.bound / self.precision)
 
     @property
     def certificate(self) -> Certificate:
-        """What one sum guarantees. Raises InputError when no budget was given."""
+        """Certificate of one sum. Raises InputError when no budget was given."""
         if self.budget is None:
             raise InputError("epsilon and delta must be given for a certificate, got noise_bits")
         epsilon, budget = self.exact(), self.budget

@@ -1,1 +1,1 @@
-"""What runs leave behind: the store, and the summaries read from it."""
+"""Results of runs: the store on disk, and the summaries read from it."""

@@ -1,4 +1,4 @@
-"""Result folders: what a stored experiment holds, and the files written beside it."""
+"""Files of a result folder: decoding what a store holds, lock files, and writing whole files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import numpy as np
 
 from fastfed._validate import InputError, show
 
-# What a store holds, decoded and checked: a file may be damaged, and SQLite does not see it all.
-# Whatever is not as a store has it raises one of ``BROKEN``.
+# ---- Decoding ------------------------------------------------------------------------------------
+# A file may be damaged in ways that SQLite does not see, so every value is checked when it is read.
 
-
-#: What comes of decoding what is not what a store holds.
+#: Errors that decoding a damaged value raises.
 BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
@@ -51,21 +50,24 @@ class _Certificate(_Side, kw_only=True):
     also: list[_Side] = []
 
 
-def certificate(value: str) -> dict[str, Any]:
-    """A certificate as plain data, with all that is read of one."""
+def decode_certificate(value: str) -> dict[str, Any]:
+    """Return a stored certificate as plain data, after a check of every field that is read."""
     msgspec.json.decode(value, type=_Certificate)
     found: dict[str, Any] = msgspec.json.decode(value)
     return found
 
 
-def facts(value: str, checkpoints: int) -> dict[str, Any]:
-    """A curve's facts; JSON has no infinity, so an infinite bound is stored as null."""
+def decode_facts(value: str, checkpoints: int) -> dict[str, Any]:
+    """Return a curve's stored facts: silos, dimension, bounds and notes.
+
+    JSON has no infinity, so an infinite bound is stored as null.
+    """
     found: dict[str, Any] = msgspec.json.decode(value)
     for name in ("silos", "dimension"):
-        if whole(found[name]) < 1:
+        if check_whole(found[name]) < 1:
             raise ValueError(f"{name} {show(found[name])}")
     for note in found.get("about_records", ()):
-        text(note)
+        check_text(note)
     for name, values in found.get("bounds", {}).items():
         values[:] = [math.inf if v is None else float(v) for v in values]
         if len(values) != checkpoints:
@@ -73,74 +75,89 @@ def facts(value: str, checkpoints: int) -> dict[str, Any]:
     return found
 
 
-def checked_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """Everything under ``meta``, if what is read of it everywhere has its type."""
+def check_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the table ``meta``, after a check of the types that readers rely on."""
     identity, rounds = meta["identity"], meta["rounds"]
-    text(identity["name"])
+    check_text(identity["name"])
     for number in (identity["horizon"], identity["silos"], *rounds):
-        if whole(number) < 1:
+        if check_whole(number) < 1:
             raise ValueError(f"horizon, silos and checkpoints are {show(number)}")
     for curve in identity["curves"]:
-        text(curve["label"])
+        check_text(curve["label"])
     if not (rounds and isinstance(meta["figure"], dict)):
         raise ValueError("checkpoints or figure are missing")
     return meta
 
 
-def counted(blobs: list[Any], kind: str, checkpoints: int) -> np.ndarray:
-    """(R, checkpoints): a column of cells, one of each replicate."""
+def decode_replicates(blobs: list[Any], kind: str, checkpoints: int) -> np.ndarray:
+    """Return one column of a curve, (R, checkpoints), from a blob of each replicate."""
     rows = [np.frombuffer(blob, kind) for blob in blobs]
     for row in rows:
         if len(row) != checkpoints or not np.isfinite(row).all():
-            raise ValueError(f"a cell has no {checkpoints} finite numbers")
+            raise ValueError(f"a replicate has no {checkpoints} finite numbers")
     return np.array(rows)
 
 
-def text(value: Any) -> str:
+def check_text(value: Any) -> str:
+    """Return value if it is a string."""
     if not isinstance(value, str):
         raise ValueError(f"a text is {show(value)}")
     return value
 
 
-def whole(value: Any) -> int:
+def check_whole(value: Any) -> int:
+    """Return value if it is an integer."""
     if not isinstance(value, int):
         raise ValueError(f"a whole number is {show(value)}")
     return value
 
 
-def finite(value: Any) -> float:
+def check_finite(value: Any) -> float:
+    """Return value as a float if it is a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"a number is {show(value)}")
     return float(value)
 
 
-# ---- Files of an output folder: whole or not there, and one writer at a time ---------------------
-
+# ---- Locks and whole files -----------------------------------------------------------------------
 
 try:
     import fcntl
-except ImportError:  # Windows: SQLite still keeps its file whole, but nobody is refused
+except ImportError:  # Windows: SQLite keeps its file whole, but a second writer is not refused
     fcntl = None  # type: ignore[assignment]
 
-#: Errors of a disk that takes no more; they are nobody's input.
+#: Errors of a full or failing disk, which no input can mend.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-class Taken(Exception):
-    """Another process holds a lock."""
+class LockHeld(Exception):
+    """Raised where another process holds a lock."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
-        self.owner = owner  # "1234 on host", or nothing where it is not known
+        self.owner = owner  # "1234 on host", or empty where it is not known
 
 
 @contextmanager
 def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock file ``path``, which is there only as long as it is held.
+    """Hold a lock file, which exists only while it is held.
 
-    The system lets go of it when the process ends, even by kill -9; a file that is left over then
-    stops nobody. Raises Taken where another process holds it (``wait``: waits for it), OSError
-    where it cannot be made or the file system has no locks.
+    The system releases the lock when the process ends, even after kill -9; a file left over then
+    blocks nobody.
+
+    Parameters
+    ----------
+    path : Path
+        The lock file.
+    wait : bool
+        Wait for another process instead of raising LockHeld.
+
+    Raises
+    ------
+    LockHeld
+        If another process holds the lock.
+    OSError
+        If the file cannot be created, or the file system has no locks.
     """
     if fcntl is None:
         yield
@@ -156,6 +173,7 @@ def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _locked(path: Path, how: int) -> int:
+    """Return a descriptor of the locked file, which then names this process."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -163,21 +181,22 @@ def _locked(path: Path, how: int) -> int:
         except BlockingIOError:
             owner = os.pread(descriptor, 300, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise Taken(owner) from None
+            raise LockHeld(owner) from None
         except BaseException:
             os.close(descriptor)
             raise
-        # Whoever held it may have removed the file between opening and locking.
+        # The former holder may have removed the file between opening and locking.
         if _same(descriptor, path):
             break
         os.close(descriptor)
-    with suppress(OSError):  # a full disk; the lock holds without a name
+    with suppress(OSError):  # on a full disk the lock holds without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return descriptor
 
 
 def _same(descriptor: int, path: Path) -> bool:
+    """Return True if the descriptor is of the file that is at path now."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -185,7 +204,15 @@ def _same(descriptor: int, path: Path) -> bool:
 
 
 def replace_file(path: Path, data: bytes) -> Path:
-    """Write a file under another name first, so that no reader ever meets half of it."""
+    """Write a file under another name and rename it, so that no reader ever sees half of it.
+
+    Raises
+    ------
+    InputError
+        If the path cannot be written.
+    OSError
+        If the disk is full or fails.
+    """
     fresh = path.with_name(f".{path.name}.new")
     try:
         with exclusive(fresh, wait=True):
@@ -195,12 +222,12 @@ def replace_file(path: Path, data: bytes) -> Path:
                 os.fsync(file.fileno())
             os.replace(fresh, path)
     except OSError as error:
-        raise refusal(path, error) from None
+        raise write_error(path, error) from None
     return path
 
 
-def refusal(path: Path, error: OSError) -> Exception:
-    """What to raise where a path cannot be written: InputError, or the error of a full disk."""
+def write_error(path: Path, error: OSError) -> Exception:
+    """Return the exception to raise for a failed write: InputError, or OSError of a full disk."""
     if error.errno in FULL:
         return OSError(error.errno, error.strerror, str(path))
     return InputError(f"cannot write to {path}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Results of an experiment: arrays by curve, counts, and tables for data frames."""
+"""Results of an experiment in memory: curves over replicates, and tidy tables of them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed._face import Displayed, notebook
+from fastfed._display import Displayed, renderer
 from fastfed._validate import InputError, choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# ---- Counts over replicates: means that stay whole where all replicates agree --------------------
+# ---- Counts over replicates ----------------------------------------------------------------------
 
-
-#: float64 counts exactly up to here.
+#: Largest count that float64 holds exactly.
 COUNTED = 2.0**53
 
 
 def whole_bytes(bits: np.ndarray) -> np.ndarray:
-    """Whole bytes that hold so many bits."""
+    """Return the number of whole bytes that hold so many bits, elementwise."""
     return np.ceil(bits / 8.0)
 
 
 def means(counts: np.ndarray) -> list[float]:
-    """Mean over replicates of counts (R, C), (C,): an int where all of them counted the same, a
-    float otherwise and beyond 2^53."""
+    """Return the mean over replicates of counts (R, C), one for each checkpoint.
+
+    A mean is an int where all replicates counted the same, and a float otherwise and beyond 2^53.
+    """
     first, mean = counts[0], counts.mean(axis=0)
     agree = (counts == first).all(axis=0)
     # The mean of equal counts may round.
@@ -39,23 +40,57 @@ def means(counts: np.ndarray) -> list[float]:
     ]
 
 
-# ---- The results of an experiment in memory: curves over replicates, with their certificates -----
+# ---- Curves and results --------------------------------------------------------------------------
 
 
 class StoredCertificate(dict[str, Any], Displayed):
-    """A certificate as it is stored: plain data, shown as sentences in notebooks."""
+    """A certificate as it is stored: plain data, displayed as sentences in notebooks."""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """As text where IPython prints it in a terminal."""
-        printer.text(notebook().as_text(self))
+        """Print text where IPython runs in a terminal."""
+        printer.text(renderer().as_text(self))
 
 
 @dataclass(frozen=True, repr=False)
 class CurveResult(Displayed):
     """One curve: every replicate's regret and messages at the checkpoints, and its guarantee.
 
-    What was sent is a mean over replicates: an int where all of them counted the same, a float
-    otherwise and beyond 2^53.
+    R is the number of replicates and C that of checkpoints. Properties such as ``bits_up`` are
+    means over replicates: an int where all of them counted the same, and a float otherwise and
+    beyond 2^53.
+
+    Parameters
+    ----------
+    label, algorithm, protocol : str
+        As in the spec.
+    silos, dimension, horizon : int
+        M, d and T.
+    rounds : ndarray of int64, shape (C,)
+        The checkpoints.
+    group_regret : ndarray, shape (R, C)
+        Cumulative regret, summed over silos.
+    replicates : tuple of int
+        Numbers of the replicates, in the order of the rows.
+    synchronisation_counts : ndarray of int64, shape (R, C)
+        Synchronisations so far.
+    bits_up_counts, bits_down_counts : ndarray, shape (R, C)
+        Bits sent so far by all silos, and to all silos.
+    certificate : dict
+        The privacy certificate as plain data.
+    events : dict
+        Totals over replicates by name: indefinite V, clipped features, switches of expert, ...
+    agent_rounds_per_second : float, optional
+        Speed of one thread; None where nothing was timed.
+    bounds : dict
+        Bounds by name, each a list of C numbers: of group regret, or where the name begins with
+        "synchronisations" of the number of synchronisations. Infinite where nothing is promised.
+    packages : dict
+        Packages with versions, by part (algorithm, environment, score), of parts that are not
+        fastfed's own.
+    made : dict
+        Provenance of the certificate, if it is stored: "version", "spec_digest" and "date".
+    about_records : tuple of str
+        What no certificate covers where the records are real; empty elsewhere.
     """
 
     label: str
@@ -64,26 +99,18 @@ class CurveResult(Displayed):
     silos: int
     dimension: int
     horizon: int
-    rounds: np.ndarray  # (C,) int64
-    group_regret: np.ndarray  # (R, C): cumulative, summed over silos
+    rounds: np.ndarray
+    group_regret: np.ndarray
     replicates: tuple[int, ...]
-    synchronisation_counts: np.ndarray  # (R, C) int64: so far
-    bits_up_counts: np.ndarray  # (R, C): sent so far by all silos
-    bits_down_counts: np.ndarray  # (R, C): sent so far to all silos
+    synchronisation_counts: np.ndarray
+    bits_up_counts: np.ndarray
+    bits_down_counts: np.ndarray
     certificate: dict[str, Any]
-    #: Totals over replicates, by name: indefinite V, clipped features, switches of expert, ...
     events: dict[str, int]
-    #: Of one thread; None where nothing was timed.
     agent_rounds_per_second: float | None = None
-    #: By name, at the checkpoints (C,): of group regret, and where the name begins with
-    #: "synchronisations" of how often a replicate synchronises. Infinite where nothing is promised.
     bounds: dict[str, list[float]] = field(default_factory=dict)
-    #: Packages, with their versions, that algorithm, environment or score are from, by part: those
-    #: that are not fastfed's own.
     packages: dict[str, str] = field(default_factory=dict)
-    #: How the certificate was made: "version" of fastfed, "spec_digest" and "date"; of a store.
     made: dict[str, str] = field(default_factory=dict)
-    #: What no certificate covers, where rounds are played on real records; nothing elsewhere.
     about_records: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -100,7 +127,7 @@ class CurveResult(Displayed):
 
     @property
     def synchronisations(self) -> float:
-        """Synchronisations of a replicate."""
+        """Synchronisations of a replicate at the last round."""
         return means(self.synchronisation_counts)[-1]
 
     @property
@@ -110,7 +137,7 @@ class CurveResult(Displayed):
 
     @property
     def bits_up(self) -> float:
-        """Bits all silos send in a replicate."""
+        """Bits that all silos send in a replicate."""
         return means(self.bits_up_counts)[-1]
 
     @property
@@ -120,22 +147,22 @@ class CurveResult(Displayed):
 
     @property
     def bytes_up(self) -> float:
-        """``bits_up`` in bytes, whole ones in every replicate."""
+        """Bytes that all silos send in a replicate; rounded up in each replicate."""
         return means(whole_bytes(self.bits_up_counts))[-1]
 
     @property
     def bytes_down(self) -> float:
-        """``bits_down`` in bytes, whole ones in every replicate."""
+        """Bytes sent to all silos in a replicate; rounded up in each replicate."""
         return means(whole_bytes(self.bits_down_counts))[-1]
 
     @property
     def bytes_curve(self) -> list[float]:
-        """Bytes sent up and down by each checkpoint, all silos together, (C,)."""
+        """Bytes sent up and down by each checkpoint, summed over silos, (C,)."""
         return means(whole_bytes(self.bits_up_counts) + whole_bytes(self.bits_down_counts))
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes up and down in a replicate, all silos together."""
+        """Bytes up and down in a replicate, summed over silos."""
         return self.bytes_curve[-1]
 
     @property
@@ -145,13 +172,12 @@ class CurveResult(Displayed):
 
     @property
     def stderr(self) -> np.ndarray:
-        """Standard error of the mean, (C,); NaN for a single replicate, which tells nothing."""
+        """Standard error of ``mean``, (C,); NaN for a single replicate."""
         return standard_error(self.group_regret)
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
-        """What was counted by each checkpoint, by name, (R, C): synchronisations, and what all
-        silos together sent and got, in bits and in whole bytes."""
+        """Counts so far by name, each (R, C): synchronisations, and bits and bytes of all silos."""
         return {
             "synchronisations": self.synchronisation_counts,
             "bits_up": self.bits_up_counts,
@@ -161,7 +187,7 @@ class CurveResult(Displayed):
         }
 
     def final(self, divisor: float = 1.0) -> dict[str, float]:
-        """Mean and standard error at the last round, divided."""
+        """Return mean and standard error of group regret at the last round, each over divisor."""
         return {
             "mean": float(self.mean[-1]) / divisor,
             "stderr": float(self.stderr[-1]) / divisor,
@@ -175,32 +201,31 @@ class CurveResult(Displayed):
         bounds: bool = False,
         log: str = "",
     ) -> Axes:
-        """Draw this curve alone; arguments, errors and what comes back as of `Results.plot`.
+        """Draw this curve alone; see `Results.plot` for arguments, errors and the result.
 
-        On axes that have lines it takes the next colour.
+        On axes that have lines already it takes the next colour.
         """
-        drawn: Axes = notebook().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
+        drawn: Axes = renderer().plot(self._alone(), ax, metric=metric, bounds=bounds, log=log)
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """The rows of `Results.to_records` for this curve, without its experiment."""
+        """Return the rows of `Results.to_records` for this curve, without its experiment."""
         return records(columns([self], level))
 
     def to_frame(self, level: str = "summary") -> Any:
-        """``to_records`` as a pandas DataFrame, see `Results.to_frame`."""
+        """Return ``to_records`` as a pandas DataFrame; see `Results.to_frame`."""
         return frame(columns([self], level))
 
     @property
     def dated_certificate(self) -> dict[str, Any]:
-        """The certificate with the version, spec and date that it was made by, if they are known:
-        as it is handed out."""
+        """The certificate with version, spec digest and date of its making, where known."""
         return StoredCertificate({**self.certificate, **self.made})
 
     def _alone(self) -> Results:
         return Results(self.label, self.horizon, self.silos, (self,), {})
 
     def to_builtins(self) -> dict[str, Any]:
-        """The JSON of one curve."""
+        """Return plain data of the curve, as in the JSON of ``fastfed results``."""
         return {
             "label": self.label,
             "algorithm": self.algorithm,
@@ -231,7 +256,10 @@ class CurveResult(Displayed):
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Of the mean over replicates of values (R, C), (C,); NaN for a single replicate."""
+    """Return the standard error, (C,), of the mean over replicates of values (R, C).
+
+    NaN for a single replicate.
+    """
     n = len(values)
     if n < 2:
         return np.full(values.shape[1], math.nan)
@@ -240,14 +268,28 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 
 def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Counts of events, added up over replicates."""
+    """Return the counts of events by name, summed over replicates."""
     names = list(dict.fromkeys(name for events in replicates for name in events))
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 
 
 @dataclass(frozen=True, repr=False)
 class Results(Displayed):
-    """All curves of one experiment; what ``simulate`` returns and ``load`` reads."""
+    """All curves of one experiment, as ``simulate`` returns and ``load`` reads them.
+
+    ``results[label]`` is the curve of that label.
+
+    Parameters
+    ----------
+    experiment : str
+        Name of the experiment.
+    horizon, silos : int
+        T and M.
+    curves : tuple of CurveResult
+        The curves, in the order of the spec.
+    figure : dict
+        Figure settings of the spec.
+    """
 
     experiment: str
     horizon: int
@@ -268,11 +310,27 @@ class Results(Displayed):
     def paired_difference(
         self, first: str, second: str, *, per_silo: bool = False
     ) -> tuple[float, float]:
-        """Mean and standard error of first - second in final group regret, replicate by replicate.
+        """Compare two curves by final group regret, replicate by replicate.
 
-        ``per_silo`` divides each curve's regret by its own number of silos first. Curves of one
-        experiment see the same contexts and reward noise, so the difference is much less noisy
-        than the curves.
+        Curves of one experiment see the same contexts and reward noise, so the difference is much
+        less noisy than the curves.
+
+        Parameters
+        ----------
+        first, second : str
+            Labels of the curves.
+        per_silo : bool
+            Divide each curve's regret by its own number of silos first.
+
+        Returns
+        -------
+        mean, stderr : float
+            Mean of first - second over shared replicates, and its standard error; NaN for one.
+
+        Raises
+        ------
+        KeyError
+            If there is no curve of a label.
         """
         a, b = self[first], self[second]
         shared = sorted(set(a.replicates) & set(b.replicates))
@@ -294,44 +352,74 @@ class Results(Displayed):
         log: str = "",
         curves: Iterable[str] | None = None,
     ) -> Axes:
-        """Draw the curves as the report does, and return matplotlib's axes.
+        """Draw the curves as the report does.
 
         Lines are means over replicates at the checkpoints, bands two standard errors to either
-        side. Colours are those of the report, whichever ``curves`` (labels; default: all) are
-        drawn; on axes that have such lines already they go on where those end.
+        side. A curve has the colour that it has in the report, whichever curves are drawn; on axes
+        that have such lines already, colours continue after theirs.
 
-        ``ax``: the axes to draw into; None makes a figure with pyplot.
-        ``metric``: "group_regret", "per_silo_regret" (divided by the curve's own silos),
-        "time_average_regret" (divided by the round); or what was counted so far, on average of a
-        replicate, all silos together: "synchronisations", "bits", "bytes" (up and down), or one
-        of both ways, "bits_up", "bits_down", "bytes_up", "bytes_down". None: what the figure of
-        the spec asks for, else "group_regret".
-        ``bounds``: also the bounds of regret that the figure asks for (``[[figure.line]]``), or
-        all that are stored where it asks for none; up to three times the tallest curve.
-        ``log``: which axes are logarithmic, "", "x", "y" or "xy".
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            The axes to draw into; None makes a figure with pyplot.
+        metric : str, optional
+            "group_regret", "per_silo_regret" (divided by the curve's own silos) or
+            "time_average_regret" (divided by the round); or a count so far, the mean over
+            replicates of the sum over silos: "synchronisations", "bits", "bytes" (up and down),
+            "bits_up", "bits_down", "bytes_up", "bytes_down". None: the metric of the spec's
+            figure, else "group_regret".
+        bounds : bool
+            Draw the regret bounds that the figure asks for (``[[figure.line]]``) too, or all that
+            are stored where it asks for none, up to three times the tallest curve.
+        log : {"", "x", "y", "xy"}
+            Logarithmic axes.
+        curves : iterable of str, optional
+            Labels of the curves to draw; all by default.
 
-        Raises InputError without matplotlib, for an unknown label or metric, for results without
-        curves, and for bounds beside a metric that is not regret.
+        Returns
+        -------
+        matplotlib Axes
+            The axes drawn into.
+
+        Raises
+        ------
+        InputError
+            Without matplotlib, for an unknown label or metric, for results without curves, and
+            for bounds beside a metric that is not regret.
         """
-        drawn: Axes = notebook().plot(
+        drawn: Axes = renderer().plot(
             self, ax, metric=metric, bounds=bounds, log=log, curves=curves
         )
         return drawn
 
     def to_records(self, level: str = "summary") -> list[dict[str, Any]]:
-        """Tidy rows as plain dicts; needs no other package, and every data frame takes them.
+        """Return tidy rows as plain dicts, which need no other package.
 
-        ``level``: "summary", one row per curve; "curves", one per (label, round), means and
-        standard errors over replicates; "replicates", one per (label, replicate, round). Names
-        are those of ``fastfed results --json``, as in ``group_regret_mean``; ``round`` is a
-        checkpoint, and what is counted is counted up to it. A curve's bounds are columns
-        ``bound_<name>`` of "curves". None where nothing is known: no proven epsilon, no
-        standard error of a single replicate. Raises InputError for another level.
+        Names are those of ``fastfed results --json``, as in ``group_regret_mean``; ``round`` is a
+        checkpoint, and counts are up to it. A value is None where nothing is known, such as an
+        epsilon that is not proven, or the standard error of a single replicate.
+
+        Parameters
+        ----------
+        level : {"summary", "curves", "replicates"}
+            "summary": one row per curve. "curves": one per (label, round), with means and
+            standard errors over replicates, and bounds as ``bound_<name>``. "replicates": one per
+            (label, replicate, round).
+
+        Returns
+        -------
+        list of dict
+            The rows.
+
+        Raises
+        ------
+        InputError
+            For another level.
         """
         return records(self._columns(level))
 
     def to_frame(self, level: str = "summary") -> Any:
-        """``to_records`` as a pandas DataFrame, NaN for None; InputError without pandas."""
+        """Return ``to_records`` as a pandas DataFrame, NaN for None; InputError without pandas."""
         return frame(self._columns(level))
 
     def _columns(self, level: str) -> Columns:
@@ -341,7 +429,7 @@ class Results(Displayed):
         return {name: [value] * rows for name, value in whole.items()} | found
 
     def to_builtins(self) -> dict[str, Any]:
-        """The JSON of ``fastfed results``."""
+        """Return plain data of all curves, the JSON of ``fastfed results``."""
         return {
             "experiment": self.experiment,
             "horizon": self.horizon,
@@ -350,13 +438,12 @@ class Results(Displayed):
         }
 
 
-# Curves as tidy columns: one row per curve, per checkpoint, or per replicate and checkpoint.
-# Names are those of the JSON of ``fastfed results``; a pair such as {"mean", "stderr"} becomes two
-# columns, ``group_regret_mean`` and ``group_regret_stderr``.
-
+# ---- Tidy tables ---------------------------------------------------------------------------------
+# Column names are those of the JSON of ``fastfed results``; a pair such as {"mean", "stderr"}
+# becomes two columns, ``group_regret_mean`` and ``group_regret_stderr``.
 
 LEVELS = ("summary", "curves", "replicates")
-#: What is counted beside regret and messages, by name; a curve that does not count it has none.
+#: Events that have a column; None for a curve that does not count them.
 EVENTS = ("indefinite", "clipped_features", "clipped_rewards", "switches", "switches_spent")
 REGRETS = ("group_regret", "per_silo_regret", "time_average_regret")
 NO_PANDAS = (
@@ -364,31 +451,31 @@ NO_PANDAS = (
     "(to_records needs nothing)"
 )
 
-#: By name: a list of plain values, or an array of numbers, NaN where nothing is known.
+#: Columns by name: a list of plain values, or an array of numbers, NaN where nothing is known.
 Columns = dict[str, list[Any] | np.ndarray]
 
 
 def columns(curves: Iterable[CurveResult], level: str) -> Columns:
-    """The columns of all curves one below the other."""
+    """Return the columns of all curves, one curve below the other."""
     choice("level", level, LEVELS)
     parts = [_BY_LEVEL[level](curve) for curve in curves]
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: _below([_column(part, name) for part in parts]) for name in names}
+    return {name: _concatenated([_column(part, name) for part in parts]) for name in names}
 
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
-    # Numbers alone are missing in some curves: bounds.
+    # Only bounds, which are numbers, are missing in some curves.
     return part[name] if name in part else np.full(len(part["label"]), math.nan)
 
 
-def _below(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
+def _concatenated(parts: list[list[Any] | np.ndarray]) -> list[Any] | np.ndarray:
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     return [value for part in parts for value in part]
 
 
 def records(columns: Columns) -> list[dict[str, Any]]:
-    """The rows of columns as dicts of plain values, None where nothing is known."""
+    """Return the rows of columns as dicts of plain values, None where nothing is known."""
     plain = [
         [_known(v) for v in (values.tolist() if isinstance(values, np.ndarray) else values)]
         for values in columns.values()
@@ -397,12 +484,12 @@ def records(columns: Columns) -> list[dict[str, Any]]:
 
 
 def frame(columns: Columns) -> Any:
-    """The columns as a pandas DataFrame, NaN where nothing is known; InputError without pandas."""
+    """Return columns as a pandas DataFrame, NaN for unknown; InputError without pandas."""
     try:
         import pandas
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    # Text is always known: a list with gaps is one of numbers.
+    # Text is always known, so a list with None holds numbers.
     return pandas.DataFrame(
         {
             name: np.array(values, np.float64)
@@ -414,7 +501,7 @@ def frame(columns: Columns) -> Any:
 
 
 def summary(curve: CurveResult) -> dict[str, Any]:
-    """The one row of a curve: final values, what was sent, and privacy."""
+    """Return the summary row of a curve: final values, messages and privacy."""
     values = curve.to_builtins()
     certificate = curve.certificate
     claimed, exact = certificate["claimed"] or {}, certificate["exact"] or {}
@@ -447,8 +534,8 @@ def _summary(curve: CurveResult) -> Columns:
 
 
 def _curves(curve: CurveResult) -> Columns:
-    """Means and standard errors over replicates, at the checkpoints."""
-    found = _who(curve, len(curve.rounds))
+    """Return means and standard errors over replicates, at the checkpoints."""
+    found = _names(curve, len(curve.rounds))
     found["round"] = curve.rounds
     for name, divisor in _divisors(curve).items():
         found[f"{name}_mean"] = curve.mean / divisor
@@ -458,9 +545,9 @@ def _curves(curve: CurveResult) -> Columns:
 
 
 def _replicates(curve: CurveResult) -> Columns:
-    """What every replicate had at every checkpoint."""
+    """Return the values of every replicate at every checkpoint."""
     many, each = curve.group_regret.shape
-    found = _who(curve, many * each)
+    found = _names(curve, many * each)
     found["replicate"] = np.repeat(curve.replicates, each)
     found["round"] = np.tile(curve.rounds, many)
     for name, divisor in _divisors(curve).items():
@@ -471,15 +558,15 @@ def _replicates(curve: CurveResult) -> Columns:
 _BY_LEVEL = {"summary": _summary, "curves": _curves, "replicates": _replicates}
 
 
-def _who(curve: CurveResult, rows: int) -> Columns:
+def _names(curve: CurveResult, rows: int) -> Columns:
     return {name: [getattr(curve, name)] * rows for name in ("label", "algorithm", "protocol")}
 
 
 def _divisors(curve: CurveResult) -> dict[str, Any]:
-    """What group regret is divided by; the time average is over the rounds so far."""
+    """Return the divisors of group regret; the time average is over the rounds so far."""
     return dict(zip(REGRETS, (1, curve.silos, curve.rounds), strict=True))
 
 
 def _known(value: Any) -> Any:
-    """Value, or None where it is NaN."""
+    """Return value, or None where it is NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,8 +1,8 @@
 """The store: one SQLite file in an output folder, one committed row per curve and replicate.
 
-What a run decided stands in ``meta``, ``curves`` and ``cells`` and is the same however the run
-was divided; how long it took, and with which versions, stands apart, in ``timings`` and ``runs``,
-and when and by what a certificate was made in ``certified``.
+The tables ``meta``, ``curves`` and ``cells`` (one row per curve and replicate) hold results, which
+are the same however a run was divided. Times and versions are apart, in ``timings`` and ``runs``;
+``certified`` says when, and by which version, each certificate was made.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 import fastfed
 from fastfed._validate import InputError
 from fastfed.results import files
-from fastfed.results.files import Taken, exclusive, refusal
+from fastfed.results.files import LockHeld, exclusive, write_error
 from fastfed.results.results import CurveResult, Results, total_events
 
 FILE = "results.sqlite"
 
-#: Held by the process that writes; it goes when that ends.
+#: Lock file of the writing process; removed when that ends.
 LOCK = f".{FILE}.lock"
 
-#: What SQLite says when the disk does not take what it writes.
+#: SQLite's error codes of a full or failing disk.
 FAILING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
-#: What SQLite says when others hold its file for long.
+#: SQLite's error codes where other processes hold its file for long.
 WAITING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 FORMAT = "4"
 
@@ -57,7 +57,7 @@ CREATE TABLE runs (
     fastfed TEXT NOT NULL, python TEXT NOT NULL, numpy TEXT NOT NULL, platform TEXT NOT NULL);
 """
 
-#: Of the certificates in ``curves``: which version made them, and when. Older stores have none.
+#: Version and date of each certificate in ``curves``. Older stores do not have this table.
 CERTIFIED = """
 CREATE TABLE IF NOT EXISTS certified (
     position INTEGER PRIMARY KEY, version TEXT NOT NULL, spec_digest TEXT NOT NULL,
@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS certified (
 
 @dataclass(frozen=True)
 class CurveRow:
-    """What the store keeps of a curve beside its cells."""
+    """One row of ``curves``: what is stored of a curve beside its replicates."""
 
     label: str
     algorithm: str
@@ -77,8 +77,8 @@ class CurveRow:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One curve, one replicate; arrays are by checkpoint, as an Outcome has them."""
+class ReplicateRow:
+    """One row of ``cells``: one replicate of one curve; arrays are by checkpoint, (C,)."""
 
     position: int
     replicate: int
@@ -90,8 +90,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One call that played something: how long until its last commit, and on what."""
+class RunRow:
+    """One row of ``runs``: a call that simulated something, with its time and versions.
+
+    ``seconds`` is the wall-clock time until the last commit.
+    """
 
     seconds: float
     threads: int
@@ -103,17 +106,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Effort:
-    """What the committed cells cost."""
+    """Cost of all committed replicates: thread-seconds, agent-rounds, and the runs."""
 
     thread_seconds: float
     agent_rounds: int
-    runs: tuple[Run, ...]
+    runs: tuple[RunRow, ...]
 
 
 def made_now(identity: dict[str, Any]) -> dict[str, str]:
-    """Which version makes certificates now, for which spec, and on which day (UTC).
+    """Return version, spec digest and date (UTC) for certificates that are made now.
 
-    The digest is the SHA-256 of the identity, all keys of a spec that decide its results.
+    The digest is the SHA-256 of the identity: all keys of a spec that decide its results.
     """
     return {
         "version": fastfed.__version__,
@@ -127,8 +130,8 @@ def _json(value: Any) -> str:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """While a store is read: whatever is damaged in it is said in a sentence."""
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn errors of a damaged store into an InputError that names it."""
     try:
         yield
     except InputError:
@@ -141,7 +144,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 class Store:
-    """An open store. Use ``create_or_resume`` to write, ``open_existing`` to read."""
+    """An open store: ``create_or_resume`` opens one to write, ``open_existing`` to read."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, threads: int = 1) -> None:
         self._db = connection
@@ -155,11 +158,24 @@ class Store:
     def create_or_resume(
         cls, folder: Path, meta: dict[str, Any], curves: Sequence[CurveRow], threads: int = 1
     ) -> Iterator[Store]:
-        """The store of an experiment in a folder, made if there is none; nobody else writes to it.
+        """Open the store of an experiment for writing, and create it if there is none.
 
-        ``meta`` must hold ``identity``; a folder whose store has another one is refused, and so
-        is one that another process has open here: nothing is written then. ``threads`` is noted
-        beside the time.
+        Parameters
+        ----------
+        folder : Path
+            The output folder, created if need be. Only one process at a time writes there.
+        meta : dict
+            The table ``meta``; must hold ``identity``.
+        curves : sequence of CurveRow
+            All curves of the experiment, in order.
+        threads : int
+            Noted beside the time of the run.
+
+        Raises
+        ------
+        InputError
+            If the folder holds another experiment, another process writes there, or it cannot be
+            written. Nothing is written then.
         """
         path = folder / FILE
         _check_identity(folder, path, meta)
@@ -173,8 +189,8 @@ class Store:
                 with _opened(path, threads, curves, meta) as store:
                     yield store
             except MemoryError:
-                # What never fitted leaves nothing that looks like results.
-                if made and not _cells_in(path):
+                # A run that never fitted into memory leaves nothing that looks like results.
+                if made and not _count_rows(path):
                     with suppress(OSError):
                         path.unlink()
                         stack.close()
@@ -185,7 +201,7 @@ class Store:
     @classmethod
     @contextmanager
     def open_existing(cls, folder: Path) -> Iterator[Store]:
-        """The store of a folder, for reading."""
+        """Open the store of a folder for reading; InputError where there is none."""
         path = folder / FILE
         if not os.path.isfile(path):
             raise InputError(f"{folder} holds no results ({FILE} is missing)")
@@ -198,9 +214,9 @@ class Store:
 
     @classmethod
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
-        """(position, replicate) of every cell committed in a folder, none where there is no store.
+        """Return (position, replicate) of all that is committed in a folder.
 
-        Nothing is written; a store of another experiment is refused.
+        Empty where there is no store. Writes nothing; InputError for another experiment's store.
         """
         if not _check_identity(folder, folder / FILE, {"identity": identity}):
             return set()
@@ -208,17 +224,30 @@ class Store:
             return store.done()
 
     def done(self) -> set[tuple[int, int]]:
-        """(position, replicate) of every committed cell."""
-        with _whole(self.path):
+        """Return (curve position, replicate) of every committed row."""
+        with _damage_named(self.path):
             rows = self._db.execute("SELECT position, replicate FROM cells")
-            return {(files.whole(position), files.whole(replicate)) for position, replicate in rows}
+            return {
+                (files.check_whole(position), files.check_whole(replicate))
+                for position, replicate in rows
+            }
 
     def commit(
-        self, cells: Iterable[Cell], seconds: float, agent_rounds: int, threads: int
+        self, rows: Iterable[ReplicateRow], seconds: float, agent_rounds: int, threads: int
     ) -> None:
-        """Commit cells played in one pass, all or none; ``seconds`` is each cell's share."""
+        """Commit the rows of one batch of runs, all or none.
+
+        Parameters
+        ----------
+        rows : iterable of ReplicateRow
+            Results, one row per curve and replicate.
+        seconds, agent_rounds : float, int
+            Share of each row in the batch's time and work.
+        threads : int
+            Threads that the batch ran on.
+        """
         with self._db:
-            for c in cells:
+            for c in rows:
                 self._db.execute(
                     "INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -238,7 +267,7 @@ class Store:
             self._note_run()
 
     def _note_run(self) -> None:
-        """The row of this run, whose time is that of its last commit."""
+        """Write the row of this run, whose time is that of its last commit."""
         seconds = time.perf_counter() - self._opened
         if self._run is None:
             versions = (fastfed.__version__, platform.python_version(), np.__version__)
@@ -251,40 +280,42 @@ class Store:
             self._db.execute("UPDATE runs SET seconds = ? WHERE run = ?", (seconds, self._run))
 
     def effort(self) -> Effort:
-        """What all committed cells cost."""
-        with _whole(self.path):
-            seconds, played = self._db.execute(
+        """Return the cost of all committed rows."""
+        with _damage_named(self.path):
+            seconds, agent_rounds = self._db.execute(
                 "SELECT total(seconds * threads), coalesce(sum(agent_rounds), 0) FROM timings"
             ).fetchone()
             runs = self._db.execute(
                 "SELECT seconds, threads, fastfed, python, numpy, platform FROM runs ORDER BY run"
             )
             return Effort(
-                files.finite(seconds), files.whole(played), tuple(_run_of(row) for row in runs)
+                files.check_finite(seconds),
+                files.check_whole(agent_rounds),
+                tuple(_run_of(row) for row in runs),
             )
 
     def meta(self) -> dict[str, Any]:
-        """Everything under ``meta``, decoded."""
-        with _whole(self.path):
+        """Return the table ``meta``, decoded and checked."""
+        with _damage_named(self.path):
             rows = self._db.execute("SELECT key, value FROM meta")
-            return files.checked_meta({k: msgspec.json.decode(v) for k, v in rows})
+            return files.check_meta({k: msgspec.json.decode(v) for k, v in rows})
 
     def results(self, replicates: int | None = None) -> Results:
-        """Results over the committed cells (of the first ``replicates`` replicates)."""
-        with _whole(self.path):
+        """Return results over all committed rows, or over the first ``replicates`` replicates."""
+        with _damage_named(self.path):
             return self._results(replicates)
 
     def _certified(self) -> dict[int, dict[str, str]]:
-        """How the certificates were made, by position; nothing of older stores."""
+        """Return version, digest and date of each certificate, by position; none of old stores."""
         there = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'certified'"
         if not self._db.execute(there).fetchone()[0]:
             return {}
         rows = self._db.execute("SELECT position, version, spec_digest, date FROM certified")
         return {
-            files.whole(position): {
-                "version": files.text(version),
-                "spec_digest": files.text(digest),
-                "date": files.text(date),
+            files.check_whole(position): {
+                "version": files.check_text(version),
+                "spec_digest": files.check_text(digest),
+                "date": files.check_text(date),
             }
             for position, version, digest, date in rows
         }
@@ -309,28 +340,36 @@ class Store:
             )
             if not rows:
                 continue
-            seconds, played = self._db.execute(
+            seconds, agent_rounds = self._db.execute(
                 "SELECT sum(seconds * threads), sum(agent_rounds) FROM timings "
                 "WHERE position = ? AND replicate < ?",
                 (position, limit),
             ).fetchone()
             curves.append(
                 CurveResult(
-                    label=files.text(label),
-                    algorithm=files.text(algorithm),
-                    protocol=files.text(protocol),
+                    label=files.check_text(label),
+                    algorithm=files.check_text(algorithm),
+                    protocol=files.check_text(protocol),
                     horizon=identity["horizon"],
                     rounds=rounds,
-                    group_regret=files.counted([r[1] for r in rows], "<f8", len(rounds)),
-                    replicates=tuple(files.whole(r[0]) for r in rows),
-                    synchronisation_counts=files.counted([r[2] for r in rows], "<i8", len(rounds)),
-                    bits_up_counts=files.counted([r[3] for r in rows], "<f8", len(rounds)),
-                    bits_down_counts=files.counted([r[4] for r in rows], "<f8", len(rounds)),
-                    **files.facts(facts, len(rounds)),
-                    certificate=files.certificate(certificate),
+                    group_regret=files.decode_replicates([r[1] for r in rows], "<f8", len(rounds)),
+                    replicates=tuple(files.check_whole(r[0]) for r in rows),
+                    synchronisation_counts=files.decode_replicates(
+                        [r[2] for r in rows], "<i8", len(rounds)
+                    ),
+                    bits_up_counts=files.decode_replicates(
+                        [r[3] for r in rows], "<f8", len(rounds)
+                    ),
+                    bits_down_counts=files.decode_replicates(
+                        [r[4] for r in rows], "<f8", len(rounds)
+                    ),
+                    **files.decode_facts(facts, len(rounds)),
+                    certificate=files.decode_certificate(certificate),
                     made=made.get(position, {}),
                     events=total_events([msgspec.json.decode(r[5]) for r in rows]),
-                    agent_rounds_per_second=played / files.finite(seconds) if seconds else None,
+                    agent_rounds_per_second=agent_rounds / files.check_finite(seconds)
+                    if seconds
+                    else None,
                 )
             )
         return Results(
@@ -338,8 +377,8 @@ class Store:
         )
 
 
-def _cells_in(path: Path) -> int:
-    """How many cells a store that nobody has open holds."""
+def _count_rows(path: Path) -> int:
+    """Return the number of committed rows of a store that is not open."""
     connection = sqlite3.connect(path, timeout=30.0)
     try:
         return int(connection.execute("SELECT count(*) FROM cells").fetchone()[0])
@@ -351,17 +390,16 @@ def _cells_in(path: Path) -> int:
 def _opened(
     path: Path, threads: int, curves: Sequence[CurveRow], meta: dict[str, Any]
 ) -> Iterator[Store]:
-    """A store for writing, its labels up to date."""
+    """Open a store for writing, and bring figure, facts and certificates up to date."""
     connection = sqlite3.connect(path, timeout=30.0)
     try:
-        # How it is drawn and what is known of its privacy are no part of what was played:
-        # the newest wins.
+        # The figure and what is known of privacy are no part of the results: the newest wins.
         with connection:
             connection.execute(CERTIFIED)
             made = tuple(made_now(meta["identity"]).values())
             for position, curve in enumerate(curves):
                 certificate = _json(curve.certificate)
-                # One that stays the same keeps its day.
+                # A certificate that stays the same keeps its date.
                 connection.execute(
                     "DELETE FROM certified WHERE position = ?1 AND (version != ?2 OR EXISTS ("
                     "SELECT 1 FROM curves WHERE position = ?1 AND certificate != ?3))",
@@ -386,29 +424,29 @@ def _opened(
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, with nobody else who writes results into it."""
+    """Hold the output folder, created if need be, so that no other process writes into it."""
     lock = folder / LOCK
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(lock))
-        except Taken as taken:
-            by = f" by process {taken.owner}" if taken.owner else ""
+        except LockHeld as held:
+            by = f" by process {held.owner}" if held.owner else ""
             raise InputError(
-                f"{folder} is being played{by}: wait for it, or choose another output folder"
+                f"{folder} is being written{by}: wait for it, or choose another output folder"
             ) from None
         except OSError as error:
-            raise refusal(folder, error) from None
+            raise write_error(folder, error) from None
         yield
 
 
 def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> bool:
-    """Whether there is a store; InputError where it is another experiment's."""
+    """Return True if there is a store; InputError where it is another experiment's."""
     if not os.path.exists(path):
         return False
     existing = _read_meta(path)
     if existing["identity"] != _json(meta["identity"]):
-        with _whole(path):
+        with _damage_named(path):
             before = msgspec.json.decode(existing["identity"])
             name = before.get("name")
             what = _difference(before, meta["identity"])
@@ -420,13 +458,13 @@ def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> bool:
 
 
 def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow]) -> None:
-    """A new store, complete under another name before it gets its own."""
+    """Create a new store, complete under another name before it gets its own."""
     fresh = folder / f".{FILE}.new"
     try:
         fresh.unlink(missing_ok=True)
         connection = sqlite3.connect(fresh)
         try:
-            # A journal beside a file that is thrown away when this fails would outlive it.
+            # A journal on disk would outlive the file, which is deleted if this fails.
             connection.execute("PRAGMA journal_mode = MEMORY")
             with connection:
                 connection.executescript(SCHEMA)
@@ -445,7 +483,7 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
             connection.close()
         fresh.replace(path)
     except OSError as error:
-        raise refusal(folder, error) from None
+        raise write_error(folder, error) from None
     except sqlite3.Error as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
@@ -455,12 +493,13 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
 
 
 def _read_meta(path: Path) -> dict[str, str]:
+    """Return the raw table ``meta``; InputError for a file that is no store of this format."""
     try:
         meta = _meta_of(path, "ro")
     except (sqlite3.Error, *files.BROKEN) as error:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise InputError(f"{path} is not a store of fastfed, or it is damaged") from None
-        # A process died while it was committing: whoever may write takes that commit back.
+        # A process died while it was committing: a writer rolls that commit back.
         try:
             meta = _meta_of(path, "rw")
         except sqlite3.Error as other:
@@ -481,13 +520,14 @@ def _meta_of(path: Path, mode: str) -> dict[str, str]:
         connection.close()
 
 
-def _run_of(row: Sequence[Any]) -> Run:
-    seconds, threads, *words = row
-    return Run(files.finite(seconds), files.whole(threads), *map(files.text, words))
+def _run_of(row: Sequence[Any]) -> RunRow:
+    seconds, threads, *versions = row
+    texts = map(files.check_text, versions)
+    return RunRow(files.check_finite(seconds), files.check_whole(threads), *texts)
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first keys in which two identities differ."""
+    """Return the names of the first keys in which two identities differ."""
     plain = msgspec.json.decode(msgspec.json.encode(now))
     both = {**before, **plain}
     return ", ".join(k for k in both if before.get(k) != plain.get(k)) or "keys"

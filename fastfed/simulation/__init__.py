@@ -1,1 +1,7 @@
-"""Playing algorithms in environments: the step driver, the compiled driver, and `simulate`."""
+"""Running algorithms in environments: the step driver, the compiled driver, and `simulate`."""
+
+from __future__ import annotations
+
+from fastfed.simulation.experiment import Experiment, experiment_from_spec, load_experiment
+
+__all__ = ["Experiment", "experiment_from_spec", "load_experiment"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import statistics
@@ -11,17 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastfed import _reference, _reference_agent
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._validate import InputError, nearest
-from fastfed.bandits.system import System
 from fastfed.environments import Environment, FixedSet, RewardDistribution, Sphere
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import check_plan
 from fastfed.simulation import compiled
 from fastfed.simulation.experiment import Experiment, make_experiment
 
@@ -179,101 +180,56 @@ def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
 def ours_microseconds(experiment: Experiment) -> float:
     """Microseconds per agent-round of the compiled driver, one thread."""
     opened = experiment.environment.open(0, 0, experiment.silos)
-    assert isinstance(opened, native.Environment)
+    assert isinstance(opened, environments.Environment)
     plans = [check_plan(c.system.plan) for c in experiment.curves]
     start = time.perf_counter()
-    compiled.play(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
+    compiled.run(opened, plans, experiment.checkpoints, rounds_per_call=experiment.horizon)
     return 1e6 * (time.perf_counter() - start) / experiment.agent_rounds([0])
 
 
-def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
-    """(microseconds per agent-round, the part spent on contexts) of the reference."""
-    agent = isinstance(experiment.environment, FixedSet)
-    result = agent_reference(experiment) if agent else federated_reference(experiment)
-    each = 1e6 / experiment.agent_rounds([0])
-    return each * result["total_seconds"], each * result["data_seconds"]
+#: Microseconds per agent-round of the reference, and its part spent on contexts.
+Reference = Callable[[Experiment], tuple[float, float]]
 
 
-def federated_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
-    """The reference's run of a federation."""
-    system = experiment.curves[0].system
-    assert isinstance(system, System)
-    plan = check_plan(system.plan)
-    keys: dict[str, Any] = {
-        "horizon": experiment.horizon,
-        "batch_size": plan.batch_size,
-        "regularizer": float(system.theory.regularizer[-1]),
-        "seed": seed,
-    }
-    environment = experiment.environment
-    noise_std = plan.noise_std.bias
-    if plan.protocol.bits:
-        return _reference.vector_fedlinucb_sphere(silos=experiment.silos, **keys)
-    if isinstance(environment, SyntheticPool):
-        return _reference.private_fedlinucb_pool(
-            rows=environment.rows,
-            starts=environment.starts,
-            silo_starts=environment.silo_starts,
-            means=environment.means,
-            noise_std=noise_std,
-            **keys,
-        )
-    return _reference.private_fedlinucb_sphere(silos=experiment.silos, noise_std=noise_std, **keys)
+def load_reference() -> Reference | None:
+    """Load the papers' style of code, which is in the repository's benches/.
+
+    None where fastfed is not installed in a checkout, or in an environment inside of one.
+    """
+    package = Path(str(files("fastfed")))
+    folders = [folder / "benches" for folder in package.parents]
+    beside = [folder for folder in folders if (folder / "reference_cases.py").is_file()]
+    if not beside:
+        return None
+    if str(beside[0]) not in sys.path:
+        sys.path.append(str(beside[0]))
+    found: Reference = importlib.import_module("reference_cases").reference_microseconds
+    return found
 
 
-def agent_reference(experiment: Experiment, seed: int = 0) -> _reference.Result:
-    """The reference's run of a single agent: the set, ridge, width and noise of the experiment."""
-    opened = experiment.environment.open(experiment.seed, seed, 1)
-    assert isinstance(opened, native.Environment)
-    contexts, means = opened.round(0, 0)
-    plan = check_plan(experiment.curves[0].system.plan)
-    return _reference_agent.linucb_fixed_set(
-        contexts.astype(np.float64),
-        means,
-        agent_sums(plan, np.random.default_rng((seed, 1))),
-        horizon=experiment.horizon,
-        batch_size=plan.batch_size or 1,  # 0: every round, without noise
-        regularizer=float(plan.regularizer[-1]),
-        width=plan.radius.at(-1, 0.0, plan.dimension),
-        seed=seed,
-    )
+def measure(case: Case, reference: Reference | None, repeats: int = 5) -> dict[str, Any]:
+    """One case: ours and the reference in turn, medians of the figures and of the ratios.
 
-
-def agent_sums(plan: Plan, mechanism: np.random.Generator) -> _reference_agent.Sums:
-    """The reference's protocol for the noise of a plan."""
-    d = plan.dimension
-    if plan.encoding is not None:
-        noise_bits = plan.encoding.noise_bits[0]
-        return _reference_agent.BitSums(d, plan.encoding.steps(0), noise_bits, mechanism)
-    if plan.protocol.noise_by == "none":
-        return _reference_agent.PlainSums(d)
-    # Published or exact, the covariance noise is (A + A') / 2: the diagonal has the std of A.
-    if plan.protocol.senders == "agent":
-        std = plan.noise_std
-        return _reference_agent.TreeSums(d, plan.levels, std.bias, std.diagonal, mechanism)
-    std = plan.user_std
-    return _reference_agent.NoisySums(d, std.bias, std.diagonal, mechanism)
-
-
-def measure(case: Case, repeats: int = 5) -> dict[str, Any]:
-    """One case: ours and the reference in turn, medians of the figures and of the ratios."""
+    Without a reference its figures and the ratios are None.
+    """
     ours_experiment, reference_experiment = experiments_of(case)
     limit = case.limit_microseconds
     ours_microseconds(ours_experiment)
-    ours, reference, ratio, without = [], [], [], []
+    ours, other, ratio, without = [], [], [], []
     for _ in range(repeats):
         mine = ours_microseconds(ours_experiment)
-        total, data = reference_microseconds(reference_experiment)
         ours.append(mine)
-        reference.append(total)
-        ratio.append(total / mine)
-        without.append((total - data) / mine)
+        if reference is not None:
+            total, data = reference(reference_experiment)
+            other.append(total)
+            ratio.append(total / mine)
+            without.append((total - data) / mine)
     return {
         "name": case.name,
         "microseconds_per_agent_round": statistics.median(ours),
-        "reference_microseconds_per_agent_round": statistics.median(reference),
-        "ratio": statistics.median(ratio),
-        "ratio_without_data": statistics.median(without),
+        "reference_microseconds_per_agent_round": statistics.median(other) if other else None,
+        "ratio": statistics.median(ratio) if ratio else None,
+        "ratio_without_data": statistics.median(without) if without else None,
         "limit_microseconds": limit,
         "share_of_limit": limit and limit / statistics.median(ours),
         "threads": 1,
@@ -285,7 +241,7 @@ def run_bench(*names: str) -> list[dict[str, Any]]:
     chosen = [case.name for case in cases_of(names)]
     pinned = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "fastfed.simulation.bench", *chosen],
+        [sys.executable, "-P", "-c", f"from {__name__} import main; main()", *chosen],
         env={**os.environ, **pinned},
         stdout=subprocess.PIPE,
         check=True,
@@ -294,5 +250,7 @@ def run_bench(*names: str) -> list[dict[str, Any]]:
     return results
 
 
-if __name__ == "__main__":
-    json.dump([measure(case) for case in CASES if case.name in sys.argv[1:]], sys.stdout)
+def main() -> None:
+    """Measure the cases named on the command line; a list of rows as JSON."""
+    reference = load_reference()
+    json.dump([measure(case, reference) for case in CASES if case.name in sys.argv[1:]], sys.stdout)

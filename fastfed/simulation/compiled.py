@@ -1,24 +1,29 @@
-"""The compiled driver: a replicate of one or several curves, played without Python."""
+"""The compiled driver: the state of a curve, and batches of rounds run without Python."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
-from fastfed.privacy.account import verify
-from fastfed.protocols.peers import Part, PeerPlan
-from fastfed.protocols.phases import PhasePlan, check_phase_plan
+from fastfed._kernels import driver, environments
+from fastfed.environments import EnvironmentSpec
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
-from fastfed.simulation import phases
-from fastfed.simulation.outcome import Outcome, linear_events, sent
-from fastfed.simulation.peers import play_parts
+from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
+from fastfed.simulation.driver import (
+    Outcome,
+    Progress,
+    Term,
+    array_bytes,
+    linear_events,
+    sent,
+    silo_term,
+    spaced,
+)
 
 #: What a curve's state is made of: by name (shape, type), zeros at first.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
@@ -35,7 +40,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     made: Shapes = {
         "history": ((owners if plan.release == "toeplitz" else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
-        "contend": ((m, native.CONTENDERS_SIZE), np.uint8),
+        "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
         "theta": ((slots, d), float),
         "batch": ((m, s), float),
@@ -58,21 +63,21 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
 
 
 def clock_shapes(plan: Plan) -> Shapes:
-    """The same of a trigger, named as ff_clock in src/ff_clock.h."""
+    """The same of a trigger, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return {}
     m, d = plan.silos, plan.dimension
     return {
-        "rest": ((m, native.REST_SIZE), float),
-        "wide": ((m if plan.trigger.updates(d) else 0, d, d), float),
+        "skip_bound": ((m, driver.SKIP_BOUND_SIZE), float),
+        "aggregate_factor": ((m if plan.trigger.updates(d) else 0, d, d), float),
         "nodes": ((m, plan.trigger.levels(plan.horizon), plan.statistic_size), float),
         "fired": ((m,), np.int64),
-        "saved": ((m, native.saved_size(d)), float),
+        "snapshot": ((m, driver.snapshot_size(d)), float),
     }
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """A curve's plan and fresh state, named as ff_curve in src/ff_play.h."""
+    """A curve's plan and fresh state, named as ff_curve in src/ff_run.h."""
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
     return {
@@ -107,9 +112,9 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
         "order": np.arange(plan.silos, dtype=np.int64),
-        "clock": clock(plan),
-        "asked": None,
-        "met": None,
+        "trigger": clock(plan),
+        "requested": None,
+        "synchronised_rounds": None,
         "actions": None,
         "rewards": None,
         **zeros(shapes(plan, checkpoints, record)),
@@ -122,7 +127,7 @@ def zeros(made: Shapes) -> dict[str, np.ndarray]:
 
 
 def clock(plan: Plan) -> dict[str, Any] | None:
-    """A trigger and its fresh state, named as ff_clock in src/ff_clock.h."""
+    """A trigger and its fresh state, named as ff_trigger in src/ff_trigger.h."""
     if plan.trigger is None:
         return None
     return {
@@ -137,7 +142,7 @@ def clock(plan: Plan) -> dict[str, Any] | None:
 
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
-    """What the state has come to. Silos are summed one after the other, in index order."""
+    """Outcome of a curve's state. Silos are summed one after the other, in index order."""
     group = np.zeros(state["curve"].shape[1])
     for row in state["curve"]:
         group += row
@@ -156,8 +161,8 @@ def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
 CALL_SECONDS = 0.25
 
 
-def play(
-    environment: native.Environment,
+def run(
+    environment: environments.Environment,
     plans: Sequence[Plan],
     checkpoints: np.ndarray,
     *,
@@ -165,9 +170,9 @@ def play(
     record: bool = False,
     last: int | None = None,
     rounds_per_call: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Play rounds 1..last (all by default) of all plans over one environment.
+    """Run rounds 1..last (all by default) of all plans over one environment.
 
     One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
@@ -177,25 +182,25 @@ def play(
         check_plan(plan)
     horizon, silos = plans[0].horizon, plans[0].silos
     states = [state(plan, len(checkpoints), record) for plan in plans]
-    run = native.Pass(environment, silos, horizon, checkpoints, states, threads)
-    run.begin()
-    through(run, 1, horizon if last is None else last, rounds_per_call, progress)
+    run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
+    run.initialise()
+    run_rounds(run, 1, horizon if last is None else last, rounds_per_call, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
 
 
-def through(
-    run: native.Pass,
+def run_rounds(
+    run: driver.Run,
     first: int,
     last: int,
     rounds_per_call: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Play rounds first..last of a pass, call by call."""
+    """Run rounds first..last of a batch of runs, call by call."""
     step = rounds_per_call or 16
     while first <= last:
         until = min(first + step - 1, last)
         start = time.perf_counter()
-        run.play(first, until)
+        run.simulate(first, until)
         seconds = time.perf_counter() - start
         if progress is not None:
             progress(until - first + 1)
@@ -204,77 +209,54 @@ def through(
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
 
 
-def play_peers(
-    environment: native.Environment,
-    plan: PeerPlan,
-    checkpoints: np.ndarray,
-    *,
-    threads: int = 1,
-    record: bool = False,
-    last: int | None = None,
-    rounds_per_call: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Outcome:
-    """The same for a decentralised plan, part after part."""
-    verify(plan)
-    until = plan.horizon if last is None else last
-    heard = 0
-
-    def play_part(part: Part, own: np.ndarray) -> dict[str, Any]:
-        silos = len(part.clique)
-        made = state(part.plan, len(own), record)
-        made["met"] = np.zeros(part.plan.horizon, np.uint8)
-        made["asked"] = np.zeros((part.plan.horizon, silos), np.uint8)
-        run = native.Pass(
-            environment,
-            silos,
-            part.plan.horizon,
-            own,
-            [made],
-            threads,
-            names=np.array(part.clique, np.int64),
-            phase=part.estimator,
-            stride=plan.gamma,
-        )
-
-        def tell(rounds: int) -> None:
-            nonlocal heard
-            heard += rounds * silos
-            if progress is not None:
-                # In whole rounds of all silos.
-                progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
-
-        run.begin()
-        through(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
-        return made
-
-    return play_parts(plan, checkpoints, play_part, record=record)
+# ---- Memory --------------------------------------------------------------------------------------
 
 
-def play_phases(
-    environment: native.Environment,
-    plan: PhasePlan,
-    checkpoints: np.ndarray,
-    *,
-    threads: int = 1,
-    record: bool = False,
-    last: int | None = None,
-    rounds_per_call: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Outcome:
-    """The same for a plan in phases, phase after phase."""
-    check_phase_plan(plan)
-    made = state(plan.local, len(checkpoints), record)
+def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
+    """Of the compiled driver."""
+    sizes = {name: array_bytes(*one) for name, one in shapes(plan, checkpoints, record).items()}
+    # Only pools whose rows come again remember contenders: the environment counts them.
+    sizes.pop("candidates")
+    curve = sizes.pop("curve")
+    recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
+    noises = sizes.pop("history")
+    for name, one in clock_shapes(plan).items():
+        kind = {
+            "skip_bound": DETERMINANT,
+            "aggregate_factor": DETERMINANT,
+            "nodes": PRIVATE_DETERMINANT,
+        }.get(name)
+        if plan.trigger is None or kind in (None, plan.trigger.kind):
+            sizes[f"trigger {name}"] = array_bytes(*one)
+    # Noise scales, a tuple and an array of it, and statuses.
+    states = sum(sizes.values()) + 8 * 4 * plan.silos
+    marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
+    rounds = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
+    return [
+        silo_term("silo states", states, plan),
+        Term("regret of every silo", curve, marks, "checkpoints"),
+        Term("noises of Toeplitz releases", noises, spaced(plan.releases), "releases"),
+        Term("actions and rewards", recorded, rounds, "rounds"),
+    ]
 
-    def open_pass(made: dict[str, Any]) -> native.Pass:
-        return native.Pass(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
 
-    def play_rounds(run: native.Pass, first: int, last: int) -> None:
-        through(run, first, last, rounds_per_call, progress)
+#: From this dimension on actions are brought to 16 bits as they are made (WIDE, src/ff_scores.c).
+SHORT = 32
 
-    until = plan.horizon if last is None else last
-    released, model = phases.play(
-        environment, plan, checkpoints, made, open_pass, play_rounds, until
-    )
-    changed: dict[str, Any] = {**phases.sent(plan, released), "total": model}
-    return replace(outcome(plan.local, made), **changed)
+
+def scratch_term(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int) -> Term:
+    """Of all threads: the actions of a round, and what scores are computed in.
+
+    As ff_run_scratch of src/ff_run.h, of which only what is written to counts.
+    """
+    k, d = facts.actions, facts.dimension
+    s = d + d * (d + 1) // 2
+    # Made of normals in float32, in a buffer for float64; then in 16 bits, or as panels, bounds,
+    # candidates.
+    actions = 4 * k * (2 * d + 5) if facts.contexts_made else 0
+    scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
+    # The factor in float32 and in 16 bits, what is refreshed, noise; words of bits; what waits.
+    models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
+    size = threads * (actions + scores + models)
+    of = f"{spaced(k)} actions x d = {d}, {threads} thread{'s' if threads > 1 else ''}"
+    return Term("actions of a round", size, of, "actions")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
 from fastfed._validate import InputError, integer, nearest, show
@@ -28,22 +28,18 @@ from fastfed.environments import (
     LossSpec,
     environment_from_spec,
 )
-from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import ExpertPlan
 from fastfed.privacy.mechanisms.amplification import HIDING
-from fastfed.protocols.plan import Plan
 from fastfed.protocols.score import SCORES, UCB
-from fastfed.simulation.memory import check_before
-from fastfed.simulation.outcome import checkpoint_rounds
+from fastfed.simulation.driver import check_before, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
 
-#: Raised whenever the same spec would play other rounds than before: old results then differ.
+#: Raised whenever the same spec would run other rounds than before: old results then differ.
 SEMANTICS = 3
 
 #: Bytes of noise that the Toeplitz releases of one replicate may keep.
 MOST_HISTORY = 4 * 2**30
 
-#: Curves of one experiment: each is planned before the first is played, at some 10 ms.
+#: Curves of one experiment: each is planned before the first is run, at some 10 ms.
 MOST_CURVES = 1000
 
 #: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
@@ -64,20 +60,21 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Where a curve is played: curves of one world see the same contexts and reward noise."""
+    """Environment and sizes of a curve: curves of one problem see equal contexts and reward
+    noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
     silos: int
 
-    def open(self, seed: int, replicate: int) -> native.Environment | Adversary:
+    def open(self, seed: int, replicate: int) -> environments.Environment | Adversary:
         """The compiled environment of one replicate."""
         return self.environment.open(seed, replicate, self.silos)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: a label and a system ready to play."""
+    """One line of a figure: a label and a system ready to run."""
 
     label: str
     algorithm: str
@@ -109,7 +106,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `run` plays. Equal identities play equal rounds."""
+    """Experiment that `run` runs. Equal identities run equal rounds."""
 
     name: str
     world: Problem  # of every curve that does not say otherwise
@@ -134,7 +131,7 @@ class Experiment:
 
     @property
     def bound_names(self) -> dict[str, tuple[str, ...]]:
-        """What each curve's system can draw beside it, by label."""
+        """Names of the bounds that each curve's system can draw, by label."""
         last = self.checkpoints[-1:]
         systems = {curve.label: curve.system for curve in self.curves}
         return {
@@ -183,7 +180,7 @@ def batch_of(curve: dict[str, Any]) -> int | None:
         batch = curve["batch_size"]
     else:
         try:
-            fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).keys)
+            fields = msgspec.structs.fields(algorithm(curve.get("algorithm")).config)
         except InputError:  # said later, with the curve's label
             return None
         batch = next((f.default for f in fields if f.name == "batch_size"), None)
@@ -197,7 +194,7 @@ def since(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
-    """Whether a list-valued key stands for one curve per value: edges of a graph do not."""
+    """True if a list-valued key stands for one curve per value: edges of a graph do not."""
     edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (edges and values)
 
@@ -241,7 +238,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
     label = spec["label"]
     try:
         entry = algorithm(spec.get("algorithm"))
-        own = {"label", "algorithm", *entry.keys.__struct_fields__}
+        own = {"label", "algorithm", *entry.config.__struct_fields__}
         sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
         world = changed(base, sizes, horizon)
@@ -255,11 +252,11 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
 
 
 def size_keys(world: Problem) -> set[str]:
-    """What a curve may change of its world: the number of silos, and the environment's numbers, but
-    for those whose name is a key of some system: they would mean two things."""
+    """Keys of a problem that a curve may change: the number of silos, and the environment's
+    numbers, but for those whose name is a key of some system: they would mean two things."""
     fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
     # What a spec may say does not depend on the packages that happen to be installed.
-    keys = {key for e in ALGORITHMS.builtin.values() for key in e.keys.__struct_fields__}
+    keys = {key for e in ALGORITHMS.builtin.values() for key in e.config.__struct_fields__}
     numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
     return {"silos", *(name for name in numbers if name not in keys)}
 
@@ -355,14 +352,7 @@ def check_history(curves: Iterable[Curve]) -> None:
 
     A simulation holds those of all silos at once; a deployed silo holds its own only.
     """
-    needed = 0
-    for curve in curves:
-        plan = curve.system.plan
-        if not isinstance(plan, Plan):
-            continue
-        owners = plan.silos if plan.protocol.noise_by == "silos" else 1
-        if plan.release == "toeplitz":
-            needed += 8 * owners * plan.releases * plan.statistic_size
+    needed = 8 * sum(getattr(c.system.plan, "history_numbers", 0) for c in curves)
     if needed > MOST_HISTORY:
         raise InputError(
             f'release "toeplitz" would keep {needed / 1e9:.3g} GB of noise in every replicate, at '
@@ -379,22 +369,20 @@ def check_experts(curves: Iterable[Curve]) -> None:
     """InputError where a curve of experts would not fit into memory, or not end in days."""
     for curve in curves:
         plan = curve.system.plan
-        if not isinstance(plan, ExpertPlan):
+        if plan.driver != "experts":
             continue
         if plan.exchanges > MOST_EXCHANGES:
             raise InputError(
                 f"{plan.exchanges:.3g} exchanges are too many to simulate, at most "
                 f'{MOST_EXCHANGES:.3g}; a larger phase_length needs fewer (curve "{curve.label}")'
             )
-        if isinstance(plan, FrankWolfePlan):
-            depths = 1 if plan.linear else 1 + max((p.trees for p in plan.phases), default=0)
-            needed = 8 * (depths + 3) * plan.silos * plan.experts
-            if needed > MOST_GRADIENTS:
-                raise InputError(
-                    f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
-                    f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
-                    f'(curve "{curve.label}")'
-                )
+        needed = plan.gradient_memory()
+        if needed > MOST_GRADIENTS:
+            raise InputError(
+                f"gradients of all clients would take {needed / 1e9:.3g} GB, at most "
+                f"{MOST_GRADIENTS / 1e9:.3g} GB; fewer silos or experts need less "
+                f'(curve "{curve.label}")'
+            )
 
 
 def experiment_from_spec(spec: dict[str, Any]) -> Experiment:

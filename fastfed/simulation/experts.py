@@ -7,21 +7,20 @@ both drivers, and any number of threads, have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import losses as compiled
-from fastfed._kernels import native
+from fastfed._kernels import losses as loss_kernels
+from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
-from fastfed.experts.frank_wolfe import FrankWolfePlan, Phase, Walk
-from fastfed.experts.parties import ExpertClient, ExpertServer, SumsPlan
+from fastfed.experts.frank_wolfe import Phase, Walk
+from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
-from fastfed.simulation.outcome import Outcome
-
-Progress = Callable[[int], None]
+from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.
 MOST_SUMS, MOST_LOSSES, MOST_CALLS = 2**20, 2**27, 2**12
@@ -49,7 +48,7 @@ class Ledger:
 
     @property
     def needs_sums(self) -> bool:
-        """Whether it must hear what every expert has lost."""
+        """Regret needs the losses of every expert."""
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
@@ -81,7 +80,7 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """What x has lost, exact where it is all on one expert."""
+        """Loss of x, exact where it is all on one expert."""
         if x is not self._seen:
             best = int(x.argmax())
             self._seen, self._expert = x, best if x[best] == 1.0 else None
@@ -90,7 +89,7 @@ class Ledger:
         return float((self._sums * x).sum())
 
 
-def play_steps(
+def run_steps(
     adversary: Adversary,
     plan: ExpertPlan,
     checkpoints: np.ndarray,
@@ -98,7 +97,7 @@ def play_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (all by default), one client and round at a time."""
     noise = SeededNoise(adversary.seed, adversary.replicate)
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -124,15 +123,15 @@ def play_steps(
     return outcome(plan, ledger, exchanged, clients[0].x, server.events)
 
 
-def loss_of(losses: compiled.Losses, silo: int, round: int) -> np.ndarray | Gradient:
-    """What one client observes: losses (d,), or a gradient function."""
+def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | Gradient:
+    """Observation of one client: losses (d,), or a gradient function."""
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
     row = losses.row(silo, round)
-    return (lambda x: compiled.square_gradient(row, x)) if losses.quadratic else row
+    return (lambda x: loss_kernels.square_gradient(row, x)) if losses.quadratic else row
 
 
-def play(
+def run(
     adversary: Adversary,
     plan: ExpertPlan,
     checkpoints: np.ndarray,
@@ -141,7 +140,7 @@ def play(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default) from sums over all clients."""
+    """Run rounds 1..last (all by default) from sums over all clients."""
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
@@ -150,7 +149,7 @@ def play(
     ask = totals(adversary.losses, plan, noise, threads)
     made = end = told = 0
     until = last or plan.horizon
-    sums_needed = ledger.needs_sums or isinstance(plan, SumsPlan)
+    sums_needed = ledger.needs_sums or plan.sends == "sums"
     pseudo = adversary.suboptimality is not None and not sums_needed
     most = plan.horizon if pseudo else rounds_of_call(adversary.losses)
     stretches = stretches_of(plan, checkpoints, until, most)
@@ -183,16 +182,16 @@ def stretches_of(
     return edges.astype(np.int64)
 
 
-def rounds_of_call(losses: compiled.Losses) -> int:
+def rounds_of_call(losses: loss_kernels.Losses) -> int:
     """Rounds of all silos that one call into the losses takes on: progress and Ctrl-C come between
     calls."""
-    if isinstance(losses, compiled.Called):
+    if isinstance(losses, loss_kernels.Called):
         return max(1, MOST_CALLS // losses.silos)
     return max(1, MOST_LOSSES // (losses.silos * losses.experts))
 
 
 def with_sums(
-    losses: compiled.Losses, edges: np.ndarray, needed: bool, threads: int
+    losses: loss_kernels.Losses, edges: np.ndarray, needed: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """(first, last, what every expert lost at all clients) of each stretch, made in blocks."""
     most_rounds, most_stretches = rounds_of_call(losses), max(1, MOST_SUMS // losses.experts)
@@ -208,7 +207,7 @@ def with_sums(
 
 
 class Sums:
-    """What all clients of a plan of sums send together."""
+    """Sums that all clients of a plan send together."""
 
     def __init__(self, experts: int) -> None:
         self._sum = np.zeros(experts)
@@ -222,10 +221,11 @@ class Sums:
 
 
 class Scores:
-    """What all clients of a plan of gradients send together, from losses made when needed."""
+    """Scores that all clients of a plan send together, from gradients of losses made when
+    needed."""
 
     def __init__(
-        self, plan: FrankWolfePlan, losses: compiled.Losses, noise: SeededNoise, threads: int
+        self, plan: Any, losses: loss_kernels.Losses, noise: SeededNoise, threads: int
     ) -> None:
         self.plan, self.losses, self.noise, self.threads = plan, losses, noise, threads
         self._rounds = np.zeros((plan.silos, 0), np.int64)
@@ -253,7 +253,7 @@ class Scores:
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
-        """What all clients send in one exchange, added up in order, (d,)."""
+        """Values that all clients send in one exchange, added up in order, (d,)."""
         plan = self.plan
         phase = plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
@@ -261,7 +261,7 @@ class Scores:
         rows = self._walk.leaf(x)
         if plan.protocol.noise_by == "silos":
             key = self.noise.seed, SCORE_NOISE, self.noise.replicate, plan.silos
-            rows = rows + plan.scale(release) * native.laplace_rows(*key, release, plan.experts)
+            rows = rows + plan.scale(release) * rng.laplace_rows(*key, release, plan.experts)
         total = np.zeros(plan.experts)
         for row in rows:
             total += row
@@ -269,12 +269,10 @@ class Scores:
 
 
 def totals(
-    losses: compiled.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
+    losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
     """All clients of a plan at once."""
-    if isinstance(plan, FrankWolfePlan):
-        return Scores(plan, losses, noise, threads)
-    return Sums(plan.experts)
+    return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 
 def outcome(
@@ -284,7 +282,7 @@ def outcome(
     x: np.ndarray,
     events: dict[str, int],
 ) -> Outcome:
-    """What a played curve leaves behind."""
+    """Outcome of a finished curve."""
     return Outcome(
         group_regret=ledger.regret,
         synchronisations=exchanged,
@@ -293,3 +291,65 @@ def outcome(
         total=x,
         events=events,
     )
+
+
+# ---- Memory, and the driver --------------------------------------------------------------------
+
+
+def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
+    """Sums or gradients of all clients, and the stretches between exchanges."""
+    d, m = plan.experts, plan.silos
+    who = f"{spaced(m)} clients x {spaced(d)} experts"
+    edges = plan.exchanges + min(checkpoints, plan.horizon)
+    terms = [
+        # Made, sorted, and made unique.
+        Term("stretches of rounds", 8 * 5 * edges, spaced(edges), "exchanges"),
+        Term("decisions", 8 * 10 * d, f"{spaced(d)} experts", "experts"),
+        Term("clients", plan.memory(), who, "clients or experts"),
+    ]
+    if steps:
+        return [*terms, Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), who, "clients")]
+    sums = min(max(MOST_SUMS, d), max(1, edges) * d)
+    return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
+
+
+class ExpertDriver(Driver):
+    """Runs plans of experts against an adversary."""
+
+    def run(
+        self,
+        environment: Adversary,
+        plans: Sequence[ExpertPlan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        return [
+            run(
+                environment, plan, checkpoints,
+                threads=threads, last=last, progress=progress,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: Adversary,
+        plan: ExpertPlan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
+
+
+DRIVER = ExpertDriver()

@@ -1,115 +1,35 @@
-"""What playing takes in memory, from the shapes of the arrays that drivers allocate.
+"""Memory of an experiment: what it takes, and how it is divided so that it fits.
 
-An estimate is a list of terms, each with a name, its bytes, and what they are made of. It is of
-what is really written to: zeros that nobody touches take no memory, and neither do pages of a
-mapped file, which the system takes back when it needs them.
+How many batches of runs go at once, and how many curves in each, changes no result. So where all
+together would not fit they are fewer, and only what does not fit even one by one is refused.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from fastfed._memory import available, shown
+from fastfed._memory import available, format_size, parse_size
 from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
-from fastfed.experts.plan import ExpertPlan
-from fastfed.privacy.mechanisms.winsorized import padded_dimension
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Plan
-from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
-from fastfed.simulation import compiled
+from fastfed.simulation import dispatch
+from fastfed.simulation.compiled import scratch_term
 from fastfed.simulation.dispatch import AnyPlan
-from fastfed.simulation.experts import MOST_SUMS
+from fastfed.simulation.driver import NUMBER, OBJECT, Term, merged, sentence, spaced, total
+from fastfed.simulation.experiment import Experiment, Problem
+from fastfed.simulation.passes import MOST_TOGETHER, Resources, check_threads, missing_passes
 
-#: Bytes of a Python object with a few fields, and of a number in a list.
-OBJECT, NUMBER = 200, 40
+#: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
+WORKER = 50 * 10**6
 
-#: Of a silo of the step driver: its objects, and how many statistics its arrays are.
-SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
-
-#: From this dimension on actions are brought to 16 bits as they are made (WIDE, src/ff_scores.c).
-SHORT = 32
-
-#: Bytes by release of a plan's arrays while they are made.
-RELEASE = 80
+#: How a limit may be raised, in both languages.
+DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
 
 
-@dataclass(frozen=True)
-class Term:
-    """One part of an estimate."""
-
-    name: str
-    bytes: int
-    of: str = ""  # such as "1 000 silos x d = 57"
-    less: str = ""  # what makes it smaller, such as "silos"
-
-    def times(self, factor: float, of: str = "") -> Term:
-        """So many of it at once."""
-        if factor == 1:
-            return self
-        return Term(self.name, int(self.bytes * factor), f"{self.of}{of}", self.less)
-
-
-def total(terms: Iterable[Term]) -> int:
-    """Bytes of all terms."""
-    return sum(term.bytes for term in terms)
-
-
-def merged(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """Terms of one name as one, that of the largest, the largest first."""
-    by_name: dict[str, list[Term]] = {}
-    for term in terms:
-        by_name.setdefault(term.name, []).append(term)
-    found = []
-    for name, alike in by_name.items():
-        first = max(alike, key=lambda term: term.bytes)
-        found.append(Term(name, total(alike), first.of, first.less))
-    return tuple(sorted(found, key=lambda term: -term.bytes))
-
-
-def spaced(number: int) -> str:
-    """10 000 for 10000."""
-    return f"{number:,}".replace(",", " ")
-
-
-# ---- what is made before anything is played ------------------------------------------------------
-
-
-def check_before(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
-    """InputError where the arrays by checkpoint and by release would not fit into memory.
-
-    ``batches``: rounds between two releases, of each curve that has a fixed number of them.
-    """
-    count = min(checkpoints, horizon)
-    releases = sum(horizon // batch for batch in batches if batch >= 1)
-    terms = (
-        Term("rounds of checkpoints", 24 * count, spaced(count), "checkpoints"),
-        Term("what holds after each release", RELEASE * releases, spaced(releases), "releases"),
-    )
-    most = available()
-    if most is not None and total(terms) > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
-
-
-def sentence(terms: Iterable[Term]) -> str:
-    """What a run needs, and for what."""
-    found = merged(terms)
-    needed = total(found)
-    parts = [
-        f"{term.name} {shown(term.bytes)}{f': {term.of}' if term.of else ''}"
-        for term in found
-        if term.bytes >= 0.1 * needed
-    ][:3]
-    return f"this run needs about {shown(needed)} ({'; '.join(parts)})"
-
-
-# ---- one pass ------------------------------------------------------------------------------------
+# ---- One batch of runs, and what stays ----------------------------------------------------------
 
 
 def of_pass(
@@ -122,7 +42,7 @@ def of_pass(
     steps: bool = False,
     record: bool = False,
 ) -> list[Term]:
-    """What playing these plans together over one environment takes.
+    """Memory of running these plans together over one environment.
 
     ``steps``: by the step driver, in Python objects; ``record``: with actions and rewards kept.
     An environment of one's own says what it takes beside that by a method ``memory(silos, horizon,
@@ -131,184 +51,17 @@ def of_pass(
     first = plans[0]
     terms: list[Term] = []
     for plan in plans:
-        terms += of_plan(plan, checkpoints, steps=steps, record=record)
+        terms += dispatch.driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
-        most = max(_bit_levels(plan) for plan in plans)
-        terms.append(scratch(facts, most, len(plans), 1 if steps else min(threads, first.silos)))
+        most = max(getattr(plan, "bit_levels", 0) for plan in plans)
+        terms.append(
+            scratch_term(facts, most, len(plans), 1 if steps else min(threads, first.silos))
+        )
     own = getattr(environment, "memory", None)
     if own is not None:
         size = int(own(first.silos, first.horizon, len(plans)))
         terms.append(Term("data of a replicate", size, environment.kind))
     return terms
-
-
-def _bit_levels(plan: AnyPlan) -> int:
-    """Levels of nodes that travel as bits."""
-    return plan.levels if isinstance(plan, Plan) and plan.protocol.bits else 0
-
-
-def of_plan(
-    plan: AnyPlan, checkpoints: int, *, steps: bool = False, record: bool = False
-) -> list[Term]:
-    """The state of one curve of one replicate, and what it leaves behind."""
-    if isinstance(plan, ExpertPlan):
-        return [*_of_experts(plan, checkpoints, steps), _outcome(checkpoints, plan.experts)]
-    if isinstance(plan, PeerPlan):
-        return _of_peers(plan, checkpoints, steps, record)
-    local = plan.local if isinstance(plan, PhasePlan) else plan
-    left = _outcome(checkpoints, local.statistic_size)
-    if steps or local.individual:
-        terms = _of_steps(local, checkpoints)
-    else:
-        terms = _of_state(local, checkpoints, record)
-    if isinstance(plan, PhasePlan):
-        # Estimates as objects; in rotated coordinates, and what is drawn beside them.
-        wide = padded_dimension(plan.dimension)
-        each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
-        terms.append(_by_silo("estimates of all silos", plan.silos * each, local))
-    return [*terms, left]
-
-
-def _by_silo(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
-    return Term(name, size, f"{spaced(plan.silos)} silos x d = {plan.dimension}", less)
-
-
-def _of_state(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
-    """Of the compiled driver."""
-    sizes = {name: _bytes(*one) for name, one in compiled.shapes(plan, checkpoints, record).items()}
-    # Only pools whose rows come again remember contenders: the environment counts them.
-    sizes.pop("contend")
-    curve = sizes.pop("curve")
-    recorded = sizes.pop("actions", 0) + sizes.pop("rewards", 0)
-    noises = sizes.pop("history")
-    for name, one in compiled.clock_shapes(plan).items():
-        kind = {"rest": DETERMINANT, "wide": DETERMINANT, "nodes": PRIVATE_DETERMINANT}.get(name)
-        if plan.trigger is None or kind in (None, plan.trigger.kind):
-            sizes[f"clock {name}"] = _bytes(*one)
-    # Noise scales, a tuple and an array of it, and statuses.
-    states = sum(sizes.values()) + 8 * 4 * plan.silos
-    marks = f"{spaced(plan.silos)} silos x {spaced(checkpoints)} checkpoints"
-    rounds = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
-    return [
-        _by_silo("silo states", states, plan),
-        Term("regret of every silo", curve, marks, "checkpoints"),
-        Term("noises of Toeplitz releases", noises, spaced(plan.releases), "releases"),
-        Term("actions and rewards", recorded, rounds, "rounds"),
-    ]
-
-
-def _of_steps(plan: Plan, checkpoints: int) -> list[Term]:
-    """Of the step driver, whose silos are objects, and which records what it plays."""
-    m, s = plan.silos, plan.statistic_size
-    levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
-    each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
-    # A message, its copy, and the shuffler's.
-    each += 3 * (8 * s + OBJECT) if plan.batch_size else 0
-    terms = [_by_silo("silos as objects", m * each, plan)]
-    if plan.individual and plan.encoding is not None:
-        bits = sum(
-            plan.points(j) * plan.encoding.message_bits(j) for j in range(max(1, plan.levels))
-        )
-        # A byte each, kept until sent, sent, and shuffled.
-        terms.append(_by_silo("bits of all messages", 3 * m * s * bits, plan, "points of a batch"))
-    elif plan.by_users:
-        size = m * plan.batch_size * (16 * s + 2 * OBJECT)
-        terms.append(_by_silo("messages of users", size, plan, "points of a batch"))
-    rounds = f"{spaced(m)} silos x {spaced(plan.horizon)} rounds"
-    marks = f"{spaced(m)} silos x {spaced(checkpoints)} checkpoints"
-    return [
-        *terms,
-        Term("regret of every silo", 8 * m * checkpoints, marks, "checkpoints"),
-        Term("actions and rewards", 12 * m * plan.horizon, rounds, "rounds"),
-    ]
-
-
-def _of_peers(plan: PeerPlan, checkpoints: int, steps: bool, record: bool) -> list[Term]:
-    """Part after part, or all of them message by message."""
-    parts: list[list[Term]] = []
-    asked = []
-    for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
-        kind = _of_steps if steps else lambda p, c: _of_state(p, c, record)
-        parts.append(kind(part.plan, checkpoints))
-        asked.append(part.plan.horizon * (1 + len(part.clique)))
-    hops = 8 * plan.silos * (plan.gamma + 1)
-    totals = 8 * len(plan.parts) * plan.parts[0].plan.statistic_size
-    links = f"{spaced(plan.silos)} silos, {spaced(len(plan.graph.edges))} edges"
-    sizes = len(plan.graph.edges) * OBJECT + hops + len(plan.parts) * OBJECT
-    graph = Term("graph and parts", sizes, links, "silos")
-    left = [graph, Term("totals of all parts", 2 * totals), _outcome(checkpoints, 0)]
-    rounds = Term("who asked when", max(asked) + 8 * plan.horizon, less="rounds")
-    if steps:
-        whole = [t for part, one in zip(plan.parts, _alike(plan, parts), strict=True)
-                 for t in one if part]  # fmt: skip
-        return [*whole, *left]
-    recorded = 12 * plan.silos * plan.horizon if record else 0
-    return [*max(parts, key=total), rounds, Term("actions and rewards", recorded), *left]
-
-
-def _alike(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
-    """The terms of every part, from those of each kind."""
-    kinds = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
-    by_kind = dict(zip(kinds, parts, strict=True))
-    return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]
-
-
-def _of_experts(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
-    """Sums or gradients of all clients, and the stretches between exchanges."""
-    d, m = plan.experts, plan.silos
-    who = f"{spaced(m)} clients x {spaced(d)} experts"
-    edges = plan.exchanges + min(checkpoints, plan.horizon)
-    terms = [
-        # Made, sorted, and made unique.
-        Term("stretches of rounds", 8 * 5 * edges, spaced(edges), "exchanges"),
-        Term("decisions", 8 * 10 * d, f"{spaced(d)} experts", "experts"),
-        Term("clients", plan.memory(), who, "clients or experts"),
-    ]
-    if steps:
-        return [*terms, Term("losses of a round", m * (4 * 8 * d + 4 * OBJECT), who, "clients")]
-    sums = min(max(MOST_SUMS, d), max(1, edges) * d)
-    return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
-
-
-def _outcome(checkpoints: int, size: int) -> Term:
-    """What a played curve leaves behind, and the lists that it is made of."""
-    made = (4 * 8 + 2 * NUMBER) * checkpoints + 8 * size
-    return Term("counts at checkpoints", made, spaced(checkpoints), "checkpoints")
-
-
-def scratch(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int) -> Term:
-    """Of all threads: the actions of a round, and what scores are computed in.
-
-    As ff_play_scratch of src/ff_play.c, of which only what is written to counts.
-    """
-    k, d = facts.actions, facts.dimension
-    s = d + d * (d + 1) // 2
-    # Made of normals in float32, in a buffer for float64; then in 16 bits, or as panels, bounds,
-    # candidates.
-    actions = 4 * k * (2 * d + 5) if facts.contexts_made else 0
-    scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
-    # The factor in float32 and in 16 bits, what is refreshed, noise; words of bits; what waits.
-    models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
-    size = threads * (actions + scores + models)
-    of = f"{spaced(k)} actions x d = {d}, {threads} thread{'s' if threads > 1 else ''}"
-    return Term("actions of a round", size, of, "actions")
-
-
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
-
-
-def that_fit(terms: list[Term], wanted: int) -> int:
-    """How many passes of these terms, up to so many, memory holds at once; InputError if none."""
-    most, needed = available(), total(terms)
-    if most is None or wanted * needed <= most:
-        return wanted
-    if needed > most:
-        raise InputError(f"{sentence(terms)}, and {shown(most)} are available")
-    return max(1, most // needed)
-
-
-# ---- what stays ----------------------------------------------------------------------------------
 
 
 def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
@@ -322,5 +75,208 @@ def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
 
 
 def of_passes(passes: int) -> Term:
-    """The list of what is left to play, and of what is done."""
+    """The list of what is left to run, and of what is done."""
     return Term("the list of passes", 3 * OBJECT * passes, spaced(passes), "replicates")
+
+
+# ---- Layouts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Division of an experiment into batches of runs, and the memory that it takes."""
+
+    at_once: int  # batches of runs
+    together: int  # curves of a batch of runs
+    terms: tuple[Term, ...]
+    reduced: str = ""  # what was made smaller so that it fits, in a sentence
+
+    @property
+    def bytes(self) -> int:
+        """The most that is in use at any time, beside what the process had before."""
+        return total(self.terms)
+
+
+def estimate(
+    experiment: Experiment,
+    resources: Resources,
+    *,
+    at_once: int | None = None,
+    together: int = MOST_TOGETHER,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """Estimate the memory of an experiment.
+
+    ``at_once`` batches of runs of at most ``together`` curves each (None: one for each thread);
+    ``done``: curve replicates that are there already. ``kept``: all outcomes are kept in memory,
+    as `simulate` does. Of a dask cluster that is there already only this process counts.
+    """
+    marks, replicates = len(experiment.checkpoints), experiment.replicates
+    cells = len(experiment.curves) * replicates
+    terms = [
+        of_results(len(experiment.curves), replicates, marks),
+        of_passes(cells),
+    ]
+    steps = driver == "step"
+    if kept:
+        terms += _kept(experiment, steps)
+    if done >= cells or resources.scheduler is not None:
+        return Layout(1, together, merged(terms))
+    threads = check_threads(resources.threads)
+    kinds = Counter(
+        p.positions for p in missing_passes(experiment.with_options(1), set(), together)
+    )
+    many = replicates * sum(kinds.values())
+    most = 1 if steps else max(1, min(threads, many))
+    at_once = most if at_once is None else min(at_once, most)
+    inner = max(1, threads // at_once)
+    of_kinds = []
+    for positions, count in kinds.items():
+        world = experiment.curves[positions[0]].world
+        plans = [experiment.curves[i].system.plan for i in positions]
+        of_kind = of_pass(world.environment, world.facts, plans, marks, inner, steps=steps)
+        of_kinds += [of_kind] * count
+    # The largest ones at the same time, as may happen.
+    of_kinds.sort(key=total, reverse=True)
+    left = at_once
+    for of_kind in of_kinds:
+        now = min(left, replicates)
+        terms += [term.times(now, f", {now} passes at once") for term in of_kind]
+        left -= now
+        if not left:
+            break
+    processes = 1 if resources.engine == "local" else at_once
+    worlds = {id(c.world): c.world for c in experiment.curves}.values()
+    terms += [term for world in worlds for term in _of_world(world, experiment.horizon, processes)]
+    if resources.engine != "local":
+        workers = f"{processes} worker process{'es' if processes > 1 else ''}"
+        terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
+    return Layout(at_once, together, merged(terms))
+
+
+def _of_world(world: Problem, horizon: int, processes: int) -> list[Term]:
+    """Memory that the replicates of a process share; workers have data of their own."""
+    environment, silos = world.environment, world.silos
+    of = environment.kind
+    terms = []
+    if (shared := getattr(environment, "shared_memory", None)) is not None:
+        terms.append(Term("data in 16 bits", processes * int(shared(silos, horizon)), of))
+    if processes > 1 and (own := getattr(environment, "own_memory", None)) is not None:
+        terms.append(Term("data of every worker", processes * int(own(silos)), of, "threads"))
+    return terms
+
+
+def _kept(experiment: Experiment, steps: bool) -> list[Term]:
+    """All outcomes, where there is no store to put them into."""
+    marks, times = len(experiment.checkpoints), experiment.replicates
+    size = recorded = 0
+    for curve in experiment.curves:
+        plan = curve.system.plan
+        size += 32 * marks + 8 * getattr(plan, "statistic_size", plan_size(plan))
+        if steps and not hasattr(plan, "experts"):
+            recorded += 12 * plan.silos * plan.horizon
+    cells = spaced(len(experiment.curves) * times)
+    return [
+        Term("outcomes", size * times, f"{cells} curve replicates", "replicates"),
+        Term("actions and rewards", recorded * times, f"{cells} curve replicates", "replicates"),
+    ]
+
+
+def plan_size(plan: object) -> int:
+    """Numbers in what a plan without statistics leaves behind."""
+    return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
+
+
+def fit(
+    experiment: Experiment,
+    resources: Resources,
+    *,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """The layout of an experiment that fits into memory: as it would be without limits if it can.
+
+    InputError, with what would be needed and for what, where nothing fits.
+    """
+    allowed = resources.memory_limit
+    limit = available() if allowed is None else parse_size("memory_limit", allowed)
+
+    def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
+        return estimate(
+            experiment, resources,
+            at_once=at_once, together=together, driver=driver, done=done, kept=kept,
+        )  # fmt: skip
+
+    wanted = layout()
+    if limit is None or wanted.bytes <= limit:
+        return wanted
+    for at_once, together in _smaller(wanted):
+        found = layout(at_once, together)
+        if found.bytes <= limit:
+            return replace(found, reduced=_reduced(wanted, found, limit))
+    raise InputError(refusal(found if wanted.at_once + wanted.together > 2 else wanted, limit,
+                             allowed is None))  # fmt: skip
+
+
+def _smaller(wanted: Layout) -> list[tuple[int, int]]:
+    """Layouts from larger to smaller: fewer batches of runs first, which costs next to nothing."""
+    found = []
+    at_once, together = wanted.at_once, wanted.together
+    while at_once > 1:
+        at_once //= 2
+        found.append((at_once, together))
+    while together > 1:
+        together //= 2
+        found.append((1, together))
+    return found
+
+
+def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
+    """Sentence that says what was made smaller."""
+    parts = []
+    if found.at_once < wanted.at_once:
+        parts.append(f"{found.at_once} of {wanted.at_once} passes at once")
+    if found.together < wanted.together:
+        parts.append(f"at most {found.together} curves in a pass")
+    return (
+        f"memory: {' and '.join(parts)}, about {format_size(found.bytes)} in place of "
+        f"{format_size(wanted.bytes)}, where {format_size(limit)} are available; "
+        "results are the same"
+    )
+
+
+class OutOfMemory(MemoryError):
+    """Memory ended while an experiment was run: one sentence."""
+
+
+@contextmanager
+def memory_ends(layout: Layout) -> Iterator[None]:
+    """Raise OutOfMemory, in a sentence, if memory ends although the layout seemed to fit."""
+    try:
+        yield
+    except MemoryError as error:
+        if isinstance(error, OutOfMemory):
+            raise
+        raise OutOfMemory(
+            f"out of memory: {sentence(layout.terms)}; fewer threads or "
+            f"{layout.terms[0].less or 'silos'} need less"
+        ) from None
+
+
+def refusal(layout: Layout, limit: int, measured: bool) -> str:
+    """Sentence that says why an experiment does not fit, and what would help."""
+    needed = layout.bytes
+    asked = sentence(layout.terms)
+    have = (
+        f"{format_size(limit)} are available"
+        if measured
+        else f"memory_limit is {format_size(limit)}"
+    )
+    help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
+    more = format_size(1.2 * needed).replace(" ", "")
+    despite = DESPITE.format(more) if needed < 2**50 else ""
+    advice = ", and ".join(part for part in (help_, despite) if part)
+    return f"{asked}, and {have}{f': {advice}' if advice else ''}"

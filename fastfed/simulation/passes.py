@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from fastfed._validate import integer
 from fastfed.simulation import dispatch
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, Problem
-from fastfed.simulation.outcome import Outcome
 
-# ---- What a run may use of a machine, and who plays it. No result depends on it ------------------
+# ---- What a run may use of a machine, and who runs it. No result depends on it ------------------
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What `run` and the commands are given; `fitting` divides the work so that it is enough."""
+    """Threads, engine and memory of a run; `memory.fit` divides the work so that they are
+    enough."""
 
     threads: int | None = None  # in all; None: every processor
     engine: str = "local"
@@ -27,29 +28,29 @@ class Resources:
     memory_limit: int | str | None = None  # bytes, or "40GB"; None: what is available
 
 
-# ---- Passes: what is played at once, which of them are missing, and how long they will take ------
+# ---- Batches of runs: which are missing, and how long they will take -----------------------------
 
 
-#: The compiled driver's own limit of curves in a pass.
+#: The compiled driver's own limit of curves in a batch of runs.
 MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True)
 class RunBatch:
-    """Curves of one replicate that are played together, over the same contexts."""
+    """Curves of one replicate that are run together, over the same contexts."""
 
     replicate: int
     positions: tuple[int, ...]
 
 
 class Interrupted(Exception):
-    """A pass was told to stop between two calls."""
+    """A batch of runs was told to stop between two calls."""
 
 
 def missing_passes(
     experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
 ) -> list[RunBatch]:
-    """What is left to play, at most so many curves in a pass.
+    """Batches of runs that are left, of at most ``most`` curves each.
 
     Curves of one world share contexts where making them is work.
     """
@@ -65,7 +66,7 @@ def missing_passes(
     for replicate in range(experiment.replicates):
         for world, positions in worlds:
             left = [i for i in positions if (i, replicate) not in done]
-            together = [i for i in left if dispatch.shared(experiment.curves[i].system.plan)]
+            together = [i for i in left if dispatch.together(experiment.curves[i].system.plan)]
             size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
             passes.extend(
                 RunBatch(replicate, tuple(together[i : i + size]))
@@ -81,7 +82,7 @@ def default_threads() -> int:
 
 
 def check_threads(threads: int | None) -> int:
-    """Threads to play with; None takes every processor."""
+    """Threads to run with; None takes every processor."""
     if threads is None:
         return default_threads()
     return integer("threads", threads, at_least=1, at_most=1024)
@@ -94,14 +95,14 @@ def play_pass(
     progress: Callable[[int], None] | None = None,
     record: bool = False,
 ) -> list[Outcome]:
-    """Play one pass; ``progress`` hears agent-rounds."""
+    """Run one batch of runs; ``progress`` hears agent-rounds."""
     world = experiment.curves[work.positions[0]].world
 
     def heard(rounds: int) -> None:
         if progress is not None:
             progress(rounds * world.silos)
 
-    return dispatch.play(
+    return dispatch.run(
         world.open(experiment.seed, work.replicate),
         [experiment.curves[i].system.plan for i in work.positions],
         experiment.checkpoints,
@@ -116,7 +117,7 @@ TIMED_SECONDS = 0.02
 
 
 def predict_seconds(experiment: Experiment, passes: list[RunBatch], threads: int) -> float:
-    """Seconds the passes will take, from playing a few rounds of each kind."""
+    """Seconds the batches of runs will take, from running a few rounds of each kind."""
     if not passes:
         return 0.0
     kinds = Counter(work.positions for work in passes)
@@ -126,7 +127,7 @@ def predict_seconds(experiment: Experiment, passes: list[RunBatch], threads: int
 
 
 def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
-    """Seconds that one pass over these curves takes on one thread."""
+    """Seconds that one batch of runs over these curves takes on one thread."""
     environment = experiment.curves[positions[0]].world.open(experiment.seed, 0)
     plans = [experiment.curves[i].system.plan for i in positions]
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
@@ -137,7 +138,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
         # counts for hours when it is multiplied.
         for _ in range(2):
             start = time.perf_counter()
-            dispatch.play(environment, plans, experiment.checkpoints, last=rounds)
+            dispatch.run(environment, plans, experiment.checkpoints, last=rounds)
             best = min(best, time.perf_counter() - start)
             if best > 5.0 * TIMED_SECONDS:
                 break

@@ -2,34 +2,47 @@
 
 The step driver sends every message along the graph, hop by hop. The compiled driver rests on what
 Algorithm 3 makes sure of: all that concerns an estimator arrives before it is used again, so that
-each estimator of each clique is a federation of its own, whose reports come one use late. It plays
+each estimator of each clique is a federation of its own, whose reports come one use late. It runs
 those, and counts the messages that the step driver sends; the tests hold one against the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Message, Peer
+from fastfed.privacy.account import verify
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import Part, PeerPlan, Request
-from fastfed.simulation.outcome import Outcome, linear_events
+from fastfed.simulation import compiled
+from fastfed.simulation.driver import (
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Term,
+    linear_events,
+    outcome_term,
+    spaced,
+    total,
+)
+from fastfed.simulation.server import step_terms
 
 
-def play_steps(
-    environment: native.Environment,
+def run_steps(
+    environment: environments.Environment,
     plan: PeerPlan,
     checkpoints: np.ndarray,
     *,
     last: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default), every message on its way."""
+    """Run rounds 1..last (all by default), every message on its way."""
     noise = SeededNoise(environment.seed, environment.replicate)
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
@@ -55,7 +68,7 @@ def play_steps(
         seen.note(round, network.bytes_sent)
         if progress is not None:
             progress(1)
-    # What is under way still arrives; nobody plays with it, and it is not counted.
+    # What is under way still arrives; nobody uses it, and it is not counted.
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
@@ -83,7 +96,7 @@ def _total(peers: list[Peer], part: Part) -> np.ndarray:
 
 
 class _Seen:
-    """What the step driver notes at the checkpoints."""
+    """Counts of the step driver at the checkpoints."""
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
@@ -107,14 +120,14 @@ class _Seen:
         return total
 
 
-def play_parts(
+def run_parts(
     plan: PeerPlan,
     checkpoints: np.ndarray,
-    play_part: Callable[..., dict[str, Any]],
+    run_part: Callable[..., dict[str, Any]],
     *,
     record: bool = False,
 ) -> Outcome:
-    """Play every part with ``play_part(part, checkpoints of its own)``, and add them up."""
+    """Run every part with ``run_part(part, checkpoints of its own)``, and add them up."""
     group = np.zeros(len(checkpoints))
     counts = np.zeros(len(checkpoints), np.int64)
     sent = np.zeros(len(checkpoints))
@@ -124,7 +137,7 @@ def play_parts(
     for part in plan.parts:
         uses = np.array([plan.uses(part.estimator, int(c)) for c in checkpoints])
         own = np.unique(uses[uses > 0])
-        state = play_part(part, own)
+        state = run_part(part, own)
         # Where each checkpoint finds this part: 0 before its first round.
         at = np.searchsorted(own, uses, side="right")
         for row in state["curve"]:
@@ -157,8 +170,10 @@ def _sent(plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.nda
     rounds = plan.rounds(part.estimator)
     edges = plan.crossings[list(part.clique)]
     report = 8 * part.plan.statistic_size
-    total = report * _crossed(edges.sum(axis=0), rounds[state["met"] > 0], checkpoints)
-    for row, asked in enumerate(state["asked"].T > 0):
+    total = report * _crossed(
+        edges.sum(axis=0), rounds[state["synchronised_rounds"] > 0], checkpoints
+    )
+    for row, asked in enumerate(state["requested"].T > 0):
         if asked.any():
             size = Request(part.clique[row], 0, 0).nbytes
             total += size * _crossed(edges[row], rounds[asked], checkpoints)
@@ -177,3 +192,122 @@ def _crossed(edges: np.ndarray, when: np.ndarray, checkpoints: np.ndarray) -> np
     age = checkpoints - when[np.maximum(sent - 1, 0)]
     crossed = (sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(sent > 0, crossed, 0).astype(np.float64)
+
+
+def run(
+    environment: environments.Environment,
+    plan: PeerPlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run rounds 1..last (all by default) of every part by the compiled driver, one by one."""
+    verify(plan)
+    until = plan.horizon if last is None else last
+    heard = 0
+
+    def run_part(part: Part, own: np.ndarray) -> dict[str, Any]:
+        silos = len(part.clique)
+        made = compiled.state(part.plan, len(own), record)
+        made["synchronised_rounds"] = np.zeros(part.plan.horizon, np.uint8)
+        made["requested"] = np.zeros((part.plan.horizon, silos), np.uint8)
+        run = driver.Run(
+            environment,
+            silos,
+            part.plan.horizon,
+            own,
+            [made],
+            threads,
+            names=np.array(part.clique, np.int64),
+            phase=part.estimator,
+            stride=plan.gamma,
+        )
+
+        def tell(rounds: int) -> None:
+            nonlocal heard
+            heard += rounds * silos
+            if progress is not None:
+                # In whole rounds of all silos.
+                progress(heard // plan.silos - (heard - rounds * silos) // plan.silos)
+
+        run.initialise()
+        compiled.run_rounds(run, 1, plan.uses(part.estimator, until), rounds_per_call, tell)
+        return made
+
+    return run_parts(plan, checkpoints, run_part, record=record)
+
+
+def terms_of(plan: PeerPlan, checkpoints: int, steps: bool, record: bool) -> list[Term]:
+    """Memory of the largest part, for they run one by one, or of all, message by message."""
+    parts: list[list[Term]] = []
+    asked = []
+    for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
+        kind = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
+        parts.append(kind(part.plan, checkpoints))
+        asked.append(part.plan.horizon * (1 + len(part.clique)))
+    hops = 8 * plan.silos * (plan.gamma + 1)
+    totals = 8 * len(plan.parts) * plan.parts[0].plan.statistic_size
+    links = f"{spaced(plan.silos)} silos, {spaced(len(plan.graph.edges))} edges"
+    sizes = len(plan.graph.edges) * OBJECT + hops + len(plan.parts) * OBJECT
+    graph = Term("graph and parts", sizes, links, "silos")
+    left = [graph, Term("totals of all parts", 2 * totals), outcome_term(checkpoints, 0)]
+    rounds = Term("who asked when", max(asked) + 8 * plan.horizon, less="rounds")
+    if steps:
+        whole = [t for part, one in zip(plan.parts, _alike(plan, parts), strict=True)
+                 for t in one if part]  # fmt: skip
+        return [*whole, *left]
+    recorded = 12 * plan.silos * plan.horizon if record else 0
+    return [*max(parts, key=total), rounds, Term("actions and rewards", recorded), *left]
+
+
+def _alike(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
+    """The terms of every part, from those of each kind."""
+    kinds = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
+    by_kind = dict(zip(kinds, parts, strict=True))
+    return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]
+
+
+class PeerDriver(Driver):
+    """Runs plans of a federation without a server."""
+
+    def run(
+        self,
+        environment: environments.Environment,
+        plans: Sequence[PeerPlan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        return [
+            run(
+                environment, plan, checkpoints,
+                threads=threads, record=record, last=last, progress=progress,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: environments.Environment,
+        plan: PeerPlan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: PeerPlan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        return terms_of(plan, checkpoints, steps, record)
+
+
+DRIVER = PeerDriver()

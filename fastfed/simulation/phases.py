@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import driver, environments, linalg
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client, rounds_between
-from fastfed.protocols.phases import LocalEstimate, PhasePlan
+from fastfed.privacy.mechanisms.winsorized import padded_dimension
+from fastfed.protocols.phases import LocalEstimate, PhasePlan, check_phase_plan
 from fastfed.protocols.server import Averager
-from fastfed.simulation.outcome import Outcome, linear_events
+from fastfed.simulation import compiled
+from fastfed.simulation.driver import (
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Term,
+    linear_events,
+    silo_term,
+)
+from fastfed.simulation.server import DRIVER as LOCAL
 
-#: Plays rounds first..last of a pass.
-Through = Callable[[native.Pass, int, int], None]
+#: Runs rounds first..last.
+Through = Callable[[driver.Run, int, int], None]
 
 
-def play_steps(
-    environment: native.Environment,
+def run_steps(
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     *,
     last: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Play rounds 1..last (all by default), one client and round at a time."""
+    """Run rounds 1..last (all by default), one client and round at a time."""
     clients = [Client(plan, i) for i in range(plan.silos)]
     server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     regret = np.zeros(plan.silos)
@@ -70,17 +82,17 @@ def play_steps(
 
 
 def sent(plan: PhasePlan, released: np.ndarray) -> dict[str, np.ndarray]:
-    """What had been released and sent by each checkpoint, as an Outcome keeps it."""
+    """Releases and bits sent by each checkpoint, as an Outcome keeps them."""
     bits = np.array([plan.bits(int(k)) for k in released], np.float64)
     return {"synchronisations": released, "bits_up": bits, "bits_down": bits.copy()}
 
 
-def play(
-    environment: native.Environment,
+def run_phases(
+    environment: environments.Environment,
     plan: PhasePlan,
     checkpoints: np.ndarray,
     made: dict[str, Any],
-    open_pass: Callable[[dict[str, Any]], native.Pass],
+    open_pass: Callable[[dict[str, Any]], driver.Run],
     through: Through,
     until: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +101,7 @@ def play(
     ``made`` is the fresh state of ``plan.local``; its curve, regret and counts are filled in.
     """
     run = open_pass(made)
-    run.begin()
+    run.initialise()
     through(run, 1, min(plan.initial_rounds, until))
     server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
@@ -99,7 +111,7 @@ def play(
     for phase, first, last in rounds_between(plan):
         if first - 1 > until:
             break
-        found = native.least_squares(made["batch"], plan.dimension)
+        found = linalg.least_squares(made["batch"], plan.dimension)
         model = server.combine(
             [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
         ).values
@@ -113,7 +125,7 @@ def play(
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """What a curve's state changes to once all play one model: no bonus, no V of their own."""
+    """Changes of a curve's state once all silos use one model: no bonus, no V of their own."""
     d, radius = plan.dimension, plan.local.radius
     return {
         "lazy": True,
@@ -124,3 +136,76 @@ def greedy_state(plan: PhasePlan) -> dict[str, Any]:
         "w": np.zeros((1, d, d)),
         "theta": np.zeros((1, d)),
     }
+
+
+def run(
+    environment: environments.Environment,
+    plan: PhasePlan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    rounds_per_call: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run rounds 1..last (all by default) by the compiled driver, phase after phase."""
+    check_phase_plan(plan)
+    made = compiled.state(plan.local, len(checkpoints), record)
+
+    def open_pass(made: dict[str, Any]) -> driver.Run:
+        return driver.Run(environment, plan.silos, plan.horizon, checkpoints, [made], threads)
+
+    def advance(run: driver.Run, first: int, last: int) -> None:
+        compiled.run_rounds(run, first, last, rounds_per_call, progress)
+
+    until = plan.horizon if last is None else last
+    released, model = run_phases(environment, plan, checkpoints, made, open_pass, advance, until)
+    changed: dict[str, Any] = {**sent(plan, released), "total": model}
+    return replace(compiled.outcome(plan.local, made), **changed)
+
+
+class PhaseDriver(Driver):
+    """Runs plans in phases of doubling length."""
+
+    def run(
+        self,
+        environment: environments.Environment,
+        plans: Sequence[PhasePlan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        return [
+            run(
+                environment, plan, checkpoints,
+                threads=threads, record=record, last=last, progress=progress,
+            )
+            for plan in plans
+        ]  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: environments.Environment,
+        plan: PhasePlan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        # Estimates as objects; in rotated coordinates, and what is drawn beside them.
+        wide = padded_dimension(plan.dimension)
+        each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
+        *terms, left = LOCAL.memory(plan.local, checkpoints, steps=steps, record=record)
+        return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
+
+
+DRIVER = PhaseDriver()

@@ -12,18 +12,18 @@ import numpy as np
 from fastfed._validate import InputError, array, choice, show
 from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
-from fastfed.results.store import Cell, CurveRow, Store
+from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
-from fastfed.simulation.fitting import Layout, fit, memory_ends
-from fastfed.simulation.outcome import Outcome
+from fastfed.simulation.memory import Layout, fit, memory_ends
 from fastfed.simulation.passes import Resources, RunBatch, check_threads, missing_passes
 
-# ---- Running an experiment: which cells are missing, who plays them, and committing each one -----
+# ---- Running an experiment into a store ----------------------------------------------------------
 
 
-#: Of a run on real records, however private what it plays is.
+#: Of a run on real records, however private what it runs is.
 UNCOVERED = (
     "Made of real records: regret, curves, tables and counts here are computed from the raw "
     "records, without noise. No certificate covers them: do not publish them as protected.",
@@ -33,7 +33,7 @@ UNCOVERED = (
 
 
 def about_records(world: Problem) -> list[str]:
-    """What to know first where records are real; nothing where they are drawn."""
+    """Caveats about real records; none where records are drawn."""
     facts = world.facts
     if not facts.real_records:
         return []
@@ -42,7 +42,7 @@ def about_records(world: Problem) -> list[str]:
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
-    """What the store keeps of each curve."""
+    """Rows of all curves in the store."""
     rows = []
     rounds = experiment.checkpoints
     for curve in experiment.curves:
@@ -82,19 +82,19 @@ def run(
     on_start: Callable[[list[RunBatch], int], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Results:
-    """Play what is missing of an experiment in an output folder, and read its results.
+    """Run what is missing of an experiment in an output folder, and read its results.
 
-    Every replicate of every curve is committed once it is played, so the same call again repeats
+    Every replicate of every curve is committed once it is run, so the same call again repeats
     nothing. ``engine``: "local" (threads), "processes" or "dask" (``scheduler``: the address of a
     cluster; without one, a cluster of this machine). Only this process writes. ``on_start`` hears
     what is left and with how many threads (0: a cluster has no workers yet). ``memory_limit``:
     bytes, or a text such as "40GB", that the run may take; by default what is available. Where it
-    is less than all threads would take, fewer passes are played at once, or fewer curves together.
+    is less than all threads would take, fewer batches of runs go at once, or fewer curves together.
 
     Raises InputError, and writes nothing, where the folder holds another experiment or another
-    process plays into it, and where the run would not fit into memory; EngineError where workers
-    could not play some cells, after the others; OutOfMemory, a MemoryError, where memory ends all
-    the same: what was played is kept.
+    process runs into it, and where the run would not fit into memory; EngineError where workers
+    could not run some curve replicates, after the others; OutOfMemory, a MemoryError, where memory
+    ends all the same: what was run is kept.
     """
     resources = Resources(threads, engine, scheduler, memory_limit)
     layout = layout_for(experiment, folder, resources)
@@ -102,7 +102,7 @@ def run(
 
 
 def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
-    """How what is missing in an output folder is divided, and what that takes in memory.
+    """Layout of what is missing in an output folder, and its memory.
 
     Nothing is written. InputError where the folder holds another experiment, and where it would
     not fit.
@@ -148,10 +148,10 @@ def run_by(
         return store.results(experiment.replicates)
 
 
-def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[Cell]:
-    """The rows of one pass."""
+def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
+    """The rows of one batch of runs."""
     return [
-        Cell(
+        ReplicateRow(
             position,
             work.replicate,
             outcome.group_regret,
@@ -165,7 +165,7 @@ def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[Cell]:
 
 
 def left_to_play(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
-    """What ``run`` would play of an experiment in an output folder; nothing is written.
+    """Curve replicates that ``run`` would run into an output folder; nothing is written.
 
     InputError where the folder holds another experiment.
     """
@@ -200,7 +200,7 @@ def simulate(
     name: str = "simulation",
     **keys: Any,
 ) -> Results:
-    """Play one algorithm, or several curves, and return their regret and certificates.
+    """Run one algorithm, or several curves, and return their regret and certificates.
 
     ``environment``: an environment object, or a spec's table such as {"kind": "sphere"}.
     ``algorithm`` with its ``keys`` (epsilon, delta, batch_size, ...) makes one curve, or one
@@ -208,7 +208,7 @@ def simulate(
     ``horizon`` T and ``silos`` M; ``replicates`` independent runs. Results are a function of
     ``seed`` alone: not of ``threads`` nor of ``driver`` ("compiled", or "step" for the readable
     one). ``memory_limit``: bytes, or a text such as "40GB", that it may take (by default what is
-    available); InputError, before anything is played, where it needs more.
+    available); InputError, before anything is run, where it needs more.
 
     >>> r = simulate({"kind": "sphere", "dimension": 3, "actions": 5}, "fedlinucb",
     ...              horizon=50, silos=4, batch_size=10)
@@ -260,7 +260,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
                 opened = curve.world.open(experiment.seed, replicate)
-                outcome = dispatch.play_steps(opened, curve.system.plan, experiment.checkpoints)
+                outcome = dispatch.run_steps(opened, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)
 

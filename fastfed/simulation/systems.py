@@ -21,7 +21,7 @@ from fastfed.protocols.score import SCORES
 
 
 def check_algorithm(name: str, found: Any) -> _system.Algorithm:
-    """What an entry point names, if it is a system of either kind."""
+    """Check that an entry point names a system of either kind."""
     if not isinstance(found, bandits.Algorithm | experts.Algorithm):
         raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", found)
     if found.id != name:
@@ -51,7 +51,7 @@ def algorithm(name: object) -> _system.Algorithm:
 
 
 def of_experts(entry: _system.Algorithm) -> bool:
-    """Whether a system predicts from experts, and is no bandit."""
+    """True if a system predicts from experts and is no bandit."""
     return isinstance(entry, experts.Algorithm)
 
 
@@ -141,7 +141,7 @@ def make_system(
         d = integer("dimension", dimension, at_least=2, at_most=2**24)
         promised = losses if losses is not None else LossSpec(d)
         if not isinstance(promised, LossSpec):
-            raise InputError(f"losses must be LossFacts, got {type(promised).__name__}")
+            raise InputError(f"losses must be LossSpec, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
         setting = setting_of(promised, silos, horizon)

@@ -32,27 +32,26 @@ PROTOCOL = Protocol(
 )
 
 
-class NoisyKeys(Config, frozen=True, kw_only=True):
-    """Config of a curve: those of every linear system, and the budget."""
+class NoisyConfig(Config, frozen=True, kw_only=True):
+    """Keys of a curve: those of every linear system, and the budget."""
 
     epsilon: float
     delta: float
 
 
-def build(keys: NoisyKeys, setting: ProblemSpec) -> System:
+def build(config: NoisyConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    batch_size = keys.rounds_per_batch(setting)
-    releases = setting.horizon // batch_size
-    mechanism = calibrate_tree(Budget(keys.epsilon, keys.delta), 1)  # a tree of one node
+    batch_size = config.rounds_per_batch(problem)
+    releases = problem.horizon // batch_size
+    mechanism = calibrate_tree(Budget(config.epsilon, config.delta), 1)  # a tree of one node
     std = NoiseStd(*mechanism.stds)
-    law = NoiseDistribution(
-        std, setting.silos, np.arange(releases + 1.0)
-    )  # k noises after k releases
-    clip = keys.bounds(published=False)
-    noise = Noise(mechanism, law, std)
-    plan, theory = assemble(keys, setting, PROTOCOL, batch_size, clip, noise)
+    # After k releases k noises have added up.
+    distribution = NoiseDistribution(std, problem.silos, np.arange(releases + 1.0))
+    clip = config.bounds(published=False)
+    noise = Noise(mechanism, distribution, std)
+    plan, theory = assemble(config, problem, PROTOCOL, batch_size, clip, noise)
     source = f"{PROTOCOL.source}; {mechanism.source}"
-    plan, certificate = certify(plan, setting, theory, noise, source)
+    plan, certificate = certify(plan, problem, theory, noise, source)
     return System("noisy-batches", plan, certificate, theory=theory)
 
 
@@ -60,6 +59,6 @@ ALGORITHM = Algorithm(
     id="noisy-batches",
     paper="none",
     summary="federated LinUCB, every batch sent once with noise of its own",
-    keys=NoisyKeys,
+    config=NoisyConfig,
     build=build,
 )

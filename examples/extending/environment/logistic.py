@@ -15,11 +15,11 @@ import numba
 import numpy as np
 
 import fastfed
+from fastfed.counter_rng import key_of, normal
 from fastfed.environments import EnvironmentSpec, RewardDistribution, described
-from fastfed.keyed import key_of, normal
 
 
-@numba.cfunc(fastfed.environment_signature())
+@numba.cfunc(fastfed.environments.environment_signature())
 def fill(state, seed, replicate, silo, round, x, mean):
     """The actions of one round; the state is (actions, dimension, slope, theta*)."""
     k, d, slope = int(state[0]), int(state[1]), state[2]
@@ -59,7 +59,7 @@ class Logistic:
         theta = fastfed.kernels.normals(seed, self.dimension, replicate=replicate)
         sizes = [self.actions, self.dimension, self.slope]
         state = np.array([*sizes, *theta / np.linalg.norm(theta)])
-        compiled = fastfed.Python(
+        compiled = fastfed.environments.Python(
             function=fill, dimension=self.dimension, actions=self.actions, state=state
         )
         return compiled.open(seed, replicate, silos)

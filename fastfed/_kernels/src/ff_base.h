@@ -1,4 +1,4 @@
-/* What every kernel file needs: integer types, restrict, and the instruction-set clones. */
+/* Shared by all kernel files: integer types, restrict, inlining, and instruction-set clones. */
 #ifndef FF_BASE_H
 #define FF_BASE_H
 

@@ -4,7 +4,7 @@
 
 FF_CLONES
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
-                    const uint32_t *restrict words, double *restrict sums)
+                    const uint32_t *restrict random, double *restrict sums)
 {
     /* Adding and taking away 1.5 2^52 rounds to the nearest integer, on any processor alike. */
     const double magic = 6755399441055744.0, beyond = 1125899906842624.0;
@@ -15,7 +15,7 @@ void ff_round_point(const double *restrict point, int64_t s, double g, int64_t c
         v = v > high ? high : v;
         double down = (v + magic) - magic;
         down -= down > v ? 1.0 : 0.0;
-        const double u = (double)(int32_t)(words[j] ^ 0x80000000u) * 2.3283064365386963e-10 + 0.5;
+        const double u = (double)(int32_t)(random[j] ^ 0x80000000u) * 2.3283064365386963e-10 + 0.5;
         down += u < v - down ? 1.0 : 0.0;
         sums[j] += down - g;
     }
@@ -110,9 +110,9 @@ static double inverted(double u, int64_t n)
 
 #define SMALL 40 /* below, n / 4 < 10 and the rejection's constants are not proven */
 
-int64_t ff_binomial_try(const uint32_t words[4], int64_t n, double *out)
+int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
 {
-    const double first = ff_unit(words[0], words[1]);
+    const double first = ff_unit(random[0], random[1]);
     if (n < SMALL) {
         *out = inverted(first, n);
         return 1;
@@ -122,7 +122,7 @@ int64_t ff_binomial_try(const uint32_t words[4], int64_t n, double *out)
     const double p = 0.25, spread = sqrt((double)n * (p * (1.0 - p)));
     const double b = 1.15 + 2.53 * spread, a = -0.0873 + 0.0248 * b + 0.01 * p;
     const double u = first - 0.5, us = 0.5 - fabs(u), part = 0.25 * (double)rest;
-    double v = ff_unit(words[2], words[3]);
+    double v = ff_unit(random[2], random[3]);
     const double offset = floor((2.0 * a / us + b) * u + part + 0.5);
     if (us >= 0.07 && v <= 0.92 - 4.2 / b) {
         *out = offset - part;
@@ -144,10 +144,10 @@ int64_t ff_binomial_try(const uint32_t words[4], int64_t n, double *out)
 void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *restrict out)
 {
     for (int64_t j = 0; j < count; j++) {
-        uint32_t words[4], block = (uint32_t)j;
+        uint32_t random[4], block = (uint32_t)j;
         for (;;) {
-            ff_philox(stream, block, words);
-            if (ff_binomial_try(words, n, &out[j]))
+            ff_philox(stream, block, random);
+            if (ff_binomial_try(random, n, &out[j]))
                 break;
             block += (uint32_t)count; /* try i of entry j: block j + i count */
         }
@@ -165,16 +165,16 @@ void ff_encode_bits(int64_t ones, int64_t length, uint8_t *restrict bits)
 /* The words of a stream, one after the other. */
 typedef struct {
     const ff_stream *stream;
-    uint32_t block, used, words[4];
+    uint32_t block, used, random[4];
 } cursor;
 
 FF_INLINE uint32_t next_word(cursor *c)
 {
     if (c->used == 4) {
-        ff_philox(c->stream, c->block++, c->words);
+        ff_philox(c->stream, c->block++, c->random);
         c->used = 0;
     }
-    return c->words[c->used++];
+    return c->random[c->used++];
 }
 
 void ff_shuffle_bits(const ff_stream *stream, uint8_t *restrict bits, int64_t n)

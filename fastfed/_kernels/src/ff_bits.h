@@ -13,13 +13,13 @@
  * down at random, up with the fraction's probability. `clamped` holds x^ to 0..2g, the most a
  * message of 2g + b bits can say. One word of 32 bits decides each entry. */
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
-                    const uint32_t *restrict words, double *restrict sums);
+                    const uint32_t *restrict random, double *restrict sums);
 
 /* Tree nodes that hold leaf `leaf` out of `releases` leaves: their levels, lowest first. */
 int64_t ff_touched_levels(int64_t leaf, int64_t releases, int64_t levels[64]);
 
-/* One try at Bin(n, 1/4) - n / 4 from four random words; 0 when the try is rejected. */
-int64_t ff_binomial_try(const uint32_t words[4], int64_t n, double *out);
+/* One try at Bin(n, 1/4) - n / 4 from four random random; 0 when the try is rejected. */
+int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out);
 
 /* `count` independent draws of Bin(n, 1/4) - n / 4 from a stream, n < 2^62. */
 void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *restrict out);

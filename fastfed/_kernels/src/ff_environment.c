@@ -15,7 +15,7 @@ int64_t ff_stride(int64_t actions)
 
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    /* Features; normals, read up to a stride from the last; three numbers of every action; theta. */
+    /* Features; normals, read up to a stride past the last; three numbers an action; theta. */
     const int64_t stride = ff_stride(actions);
     return stride * (dimension + 4) + ff_stride(dimension) +
            ff_normal_capacity_f32(actions * (dimension + 1));
@@ -133,7 +133,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->feature_stride = env->stride ? env->stride : 1;
     out->actions = k;
     out->mean = mean;
-    out->shorts = NULL;
+    out->quantised = NULL;
     if (env->mean) {
         out->best = best_of(env, out);
         return FF_OK;
@@ -281,23 +281,23 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
     return k;
 }
 
-/* ---- gap --------------------------------------------------------------------------------------- */
+/* ---- gap ------------------------------------------------------------------------------------- */
 
-/* m of every action into `mean`; `words` is room for the generator. Streams of these purposes
+/* m of every action into `mean`; `random` is a buffer of the generator. Streams of these purposes
  * have index 0 where an instance or an order is drawn, and rounds begin with 1: they never meet. */
 FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate, uint32_t silo,
-                           uint32_t round, uint32_t *restrict words, double *restrict mean)
+                           uint32_t round, uint32_t *restrict random, double *restrict mean)
 {
     const int64_t k = gap->actions;
     const ff_stream uniforms = ff_stream_open(seed, FF_INSTANCE, replicate, silo, round);
     const ff_stream position = ff_stream_open(seed, FF_PERMUTATION, replicate, silo, round);
     const double unit = gap->width * 4.656612873077393e-10; /* 2^-31 */
     const double low = gap->inferior;
-    ff_words(&uniforms, k, words);
+    ff_random_u32(&uniforms, k, random);
     for (int64_t a = 0; a < k; a++)
-        mean[a] = low + unit * ((double)(int32_t)(words[a] >> 1) + 0.5);
-    const int64_t best = ff_below(&position, k);
-    mean[best] = gap->best + unit * ((double)(int32_t)(words[best] >> 1) + 0.5);
+        mean[a] = low + unit * ((double)(int32_t)(random[a] >> 1) + 0.5);
+    const int64_t best = ff_uniform_int(&position, k);
+    mean[best] = gap->best + unit * ((double)(int32_t)(random[best] >> 1) + 0.5);
 }
 
 /* Scales action a until its float32 features have norm <= 1. */
@@ -402,7 +402,7 @@ double ff_gap_mean(const void *state, const void *x, int64_t a)
     return mean_of(gap->theta, (const float *)x, ff_stride(gap->actions), gap->dimension, a);
 }
 
-/* ---- hard instance ---------------------------------------------------------------------------- */
+/* ---- hard instance --------------------------------------------------------------------------- */
 
 /* ceil(2^53 exp(-1/2)): Box-Muller's radius is at most 1 for the 53-bit integers from here on. */
 #define HARD_FIRST 5463142506141194LL
@@ -419,7 +419,7 @@ int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo
                                        (uint32_t)round);
     const ff_stream position = ff_stream_open(seed, FF_PERMUTATION, (uint32_t)replicate,
                                               (uint32_t)silo, (uint32_t)round);
-    const int64_t first = 2 * ff_below(&position, hard->dimension / 2);
+    const int64_t first = 2 * ff_uniform_int(&position, hard->dimension / 2);
     uint32_t w[4];
     ff_philox(&s, 0, w);
     const double span = (double)((1LL << 53) - HARD_FIRST);
@@ -437,7 +437,7 @@ int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo
     return 2;
 }
 
-/* ---- pools ------------------------------------------------------------------------------------ */
+/* ---- pools ----------------------------------------------------------------------------------- */
 
 int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round)
@@ -451,7 +451,7 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
         return pool->order[first + round - 1];
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)silo,
                                        (uint32_t)round);
-    return first + ff_below(&s, n);
+    return first + ff_uniform_int(&s, n);
 }
 
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
@@ -471,7 +471,8 @@ int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t si
     out->best = pool->best[q];
     out->query = q;
     out->first = start;
-    out->shorts =
-        pool->shorts.starts ? ff_short_kept(&pool->shorts, q, out, pool->dimension) : NULL;
+    out->quantised =
+        pool->quantised.starts ? ff_quantised_block(&pool->quantised, q, out, pool->dimension)
+                               : NULL;
     return FF_OK;
 }

@@ -8,7 +8,7 @@
 
 #include "ff_base.h"
 #include "ff_scores.h"
-#include "ff_short.h"
+#include "ff_screen_i16.h"
 
 /* Writes x (layout as the environment declares) and the K expected rewards; returns K, or a
  * negative status. Signature of a user's numba.cfunc too (x is double* when is_double). */
@@ -22,7 +22,7 @@ typedef double (*ff_mean)(const void *state, const void *x, int64_t a);
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                              int64_t round, ff_actions *out);
 
-/* Reward laws: y given the expected reward of the action played. */
+/* Reward distributions: y given the expected reward of the chosen action. */
 enum { FF_REWARD_NONE = 0, FF_REWARD_BERNOULLI = 1, FF_REWARD_GAUSSIAN = 2 };
 
 typedef struct {
@@ -116,7 +116,7 @@ typedef struct {
     const int64_t *silo_starts; /* silo -> first query */
     const int64_t *order;       /* without replacement: the queries of each silo, shuffled */
     int64_t sampling;
-    ff_short_store shorts; /* of every query; starts NULL: none are kept */
+    ff_quantised_store quantised; /* of every query; starts NULL: none are kept */
 } ff_pool;
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, ff_actions *out);

@@ -1,15 +1,17 @@
-/* What is compiled once for each level of x86-64, under the names that callers know: at the highest
- * level that this processor has, chosen when the library loads. setup.py reads the list, and renames
- * each level's own to name_v4, name_v3 and name_base. */
+/* Dispatch by instruction set. Functions of files that are compiled once for each level of x86-64
+ * have the name that callers know here, and run at the highest level that this processor has,
+ * chosen when the library loads. setup.py reads the list and renames each level's own functions to
+ * name_v4, name_v3 and name_base. */
 #include "ff_base.h"
 
 #define EACH_OF(each)                                                                          \
-    each(ff_factor) each(ff_solve) each(ff_log_det) each(ff_observe) each(ff_observe_image)    \
-    each(ff_image) each(ff_accumulate) each(ff_accumulate_many) each(ff_rank_one)              \
+    each(ff_factor) each(ff_solve) each(ff_log_det) each(ff_observe) each(ff_observe_whitened) \
+    each(ff_whiten) each(ff_accumulate) each(ff_accumulate_many) each(ff_rank_one)             \
     each(ff_sherman_morrison) each(ff_clip_norm)                                               \
     each(ff_scores) each(ff_score_scratch) each(ff_best_of) each(ff_select) each(ff_features)  \
     each(ff_scored) each(ff_scored_scratch)                                                    \
-    each(ff_sieve) each(ff_sieve_scratch) each(ff_sieve_knows) each(ff_sieve_small)            \
+    each(ff_screen_f32) each(ff_screen_f32_scratch)                                            \
+    each(ff_screen_f32_small) each(ff_screen_f32_small_fits)                                   \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of)              \
     each(ff_sphere_fill) each(ff_sphere_mean) each(ff_gap_fill) each(ff_gap_mean)              \
     each(ff_mean_error) each(ff_hard_fill) each(ff_pool_borrow) each(ff_pool_query)

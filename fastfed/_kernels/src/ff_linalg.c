@@ -260,13 +260,13 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
     return enter(w, theta, x, y, d, scratch);
 }
 
-double ff_observe_image(double *restrict w, double *restrict theta, const double *restrict x,
+double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch)
 {
     return enter(w, theta, x, y, d, scratch);
 }
 
-void ff_image(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
+void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z)
 {
     product(w, x, d, z);
 }

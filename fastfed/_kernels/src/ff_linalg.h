@@ -28,10 +28,10 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
                   int64_t d, double *restrict scratch);
 
 /* z = W x. */
-void ff_image(const double *restrict w, const double *restrict x, int64_t d, double *restrict z);
+void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, double *restrict z);
 
 /* ff_observe where W x stands in the first d of the scratch already. */
-double ff_observe_image(double *restrict w, double *restrict theta, const double *restrict x,
+double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch);
 
 /* gram += x x' (packed), bias += x y. */

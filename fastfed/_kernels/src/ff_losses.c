@@ -24,7 +24,7 @@
 /* Rows that a thread adds up before it hands its sums over. */
 #define BLOCK_ROWS 256
 
-int64_t ff_losses_words(int64_t experts) { return ff_word_capacity(experts); }
+int64_t ff_losses_row_capacity(int64_t experts) { return ff_random_u32_capacity(experts); }
 
 FF_INLINE double unit_of(const ff_losses *l)
 {
@@ -69,7 +69,7 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
         } else {
             ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, (uint32_t)key,
                                          (uint32_t)round);
-            ff_words(&s, d, row);
+            ff_random_u32(&s, d, row);
             coins(l->chance, d, row);
         }
         if (l->planned >= 0)

@@ -1,4 +1,4 @@
-/* Losses of experts: what every expert loses in (replicate, silo, round), and gradients.
+/* Losses of experts in (replicate, silo, round), and their gradients.
  *
  * A row holds d losses in [0, 1] as whole multiples of a unit, so sums are exact and do not depend
  * on order or threads. Every answer is a function of (seed, replicate, silo, round) alone. */
@@ -41,15 +41,15 @@ typedef struct {
     void *state;
 } ff_losses;
 
-/* What a thread works in: a row, 3 d doubles, d sums. */
+/* Scratch of a thread: a row, 3 d doubles, d sums. */
 typedef struct {
     uint32_t *row;
     double *called;
     int64_t *sums;
 } ff_losses_scratch;
 
-/* Words of `row`: d, and room for the generator. */
-int64_t ff_losses_words(int64_t experts);
+/* Numbers of `row`: d, rounded up to what the generator writes. */
+int64_t ff_losses_row_capacity(int64_t experts);
 
 /* The row (d) of one silo in one round, in units, into scratch->row; 0 or a negative status. */
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "ff_protocol.h"
+#include "ff_aggregation.h"
 
 #define SWEEPS 40
 #define RANK 1e-10

@@ -1,4 +1,4 @@
-/* Products of rows of a matrix with a panel of actions: the inner loop of scores and sieve. */
+/* Products of rows of a matrix with a panel of actions: the inner loop of scores and screening. */
 #ifndef FF_PANEL_H
 #define FF_PANEL_H
 
@@ -18,8 +18,8 @@
 #define VECTORS32 32
 #endif
 #define VECTORS (PANEL / WIDTH)
-/* Of the sieve: two vectors, so that with ROWS rows its sums fill twelve registers of sixteen. */
-#define SIEVE_PANEL (VECTORS32 * WIDTH32)
+/* Screening: two vectors, so that with ROWS rows its sums fill twelve registers of sixteen. */
+#define SCREEN_PANEL (VECTORS32 * WIDTH32)
 
 /* sum[r] = rows r of W (ld apart) times the panel. The columns past a row's own diagonal are
  * zeros of W and add exactly nothing. One definition for every element type and row count. */

@@ -1,147 +1,196 @@
 #include "ff_protocol.h"
 
-#include <math.h>
+#include "ff_bits.h"
+#include "ff_release.h"
 
-#include "ff_linalg.h"
-
-int64_t ff_node_level(int64_t k)
+void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending)
 {
-    int64_t level = 0;
-    while (!((k >> level) & 1))
-        level++;
-    return level;
+    const int64_t d = run->dimension;
+    double *batch = c->batch + silo * ff_statistic(d);
+    if (pending->count == 1)
+        ff_accumulate(batch + d, batch, pending->points, pending->points[d], d);
+    else if (pending->count)
+        ff_accumulate_many(batch + d, batch, pending->points, pending->count, d);
+    pending->count = 0;
 }
 
-FF_CLONES
-void ff_add(double *restrict into, const double *restrict from, int64_t s)
+void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                 double y, const ff_parts *p)
 {
-    for (int64_t j = 0; j < s; j++)
-        into[j] += from[j];
+    const int64_t d = run->dimension, s = ff_statistic(d);
+    int64_t levels[64] = {0}, leaf = (round - 1) / c->batch_size + 1;
+    const int64_t releases = run->horizon / c->batch_size;
+    const int64_t nodes = c->analyzer == FF_ADD ? leaf <= releases
+                                                : ff_touched_levels(leaf, releases, levels);
+    const ff_stream stream = ff_stream_of(run, FF_ROUNDING, silo, round);
+    ff_random_u32(&stream, nodes * s, p->random);
+    memset(p->point, 0, (size_t)s * sizeof(double));
+    ff_accumulate(p->point + d, p->point, p->feature, y, d);
+    for (int64_t i = 0; i < nodes; i++) {
+        const int64_t *g = c->bit_levels + 2 * levels[i];
+        double *sums = c->sums + (silo * c->levels + levels[i]) * s;
+        const uint32_t *random = p->random + i * s;
+        ff_round_point(p->point, d, (double)g[0], c->clip, random, sums);
+        ff_round_point(p->point + d, s - d, (double)g[1], c->clip, random + d, sums + d);
+    }
 }
 
-FF_CLONES
-void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
+/* Standard normals of the noise in prefix k, into p->normals. owner: the silo that adds it, or M
+ * for the server; its state is row `row` of nodes or history. */
+static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t row, int64_t k,
+                          const ff_parts *p)
 {
-    for (int64_t j = 0; j < s; j++)
-        into[j] *= from[j];
-}
-
-FF_CLONES
-void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
-{
-    for (int64_t j = 0; j < s; j++)
-        out[j] = factor * from[j];
-}
-
-void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
-{
-    double *node = sums + level * s;
-    if (level == 0) {
-        memcpy(node, leaf, (size_t)s * sizeof(double));
+    const int64_t d = run->dimension, s = ff_statistic(d);
+    if (c->release == FF_TOEPLITZ) {
+        const int64_t releases = run->horizon / c->batch_size;
+        double *history = c->history + row * releases * s;
+        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, k), d, p->normals);
+        memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
+        ff_toeplitz(history, c->coefficients, k, s, p->normals);
         return;
     }
-    memcpy(node, sums, (size_t)s * sizeof(double));
-    for (int64_t j = 1; j < level; j++)
-        ff_add(node, sums + j * s, s);
-    ff_add(node, leaf, s);
-}
-
-void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
-{
-    memset(out, 0, (size_t)s * sizeof(double));
-    for (int64_t j = 0; k >> j; j++)
-        if ((k >> j) & 1)
-            ff_add(out, nodes + j * s, s);
-}
-
-FF_CLONES
-void ff_add_noise(const double *restrict statistic, const double *restrict normals,
-                  const ff_noise_std *std, int64_t d, double *restrict out)
-{
-    for (int64_t j = 0; j < d; j++)
-        out[j] = statistic[j] + std->bias * normals[j];
-    const double *restrict from = statistic + d, *restrict z = normals + d;
-    double *restrict to = out + d;
-    for (int64_t i = 0, e = 0; i < d; i++) {
-        for (int64_t j = 0; j < i; j++, e++)
-            to[e] = from[e] + std->off_diagonal * z[e];
-        to[e] = from[e] + std->diagonal * z[e];
-        e++;
-    }
-}
-
-int64_t ff_noise_capacity(int64_t d)
-{
-    return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);
-}
-
-void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
-                     double *restrict normals)
-{
-    const ff_stream bias = ff_stream_open(seed, FF_BIAS_NOISE, (uint32_t)replicate,
-                                          (uint32_t)silo, (uint32_t)node);
-    const ff_stream cov = ff_stream_open(seed, FF_COV_NOISE, (uint32_t)replicate,
-                                         (uint32_t)silo, (uint32_t)node);
-    /* The bias draws first; the covariance draws then overwrite what the first rounded up. */
-    ff_normals_f64(&bias, d, normals);
-    ff_normals_f64(&cov, d * (d + 1) / 2, normals + d);
-}
-
-double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
-                  double *restrict theta, double *restrict scratch)
-{
-    const int64_t p = ff_packed(d);
-    double *v = scratch, *rest = scratch + p;
-    double shift = 0.0;
-    for (int tries = 0; tries < 200; tries++) {
-        memcpy(v, statistic + d, (size_t)p * sizeof(double));
-        for (int64_t i = 0; i < d; i++)
-            v[i * (i + 1) / 2 + i] += lambda + shift;
-        if (ff_factor(v, d, w) == 0) {
-            ff_solve(w, statistic, d, rest, theta);
-            return shift;
+    double *estimates = c->nodes + row * c->levels * s;
+    if (c->release == FF_NESTED) {
+        for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
+            ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, i), d, p->normals);
+            ff_add(estimates, p->normals, s);
         }
-        shift = shift > 0.0 ? 2.0 * shift : (lambda > 0.0 ? lambda : 1.0);
+        memcpy(p->normals, estimates, (size_t)s * sizeof(double));
+        return;
     }
-    return -1.0;
-}
-
-double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
-                    int64_t d)
-{
-    const double grown = 1.0 + count / ((double)d * lambda);
-    return radius->multiplier *
-           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
-}
-
-double ff_log_inflation(const ff_radius *radius, double inflation)
-{
-    return ff_log(inflation / radius->anchor);
-}
-
-double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
-                             double log_inflation, double log_det, int64_t d)
-{
-    const double grown = log_det + (double)d * log_inflation;
-    const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
-    return radius->multiplier * (offset + radius->scale * sqrt(width));
-}
-
-double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
-                             int64_t d, double *restrict w, double *restrict scratch)
-{
-    const int64_t p = ff_packed(d);
-    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is enough */
-    while (floor > 0.0 && high - low > 1) {
-        const int64_t middle = (low + high) / 2;
-        const double lambda = full * (double)middle / 8.0;
-        memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
-        for (int64_t i = 0; i < d; i++)
-            scratch[i * (i + 1) / 2 + i] += lambda - floor;
-        if (ff_factor(scratch, d, w) == 0)
-            high = middle;
-        else
-            low = middle;
+    const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
+    ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, number), d, p->normals);
+    memcpy(p->point, p->normals, (size_t)s * sizeof(double));
+    for (int64_t j = 1; j <= level; j++) {
+        ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, number + j), d,
+                        p->normals);
+        ff_honaker(p->point, p->normals, estimates + (j - 1) * s, j, s);
     }
-    return full * (double)high / 8.0;
+    memcpy(estimates + level * s, p->point, (size_t)s * sizeof(double));
+    ff_prefix(estimates, k, s, p->normals);
+}
+
+/* The tree level of what the k-th synchronisation completes. */
+FF_INLINE int64_t level_of(const ff_curve *c, int64_t k)
+{
+    return c->analyzer == FF_ADD ? 0 : ff_node_level(k);
+}
+
+void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch)
+{
+    const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
+    double *batch = c->batch + silo * s, *message = c->messages + silo * s;
+    const double f = c->noise_scale[silo];
+    const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
+                              f * c->noise_std.diagonal};
+    if (c->randomizer == FF_SEND_BITS) {
+        double *sum = c->sums + (silo * c->levels + level) * s;
+        const ff_stream stream = ff_stream_open(run->seed, FF_BIT_NOISE,
+                                                (uint32_t)run->replicate,
+                                                (uint32_t)ff_name_of(run, silo),
+                                                (uint32_t)ff_key_of(run, k));
+        ff_binomials(&stream, (c->batch_size << level) * c->noise_bits[level], s, message);
+        ff_add(message, sum, s);
+        memset(sum, 0, (size_t)s * sizeof(double));
+        return;
+    }
+    if (c->randomizer == FF_SEND_BATCH) {
+        memcpy(message, batch, (size_t)s * sizeof(double));
+    } else if (c->randomizer == FF_SEND_NOISY_BATCH) {
+        const ff_parts p = ff_cut(scratch, run);
+        ff_node_normals(run->seed, run->replicate, ff_name_of(run, silo), ff_key_of(run, k), d,
+                        p.normals);
+        ff_add_noise(batch, p.normals, &std, d, message);
+    } else if (c->randomizer == FF_SEND_NOISY_SUM) {
+        const ff_parts p = ff_cut(scratch, run);
+        double *sum = c->sums + silo * c->levels * s;
+        ff_add(sum, batch, s);
+        release_noise(run, c, ff_name_of(run, silo), silo, k, &p);
+        ff_add_noise(sum, p.normals, &std, d, message);
+    } else {
+        double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
+        ff_psum(sums, batch, level, s);
+        if (c->randomizer == FF_SEND_NODE) {
+            memcpy(message, sum, (size_t)s * sizeof(double));
+        } else {
+            const ff_parts p = ff_cut(scratch, run);
+            ff_node_normals(run->seed, run->replicate, ff_name_of(run, silo), ff_key_of(run, k), d,
+                            p.normals);
+            if (c->randomizer == FF_SEND_NOISY_NODE) {
+                ff_add_noise(sum, p.normals, &std, d, message);
+            } else {
+                double *nodes = c->nodes + silo * c->levels * s;
+                ff_add_noise(sum, p.normals, &std, d, nodes + level * s);
+                ff_prefix(nodes, k, s, message);
+            }
+        }
+    }
+    memset(batch, 0, (size_t)s * sizeof(double));
+}
+
+void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)
+{
+    const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
+    if (c->shuffled) {
+        const ff_stream stream = ff_stream_open(run->seed, FF_SHUFFLE, (uint32_t)run->replicate,
+                                                0, (uint32_t)ff_key_of(run, k));
+        ff_permutation(&stream, run->silos, c->order);
+    }
+    double *sum = c->messages + c->order[0] * s;
+    for (int64_t i = 1; i < run->silos; i++)
+        ff_add(sum, c->messages + c->order[i] * s, s);
+    if (c->randomizer == FF_SEND_BITS)
+        ff_multiply(sum, c->unit + level * s, s);
+    if (c->analyzer == FF_ADD) {
+        ff_add(c->total, sum, s);
+    } else if (c->analyzer == FF_REPLACE) {
+        memcpy(c->total, sum, (size_t)s * sizeof(double));
+    } else if (c->analyzer == FF_NOISY_ADD) {
+        const ff_parts p = ff_cut(scratch, run);
+        ff_add(c->sums, sum, s);
+        release_noise(run, c, run->silos, 0, k, &p);
+        ff_add_noise(c->sums, p.normals, &c->noise_std, d, c->total);
+    } else {
+        double *node = c->nodes + level * s;
+        if (c->analyzer == FF_NOISY_TREE) {
+            const ff_parts p = ff_cut(scratch, run);
+            ff_node_normals(run->seed, run->replicate, run->silos, k, d, p.normals);
+            ff_add_noise(sum, p.normals, &c->noise_std, d, node);
+        } else {
+            memcpy(node, sum, (size_t)s * sizeof(double));
+        }
+        ff_prefix(c->nodes, k, s, c->total);
+    }
+}
+
+int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
+{
+    const int64_t d = run->dimension, k = ff_entry(c);
+    const ff_parts p = ff_cut(scratch, run);
+    double lambda = c->regularizer[k];
+    if (c->direct) {
+        const double full = lambda;
+        lambda = ff_choose_regularizer(c->total, full, c->floor[k], d, c->w, p.packed);
+        c->inflation = lambda < full ? 1.0 + (full - lambda) / c->floor[k] : 1.0;
+    }
+    const double shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
+    if (shift < 0.0)
+        return FF_NOT_POSITIVE_DEFINITE;
+    *c->indefinite += shift > 0.0;
+    if (c->direct)
+        c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
+    if (c->radius.determinant) {
+        c->log_det = ff_log_det(c->w, d);
+        c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
+    }
+    ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released, d);
+    if (c->trigger.kind)
+        ff_trigger_restart(&c->trigger, c->total, lambda + shift, c->w, run->silos, d, p.trigger);
+    for (int64_t i = 1; !c->lazy && i < run->silos; i++) {
+        /* Above the diagonal all are zeros already. */
+        for (int64_t j = 0; j < d; j++)
+            memcpy(c->w + i * d * d + j * d, c->w + j * d, (size_t)(j + 1) * sizeof(double));
+        memcpy(c->theta + i * d, c->theta, (size_t)d * sizeof(double));
+    }
+    return FF_OK;
 }

@@ -1,72 +1,46 @@
-/* The arithmetic of protocols: p-sums, noisy nodes, prefixes, and V from what was released.
+/* The protocol of a curve: from the data points of silos to the statistic that all share.
  *
- * A statistic is one vector of s = d + d (d + 1) / 2 numbers: the bias sum x y, then the packed
- * lower triangle of the covariance sum x x'. */
+ * A silo accumulates its data points in a batch. At a synchronisation its randomizer turns the
+ * batch into a message (ff_protocol_report), the server combines the messages into the total
+ * (ff_protocol_combine), and all silos go on with its ridge estimate (ff_protocol_refresh). */
 #ifndef FF_PROTOCOL_H
 #define FF_PROTOCOL_H
 
-#include "ff_base.h"
-#include "ff_random.h"
+#include "ff_run.h"
 
-FF_INLINE int64_t ff_statistic(int64_t d) { return d + d * (d + 1) / 2; }
+/* Moves pending data points into the batch. */
+void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending);
 
-/* Index of the lowest set bit of k >= 1: the level of the node released at k. */
-int64_t ff_node_level(int64_t k);
+/* Bits: adds the data point to every tree node that will hold it, rounded anew for each of them
+ * (zhou-chowdhury-2024, Alg. 5 line 7). */
+void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                 double y, const ff_parts *p);
 
-/* sums[level] <- sums[0] + ... + sums[level - 1] + leaf (zhou-chowdhury-2024, Alg. 2 line 6). */
-void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s);
+/* Adds the data point (p->feature, y) of a round to what the silo will send. Points of a batch
+ * wait in `pending` until it is full. Inline, for the shortest rounds take 0.2 microseconds. */
+FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                      double y, const ff_parts *p, ff_pending *pending)
+{
+    const int64_t d = run->dimension;
+    if (c->randomizer == FF_SEND_BITS) {
+        ff_protocol_accumulate_bits(run, c, silo, round, y, p);
+        return;
+    }
+    double *point = pending->points + pending->count++ * (d + 1);
+    memcpy(point, p->feature, (size_t)d * sizeof(double));
+    point[d] = y;
+    if (pending->count == PENDING)
+        ff_protocol_flush(run, c, silo, pending);
+}
 
-/* out <- the prefix after k leaves: the sum of nodes[j] over the set bits j of k, lowest first. */
-void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out);
+/* Writes the message of a silo after its k-th batch into its row of messages. */
+void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch);
 
-/* into <- into + from. */
-void ff_add(double *restrict into, const double *restrict from, int64_t s);
+/* The server's part: updates the total from the k-th messages. Sums run over the messages as they
+ * arrive: in the order of the silos, or as the shuffler has it. */
+void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch);
 
-/* into <- into from, entry by entry. */
-void ff_multiply(double *restrict into, const double *restrict from, int64_t s);
-
-/* out <- factor from. */
-void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out);
-
-/* Standard deviations of one node's noise: bias entries, off-diagonal and diagonal ones. */
-typedef struct {
-    double bias, off_diagonal, diagonal;
-} ff_noise_std;
-
-/* out <- statistic + noise; normals holds s standard normals in the statistic's order. */
-void ff_add_noise(const double *restrict statistic, const double *restrict normals,
-                  const ff_noise_std *std, int64_t d, double *restrict out);
-
-/* The s standard normals of (replicate, silo, node), two streams; normals holds
- * ff_noise_capacity(d). */
-int64_t ff_noise_capacity(int64_t d);
-void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
-                     double *restrict normals);
-
-/* W and theta of V = lambda I + covariance, u = bias. While V is not positive definite it is
- * shifted by lambda, 2 lambda, 4 lambda, ... more; returns the shift (0 when none was needed),
- * or -1 when no shift helps (the statistic is not finite). scratch: packed V and d more. */
-double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
-                  double *restrict theta, double *restrict scratch);
-
-/* The least lambda of full j / 8, j = 0..7, that leaves every eigenvalue of covariance + lambda I
- * above `floor`, else `full`. w: d x d, scratch: packed V. */
-double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
-                             int64_t d, double *restrict w, double *restrict scratch);
-
-/* Confidence radii: multiplier (offset + scale sqrt(width)), where `width` is base + d ln(1 +
- * count / (d lambda)), or with `determinant` inflation (base + ln det V + d ln(inflation /
- * anchor)); see bandits/radius.py. */
-typedef struct {
-    double multiplier, scale, base;
-    int64_t determinant;
-    double anchor;
-} ff_radius;
-double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
-                    int64_t d);
-/* ln(inflation / anchor), which stays from one synchronisation to the next. */
-double ff_log_inflation(const ff_radius *radius, double inflation);
-double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
-                             double log_inflation, double log_det, int64_t d);
+/* Makes W and theta of all silos from the total, with the radius that holds from now on. */
+int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch);
 
 #endif

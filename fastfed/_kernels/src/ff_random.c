@@ -128,15 +128,18 @@ FF_INLINE void turn_f32(uint32_t w, float *x, float *y)
 
 #define LANES 16
 
-int64_t ff_normal_capacity_f32(int64_t n) { return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
+int64_t ff_normal_capacity_f32(int64_t n)
+{
+    return (n + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
+}
 
 /* Sixteen xoshiro128++ generators side by side (Blackman and Vigna 2021), each started from its
  * own Philox block of the stream: a third of Philox's cost a word, and still a function of the
  * key. For contexts and fixed-point rounding; privacy noise takes every word from Philox. */
 #if defined(__GNUC__)
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lanes_u32 __attribute__((vector_size(4 * LANES)));
 #else
-typedef uint32_t words[LANES];
+typedef uint32_t lanes_u32[LANES];
 #endif
 
 typedef struct {
@@ -145,7 +148,7 @@ typedef struct {
 
 /* The same, where it can stay in registers. */
 typedef struct {
-    words s0, s1, s2, s3;
+    lanes_u32 s0, s1, s2, s3;
 } generators;
 
 #ifdef FF_AVX512
@@ -209,10 +212,10 @@ FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x)
         s3 = ROTATE(s3, 11);                                                                   \
     } while (0)
 
-FF_INLINE void next_words(generators *g, uint32_t *restrict out)
+FF_INLINE void next_u32(generators *g, uint32_t *restrict out)
 {
 #if defined(__GNUC__)
-    words drawn, t;
+    lanes_u32 drawn, t;
     XOSHIRO_STEP(drawn, g->s0, g->s1, g->s2, g->s3, t);
     memcpy(out, &drawn, sizeof drawn);
 #else
@@ -235,8 +238,8 @@ FF_INLINE void normal_pairs(generators *g, int n, float *restrict out)
     float s[TOGETHER * LANES] FF_ALIGNED, whole[TOGETHER * LANES] FF_ALIGNED;
     float x[TOGETHER * LANES] FF_ALIGNED, y[TOGETHER * LANES] FF_ALIGNED;
     for (int i = 0; i < n; i++) {
-        next_words(g, radius + i * LANES);
-        next_words(g, angle + i * LANES);
+        next_u32(g, radius + i * LANES);
+        next_u32(g, angle + i * LANES);
     }
     for (int l = 0; l < n * LANES; l++)
         start_radius(radius[l] >> 8, s + l, whole + l);
@@ -266,12 +269,12 @@ void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
         normal_pairs(&g, 1, out + base);
 }
 
-int64_t ff_word_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+int64_t ff_random_u32_capacity(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 FF_CLONES
-void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out)
+void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out)
 {
-    const int64_t capacity = ff_word_capacity(n);
+    const int64_t capacity = ff_random_u32_capacity(n);
     xoshiro x;
     xoshiro_start(s, &x);
     for (int64_t base = 0; base < capacity; base += LANES)
@@ -535,7 +538,7 @@ FF_INLINE int64_t below(const ff_stream *s, uint32_t n, uint32_t *block)
     }
 }
 
-int64_t ff_below(const ff_stream *s, int64_t n)
+int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 {
     uint32_t block = 0;
     return below(s, (uint32_t)n, &block);

@@ -73,9 +73,9 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
 /* The same of n Laplace draws: a bit for the sign, and the first 63 of a uniform. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out);
 
-/* n uniform words of 32 bits, from the generators of the contexts; out holds the capacity. */
-int64_t ff_word_capacity(int64_t n);
-void ff_words(const ff_stream *s, int64_t n, uint32_t *restrict out);
+/* n uniform integers of 32 bits, from the generators of the contexts; out holds the capacity. */
+int64_t ff_random_u32_capacity(int64_t n);
+void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out);
 
 /* Four 32-bit words of block `block`. */
 void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
@@ -87,7 +87,7 @@ double ff_uniform(const ff_stream *s, uint32_t block);
 double ff_unit(uint32_t high, uint32_t low);
 
 /* A uniform integer in [0, n), n < 2^31, without bias. */
-int64_t ff_below(const ff_stream *s, int64_t n);
+int64_t ff_uniform_int(const ff_stream *s, int64_t n);
 
 /* One standard normal. */
 double ff_normal(const ff_stream *s);

@@ -5,8 +5,8 @@
 
 #include "ff_base.h"
 
-/* Honaker's estimate of a node of level `level` >= 1 (privacy/releases/honaker.py): estimate <- v node +
- * (1 - v) (sibling + estimate), v = 1 / (2 - 2^-level). */
+/* Honaker's estimate of a node of level `level` >= 1 (privacy/releases/honaker.py):
+ * estimate <- v node + (1 - v) (sibling + estimate), v = 1 / (2 - 2^-level). */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s);
 

@@ -3,13 +3,13 @@
 #include <math.h>
 
 #include "ff_panel.h"
-#include "ff_short.h"
-#include "ff_sieve.h"
+#include "ff_screen_f32.h"
+#include "ff_screen_i16.h"
 
-/* From this dimension on 16 bits are faster even if the actions are yet to be brought to them. */
+/* From this dimension on screening in 16 bits pays even if it has to quantise the actions. */
 #define WIDE 32
 
-/* Scoring more of K candidates than these exactly takes longer than the float32 sieve. */
+/* Scoring more of K candidates than these exactly takes longer than screening in float32. */
 #define FEW(actions) (PANEL + (actions) / 8)
 
 /* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
@@ -20,9 +20,10 @@ PRODUCT(product_1, double, lanes, VECTORS, 1)
 
 int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
-    const int64_t sieve = ff_sieve_scratch(d, actions), other = ff_short_scratch(d, actions);
-    /* Exact panel and W x of it, candidates, the sieves' own; and room to align. */
-    return 2 * PANEL * d + actions + (sieve > other ? sieve : other) + 16;
+    const int64_t f32 = ff_screen_f32_scratch(d, actions);
+    const int64_t i16 = ff_screen_i16_scratch(d, actions);
+    /* Exact panel and W x of it, candidates, screening's own; and space to align. */
+    return 2 * PANEL * d + actions + (f32 > i16 ? f32 : i16) + 16;
 }
 
 /* A panel of consecutive actions from `first`, zeros past the last one. */
@@ -149,16 +150,17 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
 
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_reach *reach)
+                  double *restrict scratch, double *restrict x, ff_bounds *bounds)
 {
     /* Panel and W x of it come first, see ff_best_of. */
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    if (!reach && gamma == 0.0 && (actions->shorts || d >= WIDE) && ff_short_fits(actions, d))
-        kept = ff_short_sieve(actions, w, theta, beta, d, own, candidates);
+    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
+        ff_screen_i16_fits(actions, d))
+        kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
     if (kept < 0 || kept > FEW(actions->actions))
-        kept = ff_sieve(actions, w, theta, beta, gamma, d, own, candidates, reach);
+        kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
     double score;
     const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
                                                  d, scratch, &score)
@@ -186,8 +188,8 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     return actions * (d + 1) + d * d + d + state_size;
 }
 
-int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key, int64_t round,
-                  const ff_actions *actions, const double *restrict w,
+int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
+                  int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
 {
@@ -198,7 +200,7 @@ int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint6
         ff_features(actions, a, d, rows + a * d);
     memcpy(factor, w, (size_t)(d * d) * sizeof(double));
     memcpy(center, theta, (size_t)d * sizeof(double));
-    /* One user's data must not reach the next one's scores: neither through the state nor through
+    /* One user's data must not bounds the next one's scores: neither through the state nor through
      * what the last call left where this one writes. */
     if (state)
         memcpy(own, state, (size_t)state_size * sizeof(double));

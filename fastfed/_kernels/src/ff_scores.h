@@ -1,4 +1,7 @@
-/* UCB scores of a set of actions, and the action of the largest one. */
+/* Upper confidence bounds (scores) of a set of actions, and the action of the largest one.
+ *
+ * Finding the largest is exact: cheap screening (ff_screen_f32.h, ff_screen_i16.h) discards actions
+ * that provably cannot win, and those that are left are scored in float64. */
 #ifndef FF_SCORES_H
 #define FF_SCORES_H
 
@@ -13,7 +16,7 @@ typedef struct {
     int64_t actions;        /* K >= 1 */
     const double *mean;     /* expected reward of each action; the scores do not read it */
     double best;            /* the largest of them */
-    const void *shorts;     /* the actions in 16 bits (ff_short.h), or NULL */
+    const void *quantised;  /* the actions in 16 bits (ff_screen_i16.h), or NULL */
     int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
 } ff_actions;
 
@@ -26,26 +29,26 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
                double beta, double gamma, int64_t d, double *restrict scratch,
                double *restrict scores);
 
-/* What the sieve has seen of all actions: an upper bound on each score (K, in the scratch), and
- * bounds on every ||W x|| and ||x||; not finite where it cannot tell. */
+/* Results of screening all actions: an upper bound on each score (K, in the scratch), and bounds on
+ * every ||W x|| and ||x||; not finite where float32 cannot tell. */
 typedef struct {
     const float *upper;
     double width, length;
-} ff_reach;
+} ff_bounds;
 
-/* The action of the largest score, ties to the lowest index; its features into x (d). reach: NULL,
- * or what the sieve has seen. */
+/* The action of the largest score, ties to the lowest index; its features into x (d). bounds: NULL,
+ * or receives the results of screening. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
-                  double *restrict scratch, double *restrict x, ff_reach *reach);
+                  double *restrict scratch, double *restrict x, ff_bounds *bounds);
 
 /* The action of the largest score among n >= 1 of them, named in ascending order, and its score. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score);
 
-/* A user's own scores (numba.cfunc): writes one for each of K actions x (K, d), and returns K. It
- * gets copies, of its state too, so it may write to all of them and nothing lasts. */
+/* A user's score function (numba.cfunc): writes a score for each of K actions x (K, d) and returns
+ * K. It gets copies, of its state too, so it may write to all of them and nothing lasts. */
 typedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
                             int64_t dimension, double *x, double *w, double *theta, double beta,
                             double gamma, double *scores);
@@ -55,8 +58,8 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size);
 
 /* As ff_select, by a user's scores; -1 where it returned another number or scores that are not
  * finite. state: state_size doubles, copied for the call; or NULL. */
-int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key, int64_t round,
-                  const ff_actions *actions, const double *restrict w,
+int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
+                  int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x);
 

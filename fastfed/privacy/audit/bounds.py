@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._face import Displayed
+from fastfed._display import Displayed
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy.accounting.gdp import epsilon_of
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import BELOW_ONE
 from fastfed._validate import InputError, array, integer, number
 from fastfed.privacy.mechanisms.laplace import laplace_quantile
@@ -131,7 +131,7 @@ class LaplaceDraws:
 def _from_bits(k: np.ndarray) -> np.ndarray:
     """Laplace draws of the operating system's sampler at numbers of 53 bits."""
     flat = np.ascontiguousarray(k.ravel().astype(np.uint64))
-    return native.laplace_from_bits(flat).reshape(k.shape)
+    return rng.laplace_from_bits(flat).reshape(k.shape)
 
 
 #: The operating system's Laplace noise, and that of means, from uniforms of 52 and of 53 bits.

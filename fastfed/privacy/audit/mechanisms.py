@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.privacy.audit import experts
@@ -69,7 +69,7 @@ def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
     features[_changed(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
     leaves = np.zeros((mechanism.releases, _D + _D * (_D + 1) // 2))
     for leaf, x in zip(leaves, features, strict=True):
-        native.accumulate(leaf, x, 1.0)
+        linalg.accumulate(leaf, x, 1.0)
     return leaves
 
 
@@ -78,8 +78,8 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
     sums = np.zeros((len(leaves).bit_length(), leaves.shape[1]))
     found = np.empty_like(leaves)
     for k, leaf in enumerate(leaves, start=1):
-        level = native.node_level(k)
-        native.psum(sums, leaf, level)
+        level = aggregation.node_level(k)
+        aggregation.psum(sums, leaf, level)
         found[k - 1] = sums[level]
     return found
 
@@ -100,7 +100,7 @@ def _noisy(
     noise, parts = SeededNoise(seed, run), mechanism.stds
     out = np.empty_like(raw)
     for i, (silo, node) in enumerate(keys):
-        out[i] = native.add_noise(raw[i], noise.node(silo, node, _D), _D, *parts)
+        out[i] = aggregation.add_noise(raw[i], noise.node(silo, node, _D), _D, *parts)
     return out
 
 
@@ -187,8 +187,8 @@ def prefix_statistics(
         out = np.empty((len(prefixes), nodes.shape[1]))
         for i, k in enumerate(prefixes):
             for key in used[i]:
-                levels[native.node_level(key[1])] = nodes[row[key]]
-            out[i] = native.prefix(levels, k)
+                levels[aggregation.node_level(key[1])] = nodes[row[key]]
+            out[i] = aggregation.prefix(levels, k)
         return _project(out, direction)
 
     return _by_chunks(trials, simulate)
@@ -235,7 +235,7 @@ def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
     for k in range(1, steps + 1):
         first = honaker.node_count(k - 1)
         honaker.combine(estimates, nodes[first : honaker.node_count(k)])
-        out[k - 1] = native.prefix(estimates, k)
+        out[k - 1] = aggregation.prefix(estimates, k)
     return out
 
 
@@ -504,7 +504,7 @@ def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
     records = np.zeros((2, d + d * (d + 1) // 2))
     for record in records:
         x = draw.normal(size=d)
-        native.accumulate(record, x / np.linalg.norm(x), 1.0)
+        linalg.accumulate(record, x / np.linalg.norm(x), 1.0)
     tree = calibrate_tree(BUDGET, 1)
     bias, off, on = tree.stds
     rows, columns = np.tril_indices(d)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fastfed._face import Displayed
+from fastfed._display import Displayed
 from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.privacy.accounting.gdp import mu_of

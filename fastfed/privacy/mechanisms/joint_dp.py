@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.certificate import ClaimCondition, Condition
 from fastfed.privacy.releases.gaussian_release import (
@@ -74,7 +74,7 @@ class NestedNoise(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variance_factors(self) -> np.ndarray:
         """Draws in prefix k = 0..K, (K + 1,)."""
-        draws = [1 + int(native.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
+        draws = [1 + int(linalg.log(k + 1)) if k else 0 for k in range(self.releases + 1)]
         return np.array(draws, dtype=np.float64)
 
     @property

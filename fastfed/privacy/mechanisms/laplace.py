@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._sampling import Laplaces, Uniforms
 from fastfed._validate import InputError, array, number
 from fastfed.privacy import exact
@@ -49,7 +49,7 @@ def laplace_quantile(uniforms: object) -> np.ndarray:
 
 def standard_laplace(uniform: float) -> float:
     """Standard Laplace noise from one uniform, of equal bits on every processor."""
-    size = -native.log(2.0 * min(uniform, 1.0 - uniform))
+    size = -linalg.log(2.0 * min(uniform, 1.0 - uniform))
     return -size if uniform < 0.5 else size
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import rng
 from fastfed._random import BIAS_NOISE, check_seed
 from fastfed._sampling import Laplaces, Uniforms
 from fastfed._validate import InputError, array, choice, integer, number
@@ -763,7 +763,7 @@ def _uniforms(count: int, seed: int | None = None, part: int = 0) -> np.ndarray:
     if seed is None:
         bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
     else:
-        bits = native.words(seed, BIAS_NOISE, 0, 0, part, 2 * count).view(np.uint64)
+        bits = rng.random_u32(seed, BIAS_NOISE, 0, 0, part, 2 * count).view(np.uint64)
     # Odd multiples of 2^-53: neither 0 nor 1.
     result: np.ndarray = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return result

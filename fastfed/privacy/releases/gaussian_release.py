@@ -29,7 +29,7 @@ from fastfed.privacy.sensitivity import (
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
-#: How the noise of prefix sums is made; the same order stands in src/ff_play.h.
+#: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
 RELEASES = ("tree", "honaker", "toeplitz")
 
 

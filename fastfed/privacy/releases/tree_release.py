@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import aggregation, linalg, rng
 from fastfed._once import Once, once
 from fastfed._random import BIAS_NOISE, check_seed
 from fastfed._sampling import Normals
@@ -173,14 +173,14 @@ class TreeRelease(Once):
         if k > self.releases:
             raise InputError(f"at most {self.releases} vectors can be added, got one more")
         clipped = array("x", x, shape=(self.dimension,)).copy()
-        above = native.clip_norm(clipped, 1.0)
+        above = linalg.clip_norm(clipped, 1.0)
         level = node_level(k)
         if self._exact:
             clipped = exact_release.quantise(clipped, self._unit)
         # Rows are written again if this vector has to be added again: lower ones stay as they are.
-        native.psum(self._sums, clipped, level)
+        aggregation.psum(self._sums, clipped, level)
         self._nodes[level] = self._noisy(self._sums[level], k)
-        total: np.ndarray = native.prefix(self._nodes, k)
+        total: np.ndarray = aggregation.prefix(self._nodes, k)
         self._released = k
         self._clipped += above
         return total
@@ -205,7 +205,7 @@ class TreeRelease(Once):
             normals = array("noise", self._noise(node), shape=(d,))
         else:
             assert self._seed is not None
-            normals = native.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, d)
+            normals = rng.normals_f64(self._seed, BIAS_NOISE, 0, 0, node, d)
         noisy: np.ndarray = values + std * normals
         return noisy
 

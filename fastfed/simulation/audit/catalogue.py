@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import InputError, choice, integer
 from fastfed.bandits.silo import Message, Peer, Silo
@@ -20,7 +20,6 @@ from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree import touches
 from fastfed.protocols.network import Network
 from fastfed.protocols.peers import PeerPlan, Sums
-from fastfed.protocols.phases import PhasePlan
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.server import Server
@@ -29,7 +28,7 @@ from fastfed.protocols.trigger import DETERMINANT
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
 from fastfed.simulation.audit.low_bits import audit_low_bits
-from fastfed.simulation.step import Users
+from fastfed.simulation.server import Users
 from fastfed.simulation.systems import make_system
 
 # ---- The audit of schedules: whether the rounds of synchronisation give a user away --------------
@@ -60,7 +59,7 @@ def plan_of(keys: dict[str, Any]) -> Plan:
 
 
 def trigger_value(plan: Plan, x: np.ndarray) -> float:
-    """What the silo's own rule compares with D after a first round with these features.
+    """Value that the silo's rule compares with D after a first round with these features.
 
     Without noise: a private rule's value is a draw about this one.
     """
@@ -69,12 +68,12 @@ def trigger_value(plan: Plan, x: np.ndarray) -> float:
     silo = Silo(quiet, 0, SeededNoise(0))
     silo.select(x[None])
     silo.observe(1.0)
-    assert silo.clock is not None
-    return silo.clock.value
+    assert silo.trigger is not None
+    return silo.trigger.value
 
 
 def synchronised(plan: Plan, noise: SeededNoise, x: np.ndarray) -> bool:
-    """Whether the silos synchronise after the first round."""
+    """True if the silos synchronise after the first round."""
     silos = [Silo(plan, i, noise) for i in range(SILOS)]
     for i, silo in enumerate(silos):
         silo.select(x[None] if i == 0 else np.zeros((1, SCHEDULE_DIMENSION)))
@@ -108,7 +107,7 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
 
 Audit = Callable[[int, int], AuditResult]
 
-RELEASES = 7  # kappa = 3, and few enough rounds to play them many times
+RELEASES = 7  # kappa = 3, and few enough rounds to run them many times
 CLAIM = (1.0, 0.01)
 DIMENSION = 2
 
@@ -124,7 +123,7 @@ class Case:
     #: Noise bits divided by this, behind the certificate's back.
     fault: int = 1
 
-    def plan(self) -> Plan | PeerPlan:
+    def plan(self) -> Any:
         epsilon, delta = CLAIM
         system = make_system(
             self.algorithm,
@@ -137,11 +136,12 @@ class Case:
             **self.keys,
         )
         plan = system.plan
-        assert not isinstance(plan, PhasePlan)
-        if isinstance(plan, Plan) and plan.encoding is not None:
+        if plan.driver == "peers":
+            return plan
+        if plan.encoding is not None:
             # Bits as their counts, which have the same law and do not take minutes.
             plan = replace(plan, individual=False)
-        if isinstance(plan, PeerPlan) or plan.encoding is None or self.fault == 1:
+        if plan.encoding is None or self.fault == 1:
             return plan
         fewer = tuple(max(1, b // self.fault) for b in plan.encoding.noise_bits)
         # A plan that claimed its budget would be refused.
@@ -153,7 +153,7 @@ OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
 def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the server sees of each release, one message or the sum of several: (K, s).
+    """Messages that the server sees of each release, one message or the sum of several: (K, s).
 
     Of users' own messages, whose sum is all that counts, what the server makes of them.
     """
@@ -183,7 +183,7 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
 
 
 def heard(plan: PeerPlan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
-    """What the neighbours of silo 0 hear of each of its reports, (K, s)."""
+    """Reports of silo 0 that its neighbours hear, (K, s)."""
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
     shown = []
@@ -213,14 +213,15 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     """Log likelihood ratio (trials,), up to a constant and for Gaussian noise, of the touched
     nodes; bits are nearly Gaussian, and a bound from any statistic is a bound."""
     made = case.plan()
-    plan = made.parts[0].plan if isinstance(made, PeerPlan) else made
+    peers = made.driver == "peers"
+    plan = made.parts[0].plan if peers else made
     # Without a tree the first record is in the first release only.
     nodes = [0] if plan.protocol.flat else [k - 1 for k in touches(1, plan.releases)]
     pair = [np.array(x) for x in WORST_PAIR[case.layout]]
     change = np.zeros(plan.statistic_size)
     for sign, x in ((-1.0, pair[0]), (1.0, pair[1])):
         point = np.zeros_like(change)
-        native.accumulate(point, x, 1.0)
+        linalg.accumulate(point, x, 1.0)
         change += sign * point
     if plan.encoding is not None:
         # A node of level j is seen in steps of 1 / g_j, or without a tree in units of the sum, with
@@ -240,10 +241,7 @@ def statistics(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
     for run in range(trials):
         # The worlds take replicates of their own: even and odd.
         noise = SeededNoise(seed, 2 * run + world)
-        if isinstance(made, PeerPlan):
-            shown = heard(made, noise, pair[world])
-        else:
-            shown = seen(made, noise, pair[world])
+        shown = heard(made, noise, pair[world]) if peers else seen(made, noise, pair[world])
         found[run] = np.sum(nodes_of(plan, shown)[nodes] * direction)
     return found
 

@@ -1,6 +1,6 @@
 """Audits of systems of experts: clients and server as deployed, on two neighbouring datasets.
 
-What is looked at is what all clients play. The statistic is the likelihood ratio of the two tables
+What is looked at is what all clients run. The statistic is the likelihood ratio of the two tables
 under the noise that the plan claims, so an audit is not told of the fault that it is to catch.
 """
 
@@ -71,7 +71,7 @@ class Switching:
 
     def plan(self) -> SparseVectorPlan:
         epsilon, delta = CLAIM
-        made = make_system(
+        made: SparseVectorPlan = make_system(
             "fed-svt",
             horizon=self.horizon,
             dimension=self.experts,
@@ -81,7 +81,6 @@ class Switching:
             switches=self.switches,
             threshold=self.threshold,
         ).plan
-        assert isinstance(made, SparseVectorPlan)
         return made
 
     def played(self) -> SparseVectorPlan:
@@ -185,7 +184,7 @@ class Vertices:
 
     def plan(self) -> FrankWolfePlan:
         epsilon, delta = CLAIM
-        made = make_system(
+        made: FrankWolfePlan = make_system(
             "fed-dp-ope-stoch",
             silos=self.silos,
             horizon=self.horizon,
@@ -195,7 +194,6 @@ class Vertices:
             noise="central",
             batch="largest",
         ).plan
-        assert isinstance(made, FrankWolfePlan)
         return made
 
     def played(self) -> FrankWolfePlan:

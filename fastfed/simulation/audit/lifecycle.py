@@ -1,8 +1,8 @@
 """Audits of what happens around a release: objects made again or copied, and scores that remember.
 
 A release is accounted once. Two noisy views of one node, from an object that was made again from
-its data or copied, cost more; and lazy play keeps raw data from later users only as long as nothing
-carries them over. Noise is the operating system's, as in a deployment.
+its data or copied, cost more; and lazy policies keep raw data from later users only as long as
+nothing carries them over. Noise is the operating system's, as in a deployment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfed._kernels import native
+from fastfed._kernels import linalg
 from fastfed._random import SystemNoise, check_seed
 from fastfed._validate import InputError, integer
 from fastfed.bandits.silo import Silo
@@ -50,16 +50,15 @@ OTHER = np.full(DIMENSION, np.sqrt(0.5))
 
 
 def _plan(algorithm: str, **keys: Any) -> Plan:
-    plan = make_system(
+    plan: Plan = make_system(
         algorithm, horizon=RELEASES, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
     ).plan
-    assert isinstance(plan, Plan)
     return plan
 
 
 def _point(x: np.ndarray) -> np.ndarray:
     point = np.zeros(DIMENSION + DIMENSION * (DIMENSION + 1) // 2)
-    native.accumulate(point, x, 1.0)
+    linalg.accumulate(point, x, 1.0)
     return point
 
 
@@ -157,7 +156,7 @@ def _loss(world: int) -> np.ndarray:
 
 
 def originals() -> dict[str, Original]:
-    """What must not be copied, by the name of its class."""
+    """Objects that must not be copied, by the name of their class."""
     silo_plan = _plan("private-fedlinucb", protocol="silo-ldp", batch_size=1)
     central = _plan("private-fedlinucb", protocol="central", batch_size=1)
     shuffled = _plan("linucb-sdp-amp", batch_size=1)
@@ -296,7 +295,7 @@ def _views(
 
 @cache
 def _remembering() -> Any:
-    """A score that keeps the first user's first feature in its state, and plays by it later."""
+    """A score that keeps the first user's first feature in its state, and chooses by it later."""
     import numba
 
     @numba.cfunc(score_signature())
@@ -344,7 +343,7 @@ def _remembering_outside() -> Any:
 def audit_score(name: str, outside: bool, trials: int, seed: int) -> AuditResult:
     """The second user's action, between two reports, when a score function has seen the first.
 
-    Under lazy play nothing of the first user's may reach the second before the release. The two
+    A lazy policy shows nothing of the first user to the second before the release. The two
     datasets are the first user's features e_1 and -e_1; the statistic is the action.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)

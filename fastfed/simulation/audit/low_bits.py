@@ -92,7 +92,7 @@ def _stds(std: NoiseStd, dimension: int) -> np.ndarray:
 
 
 def _statistic(message: Report | Bits | Shuffled | ShuffledBits) -> np.ndarray:
-    """What a message that is no bits carries, (s,)."""
+    """Statistic in a message without bits, (s,)."""
     assert isinstance(message, Report | Shuffled)
     return message.values
 
@@ -117,8 +117,9 @@ def _channel(
 
 
 def _system(algorithm: str, **keys: Any) -> Plan:
-    plan = make_system(algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys).plan
-    assert isinstance(plan, Plan)
+    plan: Plan = make_system(
+        algorithm, dimension=DIMENSION, epsilon=EPSILON, delta=DELTA, **keys
+    ).plan
     return plan
 
 

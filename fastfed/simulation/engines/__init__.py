@@ -1,4 +1,4 @@
-"""Engines: who plays passes, and where. They only play; whoever asks them keeps the results.
+"""Engines: who runs batches of runs, and where. They only run; whoever asks them keeps the results.
 
 A new engine is one new file here with an ``open_engine``, and one line in ``ENGINES``. Nothing
 heavy is imported before an engine is opened.
@@ -32,10 +32,10 @@ def open_engine(
     scheduler: str | None = None,
     at_once: int | None = None,
 ) -> Iterator[Engine]:
-    """An engine by its name, ready to play; a cluster that it started ends with it.
+    """An engine by its name, ready to run; a cluster that it started ends with it.
 
     ``threads`` is what it may use in all (None: every processor), ``scheduler`` the address of a
-    dask cluster that is there already, ``at_once`` the most passes that play at the same time.
+    dask cluster that is there already, ``at_once`` the most batches of runs at the same time.
     InputError for what does not go together, for a package that is missing, and where no scheduler
     answers.
     """

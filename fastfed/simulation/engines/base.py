@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import RunBatch
 
-# ---- What every engine is, and how it is told that a pass cannot be played -----------------------
+# ---- What every engine is, and how it is told that a batch of runs cannot be run -----------------
 
 
-#: Hears agent-rounds as they are played; fewer than none where a pass has to begin again.
+#: Hears agent-rounds as they are run; fewer than none where a batch of runs has to begin again.
 Progress = Callable[[int], None]
 
 #: The usual reason why workers of a script do not start: they run the script again.
@@ -37,7 +37,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Played:
-    """A pass that was played to its end."""
+    """A batch of runs that was run to its end."""
 
     work: RunBatch
     outcomes: list[Outcome]  # one for each of its curves
@@ -46,36 +46,36 @@ class Played:
 
 
 class Engine(Protocol):
-    """Plays passes; which engine, and in what order they end, changes no bit of the outcomes."""
+    """Runs batches of runs. Neither the engine nor their order changes a bit of the outcomes."""
 
     @property
     def threads(self) -> int:
-        """What plays at once; 0 while a cluster has no workers yet."""
+        """Threads in all; 0 while a cluster has no workers yet."""
         ...
 
     def play(
         self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
     ) -> Iterator[Played]:
-        """Every pass as it ends. What an environment raises is raised here too.
+        """Every batch of runs as it ends. What an environment raises is raised here too.
 
-        Where workers can die, a pass that ends every worker which plays it is named by an
-        EngineError after all others have been played.
+        Where workers can die, a batch of runs that ends every worker which runs it is named by an
+        EngineError after all others have been run.
         """
         ...
 
 
 class Tally:
-    """How far each pass has come, so that one which begins again is not counted twice."""
+    """Progress of every batch of runs; one that begins again is not counted twice."""
 
     def __init__(self, experiment: Experiment, progress: Progress | None) -> None:
         self._experiment, self._progress = experiment, progress
         self._seen: dict[RunBatch, int] = {}
         self._ended: set[RunBatch] = set()
-        # Workers of a cluster are heard in another thread than the one that plays.
+        # Workers of a cluster are heard in another thread than the one that runs.
         self._lock = threading.Lock()
 
     def heard(self, work: RunBatch, agent_rounds: int) -> None:
-        """So much of a pass has been played in all."""
+        """So much of a batch of runs has been run in all."""
         with self._lock:
             more = 0 if work in self._ended else agent_rounds - self._seen.get(work, 0)
             self._seen[work] = agent_rounds
@@ -83,7 +83,7 @@ class Tally:
             self._progress(more)
 
     def ended(self, work: RunBatch) -> None:
-        """All of it has been played."""
+        """All of it has been run."""
         self.heard(work, self._experiment.agent_rounds(work.positions))
         self._ended.add(work)
 
@@ -153,7 +153,7 @@ def _loaded(body: bytes, digest: str) -> Experiment:
         experiment: Experiment = pickle.loads(body)
     except (ImportError, AttributeError) as error:
         raise InputError(f"{_here()} cannot load the experiment: {error}") from None
-    # Here, where one thread loads: files are then read once for all that play.
+    # Here, where one thread loads: files are then read once for all that run.
     for world in {id(c.world): c.world for c in experiment.curves}.values():
         world.environment.facts(world.silos, experiment.horizon)
     if experiment.digest() != digest:
@@ -199,19 +199,19 @@ def _named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-# ---- Passes whose workers died: played again, then alone, and named when they always do that -----
+# ---- Batches of runs whose workers died: run again, then alone, then named ---
 
 
-#: Workers that a pass may lose while others play beside it: those may be why (memory).
+#: Workers that a batch of runs may lose while others run beside it: those may be why (memory).
 MOST_TRIES = 3
 
-#: When so many passes have died and none was played, it is not the passes.
+#: When so many batches of runs have died and none was run, it is not the batches of runs.
 HOPELESS = 8
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A pass that has lost too many workers."""
+    """A batch of runs that has lost too many workers."""
 
     work: RunBatch
     end: str  # how the last of them ended
@@ -219,22 +219,22 @@ class Suspect:
 
 @dataclass
 class Left:
-    """What a round did not play."""
+    """Batches of runs that a round did not finish."""
 
     suspects: list[Suspect] = field(default_factory=list)
     untried: list[RunBatch] = field(default_factory=list)
 
 
-#: (passes, whether one at a time): yields what is played, returns what is not.
+#: (batches of runs, whether one at a time): yields what is run, returns what is not.
 Round = Callable[[list[RunBatch], bool], Generator[Played, None, Left]]
 
 
 def play_rounds(
     experiment: Experiment, passes: list[RunBatch], play_round: Round
 ) -> Iterator[Played]:
-    """All passes together; then those that lost their workers alone, curve by curve.
+    """All batches of runs together; then those that lost their workers alone, curve by curve.
 
-    EngineError names the ones that die even so, after everything else has been played.
+    EngineError names the ones that die even so, after everything else has been run.
     """
     left = yield from play_round(passes, False)
     waiting = deque([*_singles(s.work for s in left.suspects), *left.untried])
@@ -249,7 +249,7 @@ def play_rounds(
 
 
 def _singles(passes: Iterable[RunBatch]) -> Iterator[RunBatch]:
-    """Curve by curve: one of those that are played together may be what ends all of them."""
+    """Curve by curve: one of those that are run together may be what ends all of them."""
     for work in passes:
         for position in work.positions:
             yield RunBatch(work.replicate, (position,))

@@ -1,6 +1,6 @@
 """A dask cluster: one that is there already, or processes of this machine.
 
-Passes go out in blocks, each a task without dependencies whose key says what it plays. The
+Batches of runs go out in blocks, each a task without dependencies whose key says what it runs. The
 scheduler gives a dead worker's tasks to others by itself; what has cost it too many workers comes
 back as a KilledWorker, and is then played alone (``suspects``).
 """
@@ -28,6 +28,7 @@ from distributed import (
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines.base import (
     GUARD,
     HOPELESS,
@@ -44,10 +45,10 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.outcome import Outcome
 from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass, seconds_of
 
-#: Short passes share a task, which then takes about so long: a task costs some milliseconds.
+#: Short batches of runs share a task, which then takes about so long: a task costs some
+#: milliseconds.
 BLOCK_SECONDS = 2.0
 
 #: A scheduler that does not answer for so long is not there.
@@ -82,7 +83,7 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Dask:
-    """Plays on a client's cluster, or on one that it starts."""
+    """Runs on a client's cluster, or on one that it starts."""
 
     threads: int
     client: Client | None = None
@@ -115,7 +116,7 @@ class Dask:
 
 
 def blocks(experiment: Experiment, passes: list[RunBatch], most: int) -> Iterator[Block]:
-    """Passes in their order, short ones together, at most so many."""
+    """Batches of runs in their order, short ones together, at most so many."""
     seconds: dict[tuple[int, ...], float] = {}
     block: list[RunBatch] = []
     filled = 0.0
@@ -179,7 +180,7 @@ def _play_tasks(
 
 
 def _result(future: Any) -> tuple[Any, Exception | None]:
-    """What a task returned, or what it raised; EngineError where that cannot be known any more."""
+    """Result of a task, or what it raised; EngineError where that is lost."""
     try:
         if future.status == "error":
             return None, future.exception()
@@ -202,7 +203,7 @@ class Sent(WorkerPlugin):
         return {"packed": self.packed, "_unpacked": None}
 
     def experiment(self) -> Experiment:
-        """What was packed."""
+        """Experiment that was packed."""
         self._unpacked = self._unpacked or unpack(self.packed)
         return self._unpacked
 
@@ -210,7 +211,7 @@ class Sent(WorkerPlugin):
 def play_block(
     name: str, key: str, block: Block, threads: int
 ) -> list[tuple[list[Outcome], float, int]]:
-    """Outcomes, seconds and threads of each pass of a task."""
+    """Outcomes, seconds and threads of each batch of runs of a task."""
     worker = get_worker()
     plugin = worker.plugins[name]
     assert isinstance(plugin, Sent)
@@ -225,7 +226,8 @@ def play_block(
 
 
 def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int], None]:
-    """Says now and then how far a pass has come; Interrupted where nobody wants it any more."""
+    """Reports progress now and then; raises Interrupted if the batch of runs is not wanted any
+    more."""
     told, played = time.perf_counter(), 0
 
     def heard(agent_rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""Threads of this process: the compiled driver holds no lock while it plays."""
+"""Threads of this process: the compiled driver holds no lock while it runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Local:
-    """While there are passes enough each takes one thread; fewer share the threads among their
-    silos."""
+    """Each batch of runs takes one thread while there are enough; fewer share the threads among
+    their silos."""
 
     threads: int
     at_once: int | None = None

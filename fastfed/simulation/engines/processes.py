@@ -33,18 +33,19 @@ from fastfed.simulation.engines.base import (
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass
 
-# What a worker process does: it plays the passes that come through its pipe, until that closes.
+# What a worker process does: it runs the batches of runs that come through its pipe, until that
+# closes.
 
 
 #: Kinds of messages to the owner.
 HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "exhausted"
 
-#: Seconds between two words on how far a pass has come.
+#: Seconds between two words on how far a batch of runs has come.
 EVERY = 0.5
 
 
 def serve(connection: Connection, threads: int) -> None:
-    """Play with that many threads. The first message that comes is the packed experiment."""
+    """Run with that many threads. The first message that comes is the packed experiment."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         connection.send((HELLO, None))
@@ -67,7 +68,7 @@ def serve(connection: Connection, threads: int) -> None:
 
 
 def _heard(connection: Connection) -> Callable[[int], None]:
-    """Tells the owner now and then how far a pass has come; Interrupted where there is none."""
+    """Reports progress to the owner now and then; raises Interrupted if there is no owner."""
     spoken, played = time.perf_counter(), 0
 
     def heard(agent_rounds: int) -> None:
@@ -95,12 +96,13 @@ def portable(error: Exception) -> Exception:
     return error
 
 
-# Processes of this machine, one pass each: a worker that dies takes one pass with it, not the run.
+# Processes of this machine, one batch of runs each: a worker that dies takes one batch of runs with
+# it, not the run.
 # The pools of the standard library give up all their workers when one of them dies, and cannot say
-# what it was playing; here every worker has a pipe of its own, so that both are known.
+# what it was running; here every worker has a pipe of its own, so that both are known.
 
 
-#: A pass shorter than this is followed by one that waits at the worker already.
+#: A batch of runs shorter than this is followed by one that waits at the worker already.
 SHORT_SECONDS = 1.0
 
 
@@ -114,7 +116,8 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Processes:
-    """As many workers as passes, up to the threads; further threads are shared among them."""
+    """One worker for each batch of runs, up to the threads; further threads are shared among
+    them."""
 
     threads: int
     at_once: int | None = None
@@ -136,7 +139,7 @@ class Processes:
 
 
 class Worker:
-    """A process, the pipe to it, and what it has been asked to play, the running pass first."""
+    """A process, the pipe to it, and what it has been asked to run, the running pass first."""
 
     def __init__(self, threads: int) -> None:
         # Not a fork: threads of ours may hold locks that a copy would wait for.
@@ -155,7 +158,7 @@ class Worker:
             self.connection.send(value)
 
     def end(self) -> str:
-        """How its process ended."""
+        """Sentence that says how the process ended."""
         self.connection.close()
         self.process.join()
         code = self.process.exitcode or 0
@@ -184,7 +187,7 @@ class WorkerPool:
     never_ready: int = 0
 
     def play(self, passes: list[RunBatch], tries: int) -> Generator[Played, None, Left]:
-        """Play passes; one that has lost ``tries`` workers is a suspect."""
+        """Run batches of runs; one that has lost ``tries`` workers is a suspect."""
         waiting, lost, left = deque(passes), Counter[RunBatch](), Left()
         while waiting or any(w.queue for w in self.workers):
             self._hire(waiting)
@@ -214,7 +217,7 @@ class WorkerPool:
                     self.depth = 2 if seconds < SHORT_SECONDS else 1
                     self.played += 1
                     self.tally.ended(work)
-                    # Before the owner keeps what was played: nobody waits for its disk.
+                    # Before the owner keeps what was run: nobody waits for its disk.
                     self._give(worker, waiting)
                     yield Played(work, outcomes, seconds, self.threads)
         return left
@@ -249,7 +252,7 @@ class WorkerPool:
         lost: Counter[RunBatch],
         left: Left,
     ) -> None:
-        """Take a dead worker's passes back: the first was running, the others only waited."""
+        """Take a dead worker's batches back: the first was running, the others only waited."""
         self.workers.remove(worker)
         queue = worker.queue
         if not worker.ready:

@@ -1,0 +1,85 @@
+"""Cases of `fastfed bench` by the papers' style of code: the reference with the plan's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import reference
+import reference_agent
+
+from fastfed._kernels import environments
+from fastfed.bandits.system import System
+from fastfed.environments import FixedSet
+from fastfed.protocols.plan import Plan, check_plan
+from fastfed.simulation.bench import SyntheticPool
+from fastfed.simulation.experiment import Experiment
+
+
+def reference_microseconds(experiment: Experiment) -> tuple[float, float]:
+    """(microseconds per agent-round, the part spent on contexts) of the reference."""
+    agent = isinstance(experiment.environment, FixedSet)
+    result = agent_reference(experiment) if agent else federated_reference(experiment)
+    each = 1e6 / experiment.agent_rounds([0])
+    return each * result["total_seconds"], each * result["data_seconds"]
+
+
+def federated_reference(experiment: Experiment, seed: int = 0) -> reference.Result:
+    """The reference's run of a federation."""
+    system = experiment.curves[0].system
+    assert isinstance(system, System)
+    plan = check_plan(system.plan)
+    keys: dict[str, Any] = {
+        "horizon": experiment.horizon,
+        "batch_size": plan.batch_size,
+        "regularizer": float(system.theory.regularizer[-1]),
+        "seed": seed,
+    }
+    environment = experiment.environment
+    noise_std = plan.noise_std.bias
+    if plan.protocol.bits:
+        return reference.vector_fedlinucb_sphere(silos=experiment.silos, **keys)
+    if isinstance(environment, SyntheticPool):
+        return reference.private_fedlinucb_pool(
+            rows=environment.rows,
+            starts=environment.starts,
+            silo_starts=environment.silo_starts,
+            means=environment.means,
+            noise_std=noise_std,
+            **keys,
+        )
+    return reference.private_fedlinucb_sphere(silos=experiment.silos, noise_std=noise_std, **keys)
+
+
+def agent_reference(experiment: Experiment, seed: int = 0) -> reference.Result:
+    """The reference's run of a single agent: the set, ridge, width and noise of the experiment."""
+    opened = experiment.environment.open(experiment.seed, seed, 1)
+    assert isinstance(opened, environments.Environment)
+    contexts, means = opened.round(0, 0)
+    plan = check_plan(experiment.curves[0].system.plan)
+    return reference_agent.linucb_fixed_set(
+        contexts.astype(np.float64),
+        means,
+        agent_sums(plan, np.random.default_rng((seed, 1))),
+        horizon=experiment.horizon,
+        batch_size=plan.batch_size or 1,  # 0: every round, without noise
+        regularizer=float(plan.regularizer[-1]),
+        width=plan.radius.at(-1, 0.0, plan.dimension),
+        seed=seed,
+    )
+
+
+def agent_sums(plan: Plan, mechanism: np.random.Generator) -> reference_agent.Sums:
+    """The reference's protocol for the noise of a plan."""
+    d = plan.dimension
+    if plan.encoding is not None:
+        noise_bits = plan.encoding.noise_bits[0]
+        return reference_agent.BitSums(d, plan.encoding.steps(0), noise_bits, mechanism)
+    if plan.protocol.noise_by == "none":
+        return reference_agent.PlainSums(d)
+    # Published or exact, the covariance noise is (A + A') / 2: the diagonal has the std of A.
+    if plan.protocol.senders == "agent":
+        std = plan.noise_std
+        return reference_agent.TreeSums(d, plan.levels, std.bias, std.diagonal, mechanism)
+    std = plan.user_std
+    return reference_agent.NoisySums(d, std.bias, std.diagonal, mechanism)

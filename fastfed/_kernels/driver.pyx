@@ -1,0 +1,185 @@
+# cython: language_level=3
+"""The compiled driver (``src/ff_driver.h``): simulates rounds of a run without Python."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.string cimport memset
+
+import numpy as np
+
+from fastfed._kernels.environments import status_error
+
+from fastfed._kernels.environments cimport Environment
+from fastfed._kernels.headers cimport *
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    #define FF_HAS_OPENMP 1
+    #else
+    #define FF_HAS_OPENMP 0
+    #endif
+    """
+    int FF_HAS_OPENMP
+
+#: Bytes of the candidate set of a silo.
+CANDIDATES_SIZE = sizeof(ff_candidates)
+#: Doubles of the bound that tells until when a silo's determinant trigger cannot fire.
+SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
+#: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
+RECOMPUTE_MAX = FF_RECOMPUTE_MAX
+
+
+def snapshot_size(int64_t d):
+    """Doubles of the snapshot of one silo, of a curve with a trigger."""
+    return ff_snapshot_size(d)
+
+
+cdef double *pointer(array) except? NULL:
+    return <double *>address_of(array)
+
+
+cdef class Run:
+    """One replicate of one or several curves over one environment (see ``src/ff_run.h``).
+
+    Each curve is a mapping with the plan's numbers and the state arrays, named as in ff_curve. A
+    run may be a part of a larger one: its silos are ``names`` there, and its rounds those of
+    ``phase`` modulo ``stride``. A curve with a trigger runs alone.
+    """
+
+    cdef ff_run c
+    cdef ff_curve curves[FF_MAX_CURVES]
+    cdef object keep, caches
+    cdef Environment environment
+
+    def __init__(self, Environment environment, int64_t silos, int64_t horizon,
+                 const int64_t[::1] checkpoints, curves, int64_t threads,
+                 const int64_t[::1] names=None, int64_t phase=0, int64_t stride=1):
+        cdef int64_t d = environment.c.dimension, i
+        cdef double[::1] scratch
+        cdef int64_t[::1] status = np.zeros(silos, np.int64)
+        cdef ff_curve *c
+        if len(curves) > FF_MAX_CURVES:
+            raise ValueError(f"a run has at most {FF_MAX_CURVES} curves, got {len(curves)}")
+        if len(curves) > 1 and any(curve["trigger"] is not None for curve in curves):
+            raise ValueError("a curve with a trigger runs alone")
+        self.environment = environment
+        self.c.environment = &environment.c
+        self.c.seed, self.c.replicate = environment.seed, environment.replicate
+        self.c.silos, self.c.dimension, self.c.horizon = silos, d, horizon
+        self.c.names = NULL
+        if names is not None:
+            self.c.names = &names[0]
+        self.c.phase, self.c.stride = phase, stride
+        self.c.checkpoints = &checkpoints[0] if checkpoints.shape[0] else NULL
+        self.c.checkpoint_count = checkpoints.shape[0]
+        self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
+        self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
+        # Aligned and padded, so that vectors lie in one cache line and threads share none.
+        most = max(curve["levels"] for curve in curves)
+        self.c.scratch_size = ff_run_scratch(environment.c.actions, d, most, len(curves))
+        scored = [curve["score"] for curve in curves if curve["score"] is not None]
+        if scored:
+            state = max(0 if score.state is None else score.state.size for score in scored)
+            self.c.scratch_size += ff_scored_scratch(d, environment.c.actions, state)
+        self.c.scratch_size = (self.c.scratch_size + 63) // 64 * 64
+        scratch = np.empty(self.c.threads * self.c.scratch_size + 8)
+        self.c.scratch = <double *>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
+        self.c.status = &status[0]
+        self.keep = (checkpoints, scratch, status, curves, names)
+        self.caches = []
+        for i, curve in enumerate(curves):
+            self.describe(&self.curves[i], curve)
+            if environment.rows and not curve["random"]:
+                self.add_bonus_cache(&self.curves[i].bonus_cache)
+
+    def bonus_bounds(self):
+        """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
+        whose bounds are cached, and by silo the last one whose bounds excluded next to nothing."""
+        return [(np.array(made), np.array(useless)) for _, made, useless, _ in self.caches]
+
+    cdef void add_bonus_cache(self, ff_bonus_cache *cache) except *:
+        # The system gives memory to pages only as they are written.
+        cdef float[::1] bound = np.zeros(self.environment.rows, np.float32)
+        cdef int64_t[::1] made = np.zeros(self.environment.queries, np.int64)
+        cdef int64_t[::1] useless = np.zeros(self.c.silos, np.int64)
+        cdef double[::1] factor = np.zeros(max(1, ff_bonus_cache_size(self.c.dimension)))
+        cache.bound, cache.made, cache.useless = &bound[0], &made[0], &useless[0]
+        cache.factor = &factor[0]
+        self.caches.append((bound, made, useless, factor))
+
+    cdef void describe(self, ff_curve *c, curve) except *:
+        memset(c, 0, sizeof(ff_curve))
+        c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
+        c.random = curve["random"]
+        cdef uintptr_t function
+        if curve["score"] is not None:
+            function = curve["score"].function.address
+            c.score = <ff_score>function
+            if curve["score"].state is not None:
+                c.score_state = <const double *>address_of(curve["score"].state)
+                c.score_state_size = curve["score"].state.size
+        c.randomizer, c.analyzer = curve["randomizer"], curve["analyzer"]
+        c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
+        c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
+        c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
+        c.direct, c.inflation = curve["direct"], 1.0
+        c.radius_count = curve["radius_count"]
+        c.last_entry = len(curve["regularizer"]) - 1
+        c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
+        c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
+        c.history = pointer(curve["history"])
+        c.noise_scale = pointer(curve["noise_scale"])
+        c.regularizer = pointer(curve["regularizer"])
+        c.radius_offset = pointer(curve["radius_offset"])
+        c.radius_lambda = pointer(curve["radius_lambda"])
+        c.clip = curve["clip"]
+        c.feature_bound = curve["feature_bound"]
+        c.reward_low, c.reward_high = curve["reward_range"]
+        c.levels, c.shuffled = curve["levels"], curve["shuffled"]
+        c.bit_levels = <int64_t *>pointer(curve["bit_levels"])
+        c.noise_bits = <int64_t *>pointer(curve["noise_bits"])
+        c.unit = pointer(curve["unit"])
+        c.choice = <ff_choice *>pointer(curve["choice"])
+        c.candidates = <ff_candidates *>pointer(curve["candidates"])
+        c.order = <int64_t *>pointer(curve["order"])
+        c.w, c.theta = pointer(curve["w"]), pointer(curve["theta"])
+        c.batch, c.sums = pointer(curve["batch"]), pointer(curve["sums"])
+        c.nodes, c.messages = pointer(curve["nodes"]), pointer(curve["messages"])
+        c.total, c.regret = pointer(curve["total"]), pointer(curve["regret"])
+        c.curve = pointer(curve["curve"])
+        c.clipped = <int64_t *>pointer(curve["clipped"])
+        c.indefinite = <int64_t *>pointer(curve["indefinite"])
+        c.synchronised = <int64_t *>pointer(curve["synchronised"])
+        if curve["actions"] is not None:
+            c.actions = <int32_t *>pointer(curve["actions"])
+            c.rewards = pointer(curve["rewards"])
+        if curve["trigger"] is not None:
+            self.describe_trigger(&c.trigger, curve["trigger"])
+        if curve["requested"] is not None:
+            c.requested = <uint8_t *>pointer(curve["requested"])
+            c.synchronised_rounds = <uint8_t *>pointer(curve["synchronised_rounds"])
+
+    cdef void describe_trigger(self, ff_trigger *trigger, given) except *:
+        trigger.kind, trigger.delay = given["kind"], given["delay"]
+        trigger.threshold, trigger.extra = given["threshold"], given["extra"]
+        trigger.std.off_diagonal, trigger.std.diagonal = given["std"]
+        trigger.levels = given["levels"]
+        trigger.skip_bound = <ff_skip_bound *>pointer(given["skip_bound"])
+        trigger.aggregate_factor = pointer(given["aggregate_factor"])
+        trigger.nodes, trigger.snapshot = pointer(given["nodes"]), pointer(given["snapshot"])
+        trigger.fired = <int64_t *>pointer(given["fired"])
+
+    def initialise(self):
+        """Make the estimates that hold before the first round."""
+        self.raise_if(ff_run_initialise(&self.c))
+
+    def simulate(self, int64_t first, int64_t last):
+        """Simulate rounds first..last, 1-based and inclusive, without the GIL."""
+        cdef int64_t status
+        with nogil:
+            status = ff_run_rounds(&self.c, first, last)
+        self.raise_if(status)
+
+    cdef raise_if(self, int64_t status):
+        if status:
+            raise self.environment.error() or status_error(status)

@@ -1,0 +1,14 @@
+# cython: language_level=3
+from libc.stdint cimport int64_t, uint64_t
+
+from fastfed._kernels.headers cimport ff_environment
+
+
+cdef class Environment:
+    cdef ff_environment c
+    cdef readonly uint64_t seed
+    cdef readonly int64_t replicate
+    cdef int64_t queries, rows  # of a pool that caches its actions in 16 bits, else 0
+    cdef object keep  # whatever the C side points at
+    cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
+                       int64_t stride, reward) except *

@@ -1,0 +1,238 @@
+# cython: language_level=3
+"""Environments: one replicate each, behind the C interface of ``src/ff_environment.h``.
+
+Contexts and rewards are functions of (seed, replicate, silo, round) alone.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+
+import numpy as np
+
+from fastfed._kernels.headers cimport *
+
+
+class SimulationError(RuntimeError):
+    """The compiled driver stopped, or an environment did."""
+
+
+def status_error(status):
+    return SimulationError({
+        FF_CALLBACK_FAILED: "the environment's function reported a failure",
+        FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
+        FF_NO_ACTIONS: "the environment's function returned no actions, or more than declared",
+        FF_NOT_FINITE: "the environment's function returned features or rewards that are not finite, "
+                       "or a probability outside [0, 1]",
+        FF_SCORE_FAILED: "the score function reported a failure, or scores that are not finite",
+    }.get(status, f"the environment's function returned status {status}"))
+
+
+cdef class Environment:
+    """One replicate of an environment behind the C interface of ff_environment.h."""
+
+    cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
+                       int64_t stride, reward) except *:
+        self.c.dimension, self.c.actions = dimension, actions
+        self.c.is_double, self.c.stride = is_double, stride
+        self.c.reward_law, self.c.reward_std = reward
+
+    def error(self):
+        """The exception behind a FF_CALLBACK_FAILED status, or None."""
+        return None
+
+    @property
+    def dimension(self):
+        return self.c.dimension
+
+    @property
+    def actions(self):
+        return self.c.actions
+
+    def round(self, int64_t silo, int64_t round):
+        """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
+        cdef int64_t d = self.c.dimension, k = self.c.actions, status
+        cdef object buffer = np.empty(ff_fill_capacity(k, d),
+                                      np.float64 if self.c.is_double else np.float32)
+        cdef uintptr_t address = buffer.__array_interface__["data"][0]
+        cdef double[::1] mean = np.empty(k)
+        cdef ff_actions view
+        cdef void *x = <void *>address
+        with nogil:
+            status = ff_actions_of(&self.c, self.seed, self.replicate, silo, round, x,
+                                   &mean[0], &view)
+        if status:
+            raise self.error() or status_error(status)
+        k = view.actions
+        out = np.empty((k, d), np.float64 if view.is_double else np.float32)
+        means = np.empty(k)
+        cdef double[::1] m = means
+        cdef double[::1] row = np.empty(d)
+        for a in range(k):
+            ff_features(&view, a, d, &row[0])
+            out[a] = row
+            m[a] = ff_mean_of(&self.c, &view, a)
+        return out, means
+
+    def reward(self, int64_t silo, int64_t round, double mean):
+        return ff_reward_of(&self.c, self.seed, self.replicate, silo, round, mean)
+
+
+cdef class Sphere(Environment):
+    """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6)."""
+
+    cdef ff_sphere state
+
+    def __init__(self, seed, replicate, const double[::1] theta, actions, basis_actions, shared,
+                 reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta = &theta[0]
+        self.state.dimension, self.state.actions = theta.shape[0], actions
+        self.state.basis_actions, self.state.shared = basis_actions, shared
+        self.describe(theta.shape[0], actions, 0, ff_stride(actions), reward)
+        self.c.fill, self.c.state = ff_sphere_fill, &self.state
+        self.c.mean, self.c.mean_error = ff_sphere_mean, ff_mean_error(theta.shape[0])
+
+
+cdef class Gap(Environment):
+    """One best action, a gap above all others (dubey-pentland-2020, Section 4.4)."""
+
+    cdef ff_gap state
+
+    def __init__(self, seed, replicate, const double[::1] theta, actions, inferior, best, width,
+                 reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta = &theta[0]
+        self.state.dimension, self.state.actions = theta.shape[0], actions
+        self.state.inferior, self.state.best, self.state.width = inferior, best, width
+        self.describe(theta.shape[0], actions, 0, ff_stride(actions), reward)
+        self.c.fill, self.c.state = ff_gap_fill, &self.state
+        self.c.mean, self.c.mean_error = ff_gap_mean, ff_mean_error(theta.shape[0])
+
+
+cdef class HardInstance(Environment):
+    """A context in one block of two coordinates (huang-2023, Appendix E.1)."""
+
+    cdef ff_hard state
+
+    def __init__(self, seed, replicate, const double[::1] theta, reward):
+        self.seed, self.replicate, self.keep = seed, replicate, theta
+        self.state.theta, self.state.dimension = &theta[0], theta.shape[0]
+        self.describe(theta.shape[0], 2, 0, 2, reward)
+        self.c.fill, self.c.state = ff_hard_fill, &self.state
+
+
+cdef class QuantisedActions:
+    """The actions of a pool in 16 bits, each query quantised when a silo first meets it.
+
+    Replicates over one pool share it. It is empty where the processor has no 16-bit screening.
+    """
+
+    cdef readonly object buffer, starts, made
+    cdef readonly int64_t size  # bytes
+
+    def __init__(self, const int64_t[::1] starts, int64_t dimension):
+        cdef int64_t q
+        cdef int64_t[::1] places = np.zeros(starts.shape[0], np.int64)
+        for q in range(starts.shape[0] - 1):
+            places[q + 1] = places[q] + ff_quantised_bytes(dimension, starts[q + 1] - starts[q])
+        self.size = places[starts.shape[0] - 1]
+        self.starts, self.made = np.asarray(places), np.zeros(starts.shape[0] - 1, np.uint8)
+        self.buffer = None
+
+    cdef ff_quantised_store store(self) except *:
+        cdef ff_quantised_store store
+        cdef uint8_t[::1] buffer, made = self.made
+        cdef const int64_t[::1] starts = self.starts
+        if self.buffer is None:
+            # The system gives memory to pages only as they are written.
+            buffer = np.empty(self.size + 63, np.uint8)
+            self.buffer = np.asarray(buffer)
+        buffer = self.buffer
+        store.buffer = <char *>((<uintptr_t>&buffer[0] + 63) & ~<uintptr_t>63)
+        store.starts, store.made = &starts[0], &made[0]
+        return store
+
+
+cdef class Pool(Environment):
+    """A finite set of queries, each a block of rows."""
+
+    cdef ff_pool state
+
+    def __init__(self, seed, replicate, values, dimension, feature_major,
+                 const double[::1] means, const double[::1] best, const int64_t[::1] starts,
+                 const int64_t[::1] silo_starts, sampling, order, reward, QuantisedActions quantised=None):
+        cdef uintptr_t address = values.__array_interface__["data"][0]
+        cdef const int64_t[::1] shuffled
+        self.seed, self.replicate = seed, replicate
+        self.keep = (values, means, best, starts, silo_starts, order, quantised)
+        self.state.values = <const void *>address
+        self.state.is_double, self.state.feature_major = values.itemsize == 8, feature_major
+        self.state.dimension, self.state.sampling = dimension, sampling
+        self.state.means, self.state.best = &means[0], &best[0]
+        self.state.starts, self.state.silo_starts = &starts[0], &silo_starts[0]
+        self.state.order = NULL
+        if order is not None:
+            shuffled = order
+            self.state.order = &shuffled[0]
+        self.state.quantised.starts = NULL
+        if quantised is not None and quantised.size:
+            self.state.quantised = quantised.store()
+            self.queries = starts.shape[0] - 1
+            self.rows = starts[self.queries]
+        self.describe(dimension, int(np.diff(np.asarray(starts)).max()),
+                      self.state.is_double, 0, reward)
+        self.c.borrow, self.c.state = ff_pool_borrow, &self.state
+
+    def query(self, int64_t silo, int64_t round):
+        return ff_pool_query(&self.state, self.seed, self.replicate, silo, round)
+
+
+cdef class Compiled(Environment):
+    """A user's compiled callback (numba.cfunc): see fastfed.environments.python."""
+
+    def __init__(self, seed, replicate, callback, state, dimension, actions, reward):
+        cdef uintptr_t function = callback.address
+        self.seed, self.replicate, self.keep = seed, replicate, (callback, state)
+        self.describe(dimension, actions, 1, 0, reward)
+        self.c.fill, self.c.state = <ff_fill>function, address_of(state)
+
+
+#: How the note on an exception of a user's function begins.
+IN_FUNCTION = "in the environment's function"
+
+
+cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                         int64_t round, void *x, double *mean) noexcept with gil:
+    cdef Called env = <Called>state
+    cdef int64_t k = env.c.actions, d = env.c.dimension
+    cdef int64_t n
+    cdef const double[:, ::1] features
+    cdef const double[::1] means
+    try:
+        result = env.function(seed, replicate, silo, round)
+        features, means = env.check(result)
+        n = features.shape[0]
+        (<double[:n, :d]>(<double *>x))[...] = features
+        (<double[:n]>mean)[...] = means
+        return n
+    except BaseException as error:
+        error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
+        # Other silos go on to the end of the call; the first failure is the one to show.
+        if env.failure is None:
+            env.failure = error
+        return FF_CALLBACK_FAILED
+
+
+cdef class Called(Environment):
+    """A plain Python callable: (seed, replicate, silo, round) -> (features, expected rewards)."""
+
+    cdef object function, check, failure
+
+    def __init__(self, seed, replicate, function, check, dimension, actions, reward):
+        self.seed, self.replicate = seed, replicate
+        self.function, self.check = function, check
+        self.describe(dimension, actions, 1, 0, reward)
+        self.c.fill, self.c.state = <ff_fill>call_python, <void *>self
+
+    def error(self):
+        failure, self.failure = self.failure, None
+        return failure

@@ -1,0 +1,386 @@
+# cython: language_level=3
+"""Declarations of the C kernels for the bindings; what each does stands in ``src/*.h``."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+cdef extern from "ff_random.h" nogil:
+    ctypedef struct ff_stream:
+        pass
+    ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,
+                             uint32_t index)
+    int64_t ff_normal_capacity_f32(int64_t n)
+    int64_t ff_normal_capacity_f64(int64_t n)
+    void ff_normals_f32(const ff_stream *s, int64_t n, float *out)
+    void ff_normals_f64(const ff_stream *s, int64_t n, double *out)
+    void ff_normals_from_bits(const uint64_t *a, const uint64_t *b, int64_t half, double *out)
+    double ff_uniform(const ff_stream *s, uint32_t block)
+    int64_t ff_uniform_int(const ff_stream *s, int64_t n)
+    void ff_permutation(const ff_stream *s, int64_t n, int64_t *out)
+    void ff_philox(const ff_stream *s, uint32_t block, uint32_t *out)
+    uint64_t ff_key(const ff_stream *s)
+    int64_t ff_laplace_capacity(int64_t n)
+    void ff_laplace(const ff_stream *s, int64_t n, double *out)
+    void ff_laplace_from_bits(const uint64_t *a, int64_t n, double *out)
+    int64_t ff_ideal_normals(const uint64_t *words, int64_t half, double *out)
+    int64_t ff_ideal_laplace(const uint64_t *words, int64_t n, double *out)
+    double ff_log(double x)
+    int64_t ff_random_u32_capacity(int64_t n)
+    void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *out)
+
+cdef extern from "ff_linalg.h" nogil:
+    int ff_factor(const double *packed, int64_t d, double *w)
+    void ff_solve(const double *w, const double *u, int64_t d, double *scratch, double *theta)
+    double ff_log_det(const double *w, int64_t d)
+    double ff_observe(double *w, double *theta, const double *x, double y, int64_t d,
+                      double *scratch)
+    void ff_accumulate(double *gram, double *bias, const double *x, double y, int64_t d)
+    void ff_rank_one(double *gram, double *bias, const double *x, double y, int64_t d)
+    void ff_sherman_morrison(double *inverse, const double *x, int64_t d, double *scratch)
+    int ff_clip_norm(double *x, int64_t d, double bound)
+
+cdef extern from "ff_scores.h" nogil:
+    ctypedef struct ff_actions:
+        const void *x
+        int64_t is_double
+        int64_t action_stride
+        int64_t feature_stride
+        int64_t actions
+        const double *mean
+        double best
+        const void *quantised
+    int64_t ff_score_scratch(int64_t d, int64_t actions)
+    void ff_scores(const ff_actions *actions, const double *w, const double *theta, double beta,
+                   double gamma, int64_t d, double *scratch, double *scores)
+    ctypedef struct ff_bounds:
+        const float *upper
+    int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
+                      double beta, double gamma, int64_t d, double *scratch, double *x,
+                      ff_bounds *reach)
+    void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
+    ctypedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
+                                 int64_t dimension, double *x, double *w, double *theta,
+                                 double beta, double gamma, double *scores) noexcept nogil
+    int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
+    int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
+                      int64_t round, const ff_actions *actions, const double *w,
+                      const double *theta, double beta, double gamma, int64_t d,
+                      double *scratch, double *x)
+
+cdef extern from "ff_screen_i16.h" nogil:
+    ctypedef struct ff_quantised_store:
+        char *buffer
+        const int64_t *starts
+        uint8_t *made
+    int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
+    int64_t ff_quantised_bytes(int64_t d, int64_t actions)
+    int64_t ff_screen_i16(const ff_actions *actions, const double *w, const double *theta,
+                           double beta, int64_t d, double *scratch, int64_t *candidates)
+
+cdef extern from "ff_candidates.h" nogil:
+    ctypedef struct ff_candidates:
+        const void *x
+
+cdef extern from "ff_bonus_cache.h" nogil:
+    ctypedef struct ff_bonus_cache:
+        float *bound
+        int64_t *made
+        int64_t *useless
+        double *factor
+    int64_t ff_bonus_cache_size(int64_t d)
+
+cdef extern from "ff_mean.h" nogil:
+    int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
+    void ff_hadamard(double *values, int64_t n)
+
+cdef extern from "ff_environment.h" nogil:
+    ctypedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                                int64_t round, void *x, double *mean) noexcept nogil
+    ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                                  int64_t round, ff_actions *out) noexcept nogil
+    ctypedef double (*ff_mean)(const void *state, const void *x, int64_t a) noexcept nogil
+    ctypedef struct ff_environment:
+        ff_fill fill
+        ff_borrow borrow
+        ff_mean mean
+        double mean_error
+        void *state
+        int64_t dimension
+        int64_t actions
+        int64_t is_double
+        int64_t stride
+        int64_t reward_law
+        double reward_std
+    enum:
+        FF_CONTEXT
+        FF_CALLBACK_FAILED
+        FF_NOT_POSITIVE_DEFINITE
+        FF_NO_ACTIONS
+        FF_NOT_FINITE
+        FF_SCORE_FAILED
+        FF_WITHOUT_REPLACEMENT
+    int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
+    int64_t ff_stride(int64_t actions)
+    int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate,
+                          int64_t silo, int64_t round, void *x, double *mean, ff_actions *out)
+    double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
+    double ff_mean_error(int64_t d)
+    double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate,
+                        int64_t silo, int64_t round, double mean)
+    ctypedef struct ff_sphere:
+        const double *theta
+        int64_t dimension
+        int64_t actions
+        int64_t basis_actions
+        int64_t shared
+    int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, void *x, double *mean) noexcept
+    double ff_sphere_mean(const void *state, const void *x, int64_t a) noexcept
+    ctypedef struct ff_gap:
+        const double *theta
+        int64_t dimension
+        int64_t actions
+        double inferior
+        double best
+        double width
+    int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                        int64_t round, void *x, double *mean) noexcept
+    double ff_gap_mean(const void *state, const void *x, int64_t a) noexcept
+    ctypedef struct ff_hard:
+        const double *theta
+        int64_t dimension
+    int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                         int64_t round, void *x, double *mean) noexcept
+    ctypedef struct ff_pool:
+        const void *values
+        int64_t is_double
+        int64_t feature_major
+        int64_t dimension
+        const double *means
+        const double *best
+        const int64_t *starts
+        const int64_t *silo_starts
+        const int64_t *order
+        int64_t sampling
+        ff_quantised_store quantised
+    int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, ff_actions *out) noexcept
+    int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int64_t silo,
+                          int64_t round)
+
+cdef extern from "ff_bits.h" nogil:
+    void ff_round_point(const double *point, int64_t s, double g, int64_t clamped,
+                        const uint32_t *words, double *sums)
+    int64_t ff_touched_levels(int64_t leaf, int64_t releases, int64_t *levels)
+    int64_t ff_binomial_try(const uint32_t *words, int64_t n, double *out)
+    void ff_binomials(const ff_stream *stream, int64_t n, int64_t count, double *out)
+    void ff_encode_bits(int64_t ones, int64_t length, uint8_t *bits)
+    void ff_shuffle_bits(const ff_stream *stream, uint8_t *bits, int64_t n)
+
+cdef extern from "ff_aggregation.h" nogil:
+    ctypedef struct ff_noise_std:
+        double bias
+        double off_diagonal
+        double diagonal
+    int64_t ff_node_level(int64_t k)
+    void ff_psum(double *sums, const double *leaf, int64_t level, int64_t s)
+    void ff_prefix(const double *nodes, int64_t k, int64_t s, double *out)
+    void ff_add(double *into, const double *other, int64_t s)
+    void ff_scale(const double *statistic, double factor, int64_t s, double *out)
+    void ff_add_noise(const double *statistic, const double *normals, const ff_noise_std *std,
+                      int64_t d, double *out)
+    int64_t ff_noise_capacity(int64_t d)
+    void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
+                         double *normals)
+
+cdef extern from "ff_estimate.h" nogil:
+    ctypedef struct ff_radius:
+        double multiplier
+        double scale
+        double base
+        int64_t determinant
+        double anchor
+    double ff_refresh(const double *statistic, double lam, int64_t d, double *w, double *theta,
+                      double *scratch)
+    double ff_radius_at(const ff_radius *radius, double offset, double lam, double count,
+                        int64_t d)
+    double ff_log_inflation(const ff_radius *radius, double inflation)
+    double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                                 double log_inflation, double log_det, int64_t d)
+    double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
+                                 double *w, double *scratch)
+
+cdef extern from "ff_release.h" nogil:
+    void ff_honaker(double *estimate, const double *node, const double *sibling, int64_t level,
+                    int64_t s)
+    int64_t ff_honaker_number(int64_t k)
+    void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
+    int64_t ff_round_noisy(const double *values, const double *noise, const double *std,
+                           const double *grid, double error, int64_t s, double *out,
+                           uint8_t *doubtful)
+
+cdef extern from "ff_trigger.h" nogil:
+    enum:
+        FF_RECOMPUTE_MAX
+    ctypedef struct ff_skip_bound:
+        double base
+    ctypedef struct ff_trigger:
+        int64_t kind
+        int64_t delay
+        double threshold
+        double extra
+        ff_noise_std std
+        int64_t levels
+        ff_skip_bound *skip_bound
+        double *aggregate_factor
+        double *nodes
+        int64_t *fired
+        double *snapshot
+
+cdef extern from "ff_run.h" nogil:
+    enum:
+        FF_MAX_CURVES
+    ctypedef struct ff_choice:
+        const void *x
+        int64_t released
+        int64_t action
+    ctypedef struct ff_curve:
+        int64_t batch_size
+        ff_trigger trigger
+        int64_t lazy
+        int64_t random
+        ff_score score
+        const double *score_state
+        int64_t score_state_size
+        int64_t randomizer
+        int64_t analyzer
+        int64_t release
+        const double *coefficients
+        const double *noise_scale
+        ff_noise_std noise_std
+        ff_radius radius
+        int64_t direct
+        double radius_count
+        int64_t last_entry
+        const double *regularizer
+        const double *radius_offset
+        const double *radius_lambda
+        const double *error_bound
+        const double *floor
+        int64_t clip
+        double feature_bound
+        double reward_low
+        double reward_high
+        int64_t levels
+        int64_t shuffled
+        const int64_t *bit_levels
+        const int64_t *noise_bits
+        const double *unit
+        int64_t *synchronised
+        uint8_t *requested
+        uint8_t *synchronised_rounds
+        double second_bonus
+        double inflation
+        ff_choice *choice
+        ff_candidates *candidates
+        ff_bonus_cache bonus_cache
+        double *history
+        double *w
+        double *theta
+        double *batch
+        double *sums
+        double *nodes
+        double *messages
+        int64_t *order
+        double *total
+        double *regret
+        double *curve
+        int64_t *clipped
+        int64_t *indefinite
+        int32_t *actions
+        double *rewards
+    ctypedef struct ff_run:
+        const ff_environment *environment
+        uint64_t seed
+        int64_t replicate
+        int64_t silos
+        int64_t dimension
+        int64_t horizon
+        const int64_t *names
+        int64_t phase
+        int64_t stride
+        const int64_t *checkpoints
+        int64_t checkpoint_count
+        ff_curve *curves
+        int64_t curve_count
+        int64_t threads
+        double *scratch
+        int64_t scratch_size
+        int64_t *status
+    int64_t ff_run_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves)
+
+cdef extern from "ff_driver.h" nogil:
+    int64_t ff_run_initialise(ff_run *run)
+    int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
+
+cdef extern from "ff_rewind.h" nogil:
+    int64_t ff_snapshot_size(int64_t dimension)
+
+cdef extern from "ff_losses.h" nogil:
+    enum:
+        FF_LOSS_COINS
+        FF_LOSS_TABLE
+        FF_LOSS_CALLED
+        FF_LOSS_GRADIENT
+        FF_LOSS_BITS
+        FF_CHANCE_BITS
+    ctypedef int64_t (*ff_loss_call)(void *, uint64_t, int64_t, int64_t, int64_t, double *)
+    ctypedef double (*ff_gradient_call)(void *, uint64_t, int64_t, int64_t, int64_t,
+                                        const double *, double *)
+    ctypedef struct ff_losses:
+        int64_t kind
+        int64_t experts
+        int64_t silos
+        int64_t common
+        int64_t quadratic
+        const uint32_t *chance
+        int64_t last
+        int64_t planned
+        int64_t lost
+        const uint32_t *table
+        int64_t rounds
+        ff_loss_call call
+        ff_gradient_call gradient
+        void *state
+    ctypedef struct ff_losses_scratch:
+        uint32_t *row
+        double *called
+        int64_t *sums
+    int64_t ff_losses_row_capacity(int64_t experts)
+    int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                          int64_t round, const ff_losses_scratch *scratch)
+    int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate,
+                           const int64_t *edges, int64_t segments, int64_t threads,
+                           const ff_losses_scratch *scratch, int64_t *totals)
+    ctypedef struct ff_gradient_bounds:
+        double low
+        double high
+        double most
+    int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
+                                const int64_t *rounds, int64_t n, const double *x,
+                                const double *parent, const ff_gradient_bounds *bounds,
+                                int64_t threads, const ff_losses_scratch *scratch,
+                                double *totals)
+    double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
+                            int64_t last, const double *x, const double *optimum, double lost,
+                            const ff_losses_scratch *scratch)
+    double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
+                           int64_t round, const double *x, double *gradient)
+    double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
+
+
+cdef inline void *address_of(array) except? NULL:
+    """The first byte of an array; NULL for None."""
+    if array is None:
+        return NULL
+    cdef uintptr_t address = array.__array_interface__["data"][0]
+    return <void *>address

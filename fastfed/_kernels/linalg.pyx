@@ -1,0 +1,201 @@
+# cython: language_level=3
+"""Ridge regression: factors of V, rank-one updates, upper confidence bounds and their radius.
+
+Thin wrappers that trust their inputs; see ``src/ff_linalg.h``, ``src/ff_scores.h``,
+``src/ff_screen_i16.h``, ``src/ff_estimate.h`` and ``src/ff_mean.h``.
+"""
+
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+import numpy as np
+
+from fastfed._kernels.environments import status_error
+
+from fastfed._kernels.headers cimport *
+
+
+# ---- factors of V --------------------------------------------------------------------------------
+
+def log(double x):
+    """ln x of a finite x > 0, with the same bits on every processor."""
+    return ff_log(x)
+
+
+def factor(const double[::1] packed, int64_t d):
+    """W, or None when V is not positive definite."""
+    cdef double[:, ::1] w = np.empty((d, d))
+    if ff_factor(&packed[0], d, &w[0, 0]):
+        return None
+    return np.asarray(w)
+
+
+def solve(const double[:, ::1] w, const double[::1] u):
+    """V^{-1} u."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
+    ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
+    return np.asarray(theta)
+
+
+def least_squares(const double[:, ::1] statistics, int64_t d):
+    """V^+ u of every row (M, s) as (M, d); 0 where a statistic is not finite."""
+    cdef double[:, ::1] theta = np.zeros((statistics.shape[0], d))
+    cdef double[::1] scratch = np.empty(2 * d * d + d)
+    cdef int64_t i
+    for i in range(statistics.shape[0]):
+        ff_least_squares(&statistics[i, 0], d, &scratch[0], &theta[i, 0])
+    return np.asarray(theta)
+
+
+def hadamard(values):
+    """H v of every row v of a (M, 2^k) array."""
+    made = np.array(values, dtype=np.float64, order="C", ndmin=2)
+    cdef double[:, ::1] rows = made
+    cdef int64_t i
+    for i in range(rows.shape[0]):
+        ff_hadamard(&rows[i, 0], rows.shape[1])
+    return made
+
+
+def log_det(const double[:, ::1] w):
+    """ln det V."""
+    return ff_log_det(&w[0, 0], w.shape[0])
+
+
+def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
+    """In place; theta may be None."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] scratch = np.empty(4 * d)
+    cdef double *t = NULL
+    if theta is not None:
+        t = &theta[0]
+    return ff_observe(&w[0, 0], t, &x[0], y, d, &scratch[0])
+
+
+def accumulate(double[::1] statistic, const double[::1] x, double y):
+    """In place: statistic is (bias, packed covariance)."""
+    cdef int64_t d = x.shape[0]
+    ff_accumulate(&statistic[0] + d, &statistic[0], &x[0], y, d)
+
+
+def rank_one(double[:, ::1] gram, double[::1] bias, const double[::1] x, double y):
+    """In place: gram is (d, d)."""
+    ff_rank_one(&gram[0, 0], &bias[0], &x[0], y, x.shape[0])
+
+
+def sherman_morrison(double[:, ::1] inverse, const double[::1] x):
+    cdef int64_t d = x.shape[0]
+    cdef double[::1] scratch = np.empty(d)
+    ff_sherman_morrison(&inverse[0, 0], &x[0], d, &scratch[0])
+
+
+def clip_norm(double[::1] x, double bound):
+    """In place; True when x was above the bound by more than rounding."""
+    return bool(ff_clip_norm(&x[0], x.shape[0], bound))
+
+
+# ---- scores --------------------------------------------------------------------------------------
+
+cdef ff_actions view_of(actions) except *:
+    """Actions (K, d) of float32 or float64, any positive strides."""
+    cdef ff_actions view
+    cdef int64_t size = actions.itemsize
+    cdef uintptr_t address = actions.__array_interface__["data"][0]
+    view.x = <const void *>address
+    view.is_double = size == 8
+    view.action_stride = actions.strides[0] // size
+    view.feature_stride = actions.strides[1] // size
+    view.actions = actions.shape[0]
+    view.mean = NULL
+    view.best = 0.0
+    view.quantised = NULL
+    return view
+
+
+def scores(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] out = np.empty(view.actions)
+    ff_scores(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &out[0])
+    return np.asarray(out)
+
+
+def select(actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma):
+    """(index, features) of the best action."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    cdef int64_t a = ff_select(&view, &w[0, 0], &theta[0], beta, gamma, d, &scratch[0], &x[0], NULL)
+    return a, np.asarray(x)
+
+
+def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
+           const double[::1] theta, double beta, double gamma):
+    """(index, features) of the best action by a user's scores (function, state)."""
+    cdef int64_t d = w.shape[0], a
+    cdef ff_actions view = view_of(actions)
+    cdef uintptr_t function = score.function.address
+    cdef const double *state = <const double *>address_of(score.state)
+    cdef int64_t size = 0 if score.state is None else score.state.size
+    cdef double[::1] scratch = np.empty(ff_scored_scratch(d, view.actions, size))
+    cdef double[::1] x = np.empty(d)
+    with nogil:
+        a = ff_scored(<ff_score>function, state, size, key, round, &view, &w[0, 0], &theta[0],
+                      beta, gamma, d, &scratch[0], &x[0])
+    if a < 0:
+        raise status_error(FF_SCORE_FAILED)
+    return a, np.asarray(x)
+
+
+def has_screen_i16():
+    """True if this build and this processor have the screening in 16 bits."""
+    cdef ff_actions view
+    view.is_double, view.action_stride = 0, 1
+    return bool(ff_screen_i16_fits(&view, 1))
+
+
+def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double beta):
+    """Indices that screening in 16 bits keeps, ascending; None where it does not apply or cannot
+    tell."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef int64_t[::1] out = np.empty(view.actions, np.int64)
+    if not ff_screen_i16_fits(&view, d):
+        return None
+    cdef int64_t kept = ff_screen_i16(&view, &w[0, 0], &theta[0], beta, d, &scratch[0], &out[0])
+    return None if kept < 0 else np.asarray(out)[:kept]
+
+
+# ---- estimates and radii -------------------------------------------------------------------------
+
+def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, double[::1] theta):
+    """In place: W and theta of V = lambda I + covariance; the shift V needed, -1 if hopeless."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] scratch = np.empty(d * (d + 1) // 2 + d)
+    return ff_refresh(&statistic[0], regularizer, d, &w[0, 0], &theta[0], &scratch[0])
+
+
+def choose_regularizer(const double[::1] statistic, double full, double floor, int64_t d):
+    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    cdef double[:, ::1] w = np.empty((d, d))
+    cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
+    return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
+
+
+def radius_at(double multiplier, double scale, double base, double offset, double lam,
+              double count, int64_t d):
+    cdef ff_radius radius
+    radius.multiplier, radius.scale, radius.base = multiplier, scale, base
+    return ff_radius_at(&radius, offset, lam, count, d)
+
+
+def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
+                       double inflation, double log_det, int64_t d):
+    cdef ff_radius radius
+    radius.multiplier, radius.scale, radius.base = multiplier, scale, base
+    radius.anchor = anchor
+    return ff_determinant_radius(&radius, offset, inflation,
+                                 ff_log_inflation(&radius, inflation), log_det, d)

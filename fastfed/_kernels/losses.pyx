@@ -1,0 +1,270 @@
+# cython: language_level=3
+"""Losses of experts (``src/ff_losses.h``): one replicate of an adversary, or of a user's function.
+
+Thin wrappers that trust their inputs.
+"""
+
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+import numpy as np
+
+from fastfed._kernels.headers cimport *
+
+#: Chances are whole multiples of 1 / CHANCES; losses that are no coins, of 1 / PARTS.
+CHANCES = (<int64_t>1) << FF_CHANCE_BITS
+PARTS = (<int64_t>1) << FF_LOSS_BITS
+#: The most threads of one call.
+MOST_THREADS = 64
+
+
+class LossError(RuntimeError):
+    """A user's function of losses failed."""
+
+
+def loss_error(status):
+    return LossError(
+        "the function of the losses returned a number outside [0, 1]"
+        if status == FF_NOT_FINITE
+        else "the function of the losses reported a failure"
+    )
+
+
+def square_gradient(const double[::1] g, const double[::1] x):
+    """g <g, x> (d,), the gradient of <g, x>^2 / 2."""
+    cdef double[::1] out = np.empty(g.shape[0])
+    ff_square_gradient(&g[0], &x[0], g.shape[0], &out[0])
+    return np.asarray(out)
+
+
+cdef class Losses:
+    """One replicate of an adversary: the losses of m silos, or their gradients."""
+
+    cdef ff_losses c
+    cdef ff_losses_scratch scratch[64]
+    cdef readonly uint64_t seed
+    cdef readonly int64_t replicate
+    cdef object keep, rows, doubles, sums_of
+
+    def __init__(self, uint64_t seed, int64_t replicate, int64_t silos, int64_t experts,
+                 *, bint common=False, bint quadratic=False):
+        self.seed, self.replicate = seed, replicate
+        self.c.silos, self.c.experts = silos, experts
+        self.c.common, self.c.quadratic = common, quadratic
+        self.c.planned = -1
+        self.rows, self.doubles, self.sums_of = [], [], []
+
+    @property
+    def silos(self):
+        return self.c.silos
+
+    @property
+    def experts(self):
+        return self.c.experts
+
+    @property
+    def quadratic(self):
+        return bool(self.c.quadratic)
+
+    @property
+    def unit(self):
+        """What losses are whole multiples of."""
+        return 1.0 if self.c.kind == FF_LOSS_COINS else 1.0 / PARTS
+
+    @property
+    def has_rows(self):
+        """Whether a loss is d numbers, not a gradient."""
+        return self.c.kind != FF_LOSS_GRADIENT
+
+    def error(self):
+        """The exception behind a failure, if there is one."""
+        return None
+
+    cdef int64_t prepare(self, int64_t threads) except -1:
+        """Scratch of so many threads."""
+        cdef uint32_t[::1] row
+        cdef double[::1] called
+        cdef int64_t[::1] sums
+        threads = min(max(threads, 1), MOST_THREADS)
+        while len(self.rows) < threads:
+            row = np.zeros(ff_losses_row_capacity(self.c.experts), np.uint32)
+            called = np.zeros(3 * self.c.experts)
+            sums = np.zeros(self.c.experts, np.int64)
+            self.scratch[len(self.rows)].row = &row[0]
+            self.scratch[len(self.rows)].called = &called[0]
+            self.scratch[len(self.rows)].sums = &sums[0]
+            self.rows.append(row)
+            self.doubles.append(called)
+            self.sums_of.append(sums)
+        return threads
+
+    def row(self, int64_t silo, int64_t round):
+        """What every expert loses at one silo in one round, (d,)."""
+        cdef int64_t status
+        self.prepare(1)
+        with nogil:
+            status = ff_losses_row(&self.c, self.seed, self.replicate, silo, round,
+                                   &self.scratch[0])
+        if status < 0:
+            raise self.error() or loss_error(status)
+        return self.unit * np.asarray(self.rows[0])[: self.c.experts]
+
+    def sums(self, const int64_t[::1] edges, int64_t threads=1):
+        """Of all silos in rounds edges[i] + 1 .. edges[i + 1], (segments, d) whole units."""
+        cdef int64_t status, segments = edges.shape[0] - 1
+        cdef int64_t[:, ::1] totals = np.empty((segments, self.c.experts), np.int64)
+        threads = self.prepare(threads)
+        with nogil:
+            status = ff_losses_sums(&self.c, self.seed, self.replicate, &edges[0], segments,
+                                    threads, &self.scratch[0], &totals[0, 0])
+        if status < 0:
+            raise self.error() or loss_error(status)
+        return np.asarray(totals)
+
+    def gradients(self, const int64_t[:, ::1] rounds, const double[::1] x, int64_t threads=1,
+                  const double[::1] parent=None, bounds=(-np.inf, np.inf, np.inf)):
+        """Sums (m, d) over rounds (m, n) of each silo's gradients at x, in this order; less those
+        at ``parent`` if it is given. ``bounds``: (low, high, most) of ff_gradient_bounds."""
+        cdef int64_t status, n = rounds.shape[1]
+        cdef double[:, ::1] totals = np.zeros((self.c.silos, self.c.experts))
+        cdef ff_gradient_bounds clip
+        cdef const double *before = NULL
+        clip.low, clip.high, clip.most = bounds
+        if parent is not None:
+            before = &parent[0]
+        threads = self.prepare(threads)
+        with nogil:
+            status = ff_losses_gradients(&self.c, self.seed, self.replicate, &rounds[0, 0], n,
+                                         &x[0], before, &clip, threads, &self.scratch[0],
+                                         &totals[0, 0])
+        if status < 0:
+            raise self.error() or loss_error(status)
+        return np.asarray(totals)
+
+    def excess(self, int64_t first, int64_t last, const double[::1] x,
+               const double[::1] optimum, double lost):
+        """lost + what x loses more than ``optimum`` in rounds first..last at all silos, of losses
+        that are given as gradients, added up in this order."""
+        self.prepare(1)
+        with nogil:
+            lost = ff_losses_excess(&self.c, self.seed, self.replicate, first, last, &x[0],
+                                    &optimum[0], lost, &self.scratch[0])
+        if not isfinite(lost):
+            raise self.error() or loss_error(FF_CALLBACK_FAILED)
+        return lost
+
+    def value(self, int64_t silo, int64_t round, const double[::1] x):
+        """(loss, gradient (d,)) at x of a loss that is given as a gradient."""
+        cdef double[::1] gradient = np.zeros(self.c.experts)
+        cdef double value
+        with nogil:
+            value = ff_losses_value(&self.c, self.seed, self.replicate, silo, round, &x[0],
+                                    &gradient[0])
+        if not isfinite(value):
+            raise self.error() or loss_error(FF_CALLBACK_FAILED)
+        return value, np.asarray(gradient)
+
+
+cdef class Coins(Losses):
+    """Losses 0 or 1 by chance; see ff_losses."""
+
+    def __init__(self, uint64_t seed, int64_t replicate, int64_t silos,
+                 const uint32_t[::1] chance, *, bint common=False, bint quadratic=False,
+                 last=None, int64_t planned=-1, int64_t lost=0):
+        Losses.__init__(self, seed, replicate, silos, chance.shape[0], common=common,
+                        quadratic=quadratic)
+        self.keep = chance
+        self.c.kind, self.c.chance = FF_LOSS_COINS, &chance[0]
+        self.c.last = (1 << 62) if last is None else last
+        self.c.planned, self.c.lost = planned, lost
+
+
+cdef class Table(Losses):
+    """Losses (1 or m, T, d) in multiples of 1 / PARTS."""
+
+    def __init__(self, uint64_t seed, int64_t replicate, int64_t silos,
+                 const uint32_t[:, :, ::1] table, *, bint quadratic=False):
+        Losses.__init__(self, seed, replicate, silos, table.shape[2],
+                        common=table.shape[0] == 1, quadratic=quadratic)
+        self.keep = table
+        self.c.kind, self.c.table, self.c.rounds = FF_LOSS_TABLE, &table[0, 0, 0], table.shape[1]
+
+
+cdef class Compiled(Losses):
+    """A user's numba.cfunc: of ``losses_signature()``, or of ``gradient_signature()``."""
+
+    def __init__(self, uint64_t seed, int64_t replicate, int64_t silos, int64_t experts, function,
+                 state, *, bint common=False, bint gradient=False):
+        cdef uintptr_t address = function.address
+        Losses.__init__(self, seed, replicate, silos, experts, common=common)
+        self.keep = function, state
+        if gradient:
+            self.c.kind, self.c.gradient = FF_LOSS_GRADIENT, <ff_gradient_call>address
+        else:
+            self.c.kind, self.c.call = FF_LOSS_CALLED, <ff_loss_call>address
+        if state is not None:
+            address = state.__array_interface__["data"][0]
+            self.c.state = <void *>address
+
+
+#: How the note on an exception of a user's function begins.
+IN_FUNCTION = "in the environment's function"
+
+
+cdef object note(Called losses, BaseException error, replicate, silo, round):
+    error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
+    # Other threads go on to the end of the call; the first failure is the one to show.
+    if losses.failure is None:
+        losses.failure = error
+
+
+cdef int64_t call_losses(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                         int64_t round, double *loss) noexcept with gil:
+    cdef Called losses = <Called>state
+    cdef const double[::1] values
+    cdef int64_t n
+    try:
+        values = losses.check(losses.function(seed, replicate, silo, round))
+        for n in range(losses.c.experts):
+            loss[n] = values[n]
+        return 0
+    except BaseException as error:
+        note(losses, error, replicate, silo, round)
+        return FF_CALLBACK_FAILED
+
+
+cdef double call_gradient(void *state, uint64_t seed, int64_t replicate, int64_t silo,
+                          int64_t round, const double *x, double *gradient) noexcept with gil:
+    cdef Called losses = <Called>state
+    cdef const double[::1] values
+    cdef int64_t n, d = losses.c.experts
+    try:
+        point = np.array(<const double[:d]>x)
+        value, values = losses.check(losses.function(seed, replicate, silo, round, point))
+        for n in range(d):
+            gradient[n] = values[n]
+        return value
+    except BaseException as error:
+        note(losses, error, replicate, silo, round)
+        return float("nan")
+
+
+cdef class Called(Losses):
+    """A plain Python function: (seed, replicate, silo, round) -> losses (d,), or with a fifth
+    argument x (d,) -> (loss, gradient (d,)); ``check`` looks at what it returns."""
+
+    cdef object function, check, failure
+
+    def __init__(self, uint64_t seed, int64_t replicate, int64_t silos, int64_t experts, function,
+                 check, *, bint common=False, bint gradient=False):
+        Losses.__init__(self, seed, replicate, silos, experts, common=common)
+        self.function, self.check = function, check
+        self.c.state = <void *>self
+        if gradient:
+            self.c.kind, self.c.gradient = FF_LOSS_GRADIENT, call_gradient
+        else:
+            self.c.kind, self.c.call = FF_LOSS_CALLED, call_losses
+
+    def error(self):
+        failure, self.failure = self.failure, None
+        return failure

@@ -1,0 +1,157 @@
+# cython: language_level=3
+"""Keyed random streams: every draw is a function of (seed, purpose, replicate, silo, index).
+
+Thin wrappers that trust their inputs; see ``src/ff_random.h`` and ``src/ff_bits.h``.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+import numpy as np
+
+from fastfed._kernels.headers cimport *
+
+
+def philox(seed, purpose, replicate, silo, index, block):
+    """The four 32-bit words of one block of a stream."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef uint32_t[::1] out = np.empty(4, np.uint32)
+    ff_philox(&s, block, &out[0])
+    return np.asarray(out)
+
+
+def key(seed, purpose, replicate, silo, index):
+    """64 uniform bits of a stream."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_key(&s)
+
+
+def normals_f32(seed, purpose, replicate, silo, index, int64_t n):
+    """n standard normals in float32, for contexts."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef float[::1] out = np.empty(max(1, ff_normal_capacity_f32(n)), np.float32)
+    ff_normals_f32(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def normals_f64(seed, purpose, replicate, silo, index, int64_t n):
+    """n standard normals in float64, every bit from Philox."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, ff_normal_capacity_f64(n)))
+    ff_normals_f64(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def normals_from_bits(const uint64_t[::1] a, const uint64_t[::1] b):
+    cdef int64_t half = a.shape[0]
+    cdef double[::1] out = np.empty(2 * half)
+    if half:
+        ff_normals_from_bits(&a[0], &b[0], half, &out[0])
+    return np.asarray(out)
+
+
+def uniform(seed, purpose, replicate, silo, index):
+    """A uniform of 53 bits, never 0."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_uniform(&s, 0)
+
+
+def uniform_int(seed, purpose, replicate, silo, index, int64_t n):
+    """A uniform integer in [0, n), n < 2^31."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    return ff_uniform_int(&s, n)
+
+
+def permutation(seed, purpose, replicate, silo, index, int64_t n):
+    """A uniform permutation of 0..n-1."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef int64_t[::1] out = np.empty(max(1, n), np.int64)
+    ff_permutation(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def random_u32(seed, purpose, replicate, silo, index, int64_t n):
+    """n uniform integers of 32 bits."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef uint32_t[::1] out = np.empty(max(1, ff_random_u32_capacity(n)), np.uint32)
+    ff_random_u32(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def laplace(seed, purpose, replicate, silo, index, int64_t n):
+    """n draws of the standard Laplace distribution."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, ff_laplace_capacity(n)))
+    ff_laplace(&s, n, &out[0])
+    return np.asarray(out)[:n]
+
+
+def laplace_rows(seed, purpose, replicate, int64_t silos, index, int64_t n):
+    """laplace() of silos 0..silos-1, (silos, n)."""
+    cdef ff_stream s
+    cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(n)))
+    cdef double[:, ::1] out = np.empty((silos, n))
+    cdef int64_t i
+    for i in range(silos):
+        s = ff_stream_open(seed, purpose, replicate, i, index)
+        ff_laplace(&s, n, &drawn[0])
+        if n:
+            out[i] = drawn[:n]
+    return np.asarray(out)
+
+
+def laplace_from_bits(const uint64_t[::1] bits):
+    cdef double[::1] out = np.empty(max(1, bits.shape[0]))
+    if bits.shape[0]:
+        ff_laplace_from_bits(&bits[0], bits.shape[0], &out[0])
+    return np.asarray(out)[: bits.shape[0]]
+
+
+def ideal_normals(const uint64_t[::1] words):
+    """Normals of radii and turns (2 half,), and how many radii 64 bits do not settle."""
+    cdef int64_t half = words.shape[0] // 2
+    cdef double[::1] out = np.empty(2 * half)
+    if half == 0:
+        return np.asarray(out), 0
+    cdef int64_t unsure = ff_ideal_normals(&words[0], half, &out[0])
+    return np.asarray(out), unsure
+
+
+def ideal_laplace(const uint64_t[::1] words):
+    """Laplace draws (n,), and how many of them 64 bits do not settle."""
+    cdef double[::1] out = np.empty(words.shape[0])
+    if words.shape[0] == 0:
+        return np.asarray(out), 0
+    cdef int64_t unsure = ff_ideal_laplace(&words[0], words.shape[0], &out[0])
+    return np.asarray(out), unsure
+
+
+def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):
+    cdef double[::1] out = np.empty(ff_noise_capacity(d))
+    ff_node_normals(seed, replicate, silo, node, d, &out[0])
+    return np.asarray(out)[:d + d * (d + 1) // 2]
+
+
+def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
+    """Draws of Bin(n, 1/4) - n / 4, (count,)."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    cdef double[::1] out = np.empty(max(1, count))
+    ff_binomials(&s, n, count, &out[0])
+    return np.asarray(out)[:count]
+
+
+def binomials_from_words(const uint32_t[:, ::1] random, int64_t n):
+    """One try for each row of four words: Bin(n, 1/4) - n / 4, NaN where the try is rejected."""
+    cdef int64_t j
+    cdef double[::1] out = np.full(max(1, random.shape[0]), np.nan)
+    cdef double drawn
+    for j in range(random.shape[0]):
+        if ff_binomial_try(&random[j, 0], n, &drawn):
+            out[j] = drawn
+    return np.asarray(out)[:random.shape[0]]
+
+
+def shuffle_bits(seed, purpose, replicate, silo, index, uint8_t[::1] bits):
+    """In place: a uniform random permutation."""
+    cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
+    if bits.shape[0]:
+        ff_shuffle_bits(&s, &bits[0], bits.shape[0])

@@ -1,0 +1,84 @@
+#include "ff_aggregation.h"
+
+int64_t ff_node_level(int64_t k)
+{
+    int64_t level = 0;
+    while (!((k >> level) & 1))
+        level++;
+    return level;
+}
+
+FF_CLONES
+void ff_add(double *restrict into, const double *restrict from, int64_t s)
+{
+    for (int64_t j = 0; j < s; j++)
+        into[j] += from[j];
+}
+
+FF_CLONES
+void ff_multiply(double *restrict into, const double *restrict from, int64_t s)
+{
+    for (int64_t j = 0; j < s; j++)
+        into[j] *= from[j];
+}
+
+FF_CLONES
+void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out)
+{
+    for (int64_t j = 0; j < s; j++)
+        out[j] = factor * from[j];
+}
+
+void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
+{
+    double *node = sums + level * s;
+    if (level == 0) {
+        memcpy(node, leaf, (size_t)s * sizeof(double));
+        return;
+    }
+    memcpy(node, sums, (size_t)s * sizeof(double));
+    for (int64_t j = 1; j < level; j++)
+        ff_add(node, sums + j * s, s);
+    ff_add(node, leaf, s);
+}
+
+void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
+{
+    memset(out, 0, (size_t)s * sizeof(double));
+    for (int64_t j = 0; k >> j; j++)
+        if ((k >> j) & 1)
+            ff_add(out, nodes + j * s, s);
+}
+
+FF_CLONES
+void ff_add_noise(const double *restrict statistic, const double *restrict normals,
+                  const ff_noise_std *std, int64_t d, double *restrict out)
+{
+    for (int64_t j = 0; j < d; j++)
+        out[j] = statistic[j] + std->bias * normals[j];
+    const double *restrict from = statistic + d, *restrict z = normals + d;
+    double *restrict to = out + d;
+    for (int64_t i = 0, e = 0; i < d; i++) {
+        for (int64_t j = 0; j < i; j++, e++)
+            to[e] = from[e] + std->off_diagonal * z[e];
+        to[e] = from[e] + std->diagonal * z[e];
+        e++;
+    }
+}
+
+int64_t ff_noise_capacity(int64_t d)
+{
+    return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);
+}
+
+void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
+                     double *restrict normals)
+{
+    const ff_stream bias = ff_stream_open(seed, FF_BIAS_NOISE, (uint32_t)replicate,
+                                          (uint32_t)silo, (uint32_t)node);
+    const ff_stream cov = ff_stream_open(seed, FF_COV_NOISE, (uint32_t)replicate,
+                                         (uint32_t)silo, (uint32_t)node);
+    /* The bias draws first; the covariance draws then overwrite what the first rounded up. */
+    ff_normals_f64(&bias, d, normals);
+    ff_normals_f64(&cov, d * (d + 1) / 2, normals + d);
+}

@@ -1,0 +1,270 @@
+#include "ff_bonus_cache.h"
+
+#ifdef FF_AVX512
+#include <math.h>
+
+#include "ff_linalg.h"
+#include "ff_screen_i16_parts.h"
+
+/* Data points that may enter V before rounding could matter; see `scale_of`. */
+#define MOST_POINTS 65536
+/* Of so many actions that may be best the exact scores are taken at once. */
+#define FEW 16
+
+int64_t ff_bonus_cache_size(int64_t d)
+{
+    return (int64_t)(sizeof(quantised_factor) / sizeof(double)) + 1 + ff_quantised_factor_size(d);
+}
+
+FF_INLINE quantised_factor *factor_of(const ff_bonus_cache *k)
+{
+    return (quantised_factor *)k->factor;
+}
+
+void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+                            int64_t d)
+{
+    if (!k->bound || !ff_screen_i16_available())
+        return;
+    *factor_of(k) = ff_quantise_factor(w, NULL, d, (double *)(factor_of(k) + 1));
+    k->release = released + 1;
+}
+
+/* Errors of ||W x||, in units of the factor: per length of an action, and per length that rounding
+ * took from it; as in `scoring` of ff_screen_i16.c.
+ *
+ * The W that is scored is the release's, updated by ff_observe in float64, from data points
+ * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
+ * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
+ * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
+ * added. */
+typedef struct {
+    float slack, slope, slope_lost;
+} scale;
+
+FF_INLINE scale scale_of(const quantised_factor *m, int64_t d)
+{
+    const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    const double drift = MOST_POINTS * 8.0 * n * sqrt((double)d) * 0x1p-53 * m->frobenius;
+    const double slope = (m->lost + drift) / m->unit;
+    return (scale){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
+                   (float)(1.01 * (slope + m->norm / m->unit))};
+}
+
+/* Bounds on ||W x|| of the actions of a query. */
+AVX512 static void make_bounds(const quantised_factor *m, const ff_actions *actions, int64_t d,
+                              float *restrict bound)
+{
+    const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    const scale s = scale_of(m, d);
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const __m512i *panel = panels + first * pairs_of(d);
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        __m512 square[VECTORS16];
+        __m512i acc[ROWS][VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            square[v] = _mm512_setzero_ps();
+        for (int64_t i = 0; i < d; i += ROWS) {
+            const int64_t all = (i + ROWS + 1) / 2, pairs = all < pairs_of(d) ? all : pairs_of(d);
+            if (width == VECTORS16)
+                product_i16(m->rows + i * ld, ld, pairs, panel, VECTORS16, acc);
+            else
+                product_i16(m->rows + i * ld, ld, pairs, panel, 2, acc);
+            const __m512 unit = _mm512_set1_ps(m->squares[i / ROWS]);
+            for (int64_t v = 0; v < width; v++) {
+                __m512 sum = _mm512_setzero_ps();
+                for (int r = 0; r < ROWS; r++) {
+                    const __m512 z = _mm512_cvtepi32_ps(acc[r][v]);
+                    sum = _mm512_fmadd_ps(z, z, sum);
+                }
+                square[v] = _mm512_fmadd_ps(sum, unit, square[v]);
+            }
+        }
+        for (int64_t v = first; v < first + width; v++) {
+            const __m512 own = _mm512_mul_ps(_mm512_sqrt_ps(square[v - first]),
+                                             _mm512_loadu_ps(known[v].unit));
+            const __m512 error =
+                _mm512_fmadd_ps(_mm512_loadu_ps(known[v].length), _mm512_set1_ps(s.slope),
+                                _mm512_mul_ps(_mm512_loadu_ps(known[v].lost),
+                                              _mm512_set1_ps(s.slope_lost)));
+            _mm512_mask_storeu_ps(bound + 16 * v, lanes_of(count - 16 * v),
+                                  _mm512_fmadd_ps(own, _mm512_set1_ps(s.slack), error));
+        }
+    }
+}
+
+/* Upper bounds on all scores into upper, -inf past the last one; returns the largest. */
+AVX512 static float bound_scores(const quantised_factor *m, const float *restrict bound,
+                                const ff_actions *actions, const double *restrict theta,
+                                double beta, int64_t d, int16_t *restrict row,
+                                float *restrict upper)
+{
+    const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
+    const known16 *known = (const known16 *)actions->quantised;
+    const __m512i *panels = (const __m512i *)(known + vectors);
+    const quantised_row t = ff_quantise_row(theta, d, row);
+    const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
+    const __m512 slack = _mm512_set1_ps((float)(1.01 * g));
+    const __m512 bonus = _mm512_set1_ps((float)(beta * m->unit));
+    const __m512 mean = _mm512_set1_ps((float)t.unit), norm = _mm512_set1_ps((float)t.norm);
+    const __m512 slope = _mm512_set1_ps((float)(1.01 * t.lost + (1.0 + beta) * 0x1p-80));
+    const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
+    __m512 top = _mm512_set1_ps(-INFINITY);
+    for (int64_t first = 0; first < vectors; first += VECTORS16) {
+        const __m512i *panel = panels + first * pairs;
+        const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
+        /* Two sums of each: one would wait for itself. */
+        __m512i even[VECTORS16], odd[VECTORS16];
+        for (int v = 0; v < VECTORS16; v++)
+            even[v] = odd[v] = _mm512_setzero_si512();
+        int64_t j = 0;
+        if (width == VECTORS16)
+            for (; j + 2 <= pairs; j += 2) {
+                int32_t entries[2];
+                memcpy(entries, row + 2 * j, sizeof entries);
+                const __m512i low = _mm512_set1_epi32(entries[0]);
+                const __m512i high = _mm512_set1_epi32(entries[1]);
+                for (int v = 0; v < VECTORS16; v++) {
+                    MULTIPLY(even[v], low, panel[j * VECTORS16 + v]);
+                    MULTIPLY(odd[v], high, panel[(j + 1) * VECTORS16 + v]);
+                }
+            }
+        for (; j < pairs; j++) {
+            int32_t entries;
+            memcpy(&entries, row + 2 * j, sizeof entries);
+            const __m512i both = _mm512_set1_epi32(entries);
+            for (int64_t v = 0; v < width; v++)
+                MULTIPLY(even[v], both, panel[j * width + v]);
+        }
+        for (int64_t l = 0; l < width; l++) {
+            const int64_t v = first + l;
+            const __mmask16 in = lanes_of(count - 16 * v);
+            const __m512 length = _mm512_loadu_ps(known[v].length);
+            const __m512 lost = _mm512_loadu_ps(known[v].lost);
+            const __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(even[l], odd[l]));
+            const __m512 product = _mm512_mul_ps(whole, _mm512_loadu_ps(known[v].unit));
+            const __m512 wide = _mm512_mul_ps(_mm512_maskz_loadu_ps(in, bound + 16 * v), bonus);
+            const __m512 size = _mm512_fmadd_ps(norm, length, wide);
+            const __m512 own = _mm512_fmadd_ps(size, slack, _mm512_set1_ps(0x1p-60f));
+            const __m512 error =
+                _mm512_fmadd_ps(slope, length, _mm512_fmadd_ps(slope_lost, lost, own));
+            const __m512 score = _mm512_add_ps(_mm512_fmadd_ps(product, mean, wide), error);
+            const __m512 held = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), in, score);
+            _mm512_storeu_ps(upper + 16 * v, held);
+            top = _mm512_max_ps(top, held);
+        }
+    }
+    return _mm512_reduce_max_ps(top);
+}
+
+/* The actions whose upper bound is not below `least`, ascending; returns how many. */
+AVX512 static int64_t not_below(const float *restrict upper, float least, int64_t count,
+                               int64_t *restrict which)
+{
+    int64_t n = 0;
+    for (int64_t first = 0; first < count; first += 16) {
+        unsigned may = lanes_of(count - first) &
+                       (unsigned)~_mm512_cmp_ps_mask(_mm512_loadu_ps(upper + first),
+                                                     _mm512_set1_ps(least), _CMP_LT_OQ);
+        for (; may; may &= may - 1)
+            which[n++] = first + __builtin_ctz(may);
+    }
+    return n;
+}
+
+/* A number that the exact score of x is not below, as ff_best_of takes it: z = W x is summed in an
+ * order of its own here, and of the clipped x; both are off by less than (d + 8) u of the largest
+ * that products and roots can be, twice that for the score itself. */
+FF_INLINE float least_score(const double *restrict x, const ff_whitened *known,
+                            const double *restrict theta, double beta, double frobenius, int64_t d)
+{
+    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0;
+    for (int64_t j = 0; j < d; j++) {
+        mean += theta[j] * x[j];
+        size += theta[j] * theta[j];
+        own += x[j] * x[j];
+        clipped += known->x[j] * known->x[j];
+        square += known->whitened[j] * known->whitened[j];
+    }
+    const double length = sqrt(own);
+    const double width = own > 0.0 ? sqrt(square) * (length / sqrt(clipped)) : 0.0;
+    const double error =
+        8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + beta * frobenius) * length;
+    const double least = mean + beta * width - error;
+    const float rounded = (float)least;
+    return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;
+}
+
+int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+                              const ff_actions *actions, const double *restrict w,
+                              const double *restrict theta, double beta, double feature_bound,
+                              int64_t d, double *restrict scratch, double *restrict x,
+                              const ff_whitened *known)
+{
+    const quantised_factor *m = factor_of(k);
+    const int64_t count = actions->actions, q = actions->query;
+    if (!k->release || k->useless[silo] == k->release || seen > MOST_POINTS)
+        return -1;
+    float *bound = k->bound + actions->first;
+    /* Two silos that share a query may both make its bounds: the same. */
+    if (__atomic_load_n(k->made + q, __ATOMIC_ACQUIRE) != k->release) {
+        make_bounds(m, actions, d, bound);
+        __atomic_store_n(k->made + q, k->release, __ATOMIC_RELEASE);
+    }
+    /* Exact panels come first, see ff_best_of. */
+    int64_t *which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    float *upper = (float *)aligned((double *)(which + count));
+    int16_t *row = (int16_t *)(upper + 16 * vectors_of(count));
+    const float top = bound_scores(m, bound, actions, theta, beta, d, row, upper);
+    int64_t best = 0;
+    while (best < count - 1 && upper[best] != top)
+        best++;
+    ff_features(actions, best, d, x);
+    memcpy(known->x, x, (size_t)d * sizeof(double));
+    if (feature_bound > 0.0)
+        ff_clip_norm(known->x, d, feature_bound);
+    ff_whiten(w, known->x, d, known->whitened);
+    const float least = least_score(x, known, theta, beta, m->frobenius, d);
+    const int64_t n = not_below(upper, least, count, which);
+    if (n == 1 && which[0] == best)
+        return best;
+    if (n == 0 || n > FEW) {
+        known->x[0] = NAN;
+        k->useless[silo] = k->release;
+        return -1;
+    }
+    double score;
+    const int64_t chosen = ff_best_of(actions, which, n, w, theta, beta, 0.0, d, scratch, &score);
+    if (chosen != best) {
+        known->x[0] = NAN;
+        ff_features(actions, chosen, d, x);
+    }
+    return chosen;
+}
+
+#else
+int64_t ff_bonus_cache_size(int64_t d)
+{
+    (void)d;
+    return 0;
+}
+
+void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
+                            int64_t d)
+{
+    (void)k, (void)w, (void)released, (void)d;
+}
+
+int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
+                              const ff_actions *actions, const double *restrict w,
+                              const double *restrict theta, double beta, double feature_bound,
+                              int64_t d, double *restrict scratch, double *restrict x,
+                              const ff_whitened *known)
+{
+    (void)k, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta;
+    (void)feature_bound, (void)d, (void)scratch, (void)x, (void)known;
+    return -1;
+}
+#endif

@@ -1,0 +1,280 @@
+#include "ff_driver.h"
+
+#include <math.h>
+
+#include "ff_policy.h"
+#include "ff_protocol.h"
+#include "ff_rewind.h"
+
+/* Runs `body` for every silo i, shared among the threads by the schedule `how`. Neighbouring silos
+ * have cache lines in common, which two threads would pass back and forth: so silos are laid out in
+ * a table row by row and taken column by column, one column a thread. With one thread there is no
+ * parallel region, which would cost more than a short round. */
+#ifdef _OPENMP
+#include <omp.h>
+#define THREAD omp_get_thread_num()
+#define PRAGMA(text) _Pragma(#text)
+#define EACH_SILO(run, how, body)                                                               \
+    if ((run)->threads > 1) {                                                                   \
+        const int64_t columns = (run)->threads, rows = ((run)->silos + columns - 1) / columns; \
+        PRAGMA(omp parallel for num_threads((int)(run)->threads) schedule(how))                 \
+        for (int64_t n = 0; n < rows * columns; n++) {                                           \
+            const int64_t i = n % columns * rows + n / columns;                                  \
+            if (i < (run)->silos)                                                               \
+                body;                                                                            \
+        }                                                                                        \
+    } else {                                                                                     \
+        for (int64_t i = 0; i < (run)->silos; i++)                                              \
+            body;                                                                                \
+    }
+#else
+#define THREAD 0
+#define EACH_SILO(run, how, body)                                                               \
+    for (int64_t i = 0; i < (run)->silos; i++)                                                  \
+        body;
+#endif
+
+/* The scratch of this thread. */
+#define SCRATCH(run) ((run)->scratch + THREAD * (run)->scratch_size)
+
+/* One round of one silo and curve: choose, draw the reward, clip, accumulate, learn. */
+static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                         const ff_actions *actions, const ff_parts *p, ff_pending *pending)
+{
+    const int64_t d = run->dimension;
+    p->known.x[0] = NAN;
+    const int64_t a = ff_policy_choose(run, c, silo, round, actions, p);
+    if (a < 0)
+        return FF_SCORE_FAILED;
+    /* Rows that a function made are checked here; those of a pool were when it was opened. */
+    double square = 0.0;
+    for (int64_t j = 0; run->environment->fill && j < d; j++)
+        square += p->feature[j] * p->feature[j];
+    if (!isfinite(square))
+        return FF_NOT_FINITE;
+    const double mean = ff_mean_of(run->environment, actions, a);
+    double y = ff_reward_of(run->environment, run->seed, run->replicate, ff_name_of(run, silo),
+                            ff_time_of(run, round), mean);
+    c->regret[silo] += actions->best - mean;
+    if (c->actions) {
+        c->actions[silo * run->horizon + round - 1] = (int32_t)a;
+        c->rewards[silo * run->horizon + round - 1] = y;
+    }
+    if (c->random)
+        return FF_OK;
+    if (c->clip) {
+        c->clipped[2 * silo] += ff_clip_norm(p->feature, d, c->feature_bound);
+        if (y < c->reward_low || y > c->reward_high) {
+            y = y < c->reward_low ? c->reward_low : c->reward_high;
+            c->clipped[2 * silo + 1]++;
+        }
+    }
+    ff_protocol_accumulate(run, c, silo, round, y, p, pending);
+    if (!c->lazy)
+        ff_policy_learn(run, c, silo, y, p);
+    return FF_OK;
+}
+
+/* Index of the first checkpoint that is not before a round. */
+static int64_t checkpoint_from(const ff_run *run, int64_t round)
+{
+    int64_t low = 0, high = run->checkpoint_count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (run->checkpoints[middle] < round)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* 1 if the silo requests a synchronisation after this round. */
+static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, const ff_parts *p,
+                 ff_pending *pending)
+{
+    const int64_t d = run->dimension, rounds = round - c->trigger.last;
+    if (ff_trigger_skips(&c->trigger, silo, rounds, p->feature, d))
+        return 0;
+    ff_protocol_flush(run, c, silo, pending);
+    const ff_stream noise = ff_stream_of(run, FF_TRIGGER_NOISE, silo, round);
+    return ff_trigger_fires(&c->trigger, silo, rounds, p->feature, c->total,
+                            c->batch + silo * ff_statistic(d), &noise, d, p->normals, p->trigger);
+}
+
+/* Rounds first..last of one silo. With `watch` (one curve, with a trigger) it stops after the round
+ * in which its trigger fires. */
+static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t last,
+                        int64_t watch, double *scratch)
+{
+    const ff_environment *env = run->environment;
+    const int64_t curves = run->curve_count;
+    const ff_parts p = ff_cut(scratch, run);
+    ff_pending pending[FF_MAX_CURVES];
+    for (int64_t i = 0; i < curves; i++)
+        pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
+    int64_t next = checkpoint_from(run, first), status = FF_OK;
+    for (int64_t round = first; round <= last; round++) {
+        ff_actions actions;
+        status = ff_actions_of(env, run->seed, run->replicate, ff_name_of(run, silo),
+                               ff_time_of(run, round), p.x, p.mean, &actions);
+        for (int64_t i = 0; status == FF_OK && i < curves; i++)
+            status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
+        if (status != FF_OK) {
+            if (watch)
+                run->curves[0].trigger.fired[silo] = round;
+            break;
+        }
+        if (next < run->checkpoint_count && run->checkpoints[next] == round) {
+            for (int64_t i = 0; i < curves; i++)
+                run->curves[i].curve[silo * run->checkpoint_count + next] =
+                    run->curves[i].regret[silo];
+            next++;
+        }
+        if (!watch)
+            continue;
+        if (fires(run, &run->curves[0], silo, round, &p, &pending[0])) {
+            run->curves[0].trigger.fired[silo] = round;
+            break;
+        }
+    }
+    for (int64_t i = 0; i < curves; i++)
+        ff_protocol_flush(run, &run->curves[i], silo, &pending[i]);
+    return status;
+}
+
+/* After `round`: all silos report, the server combines, all adopt the new estimate. */
+static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
+{
+    const int64_t k = c->released + 1;
+    EACH_SILO(run, static, ff_protocol_report(run, c, i, k, SCRATCH(run)))
+    ff_protocol_combine(run, c, k, run->scratch);
+    c->released = k;
+    const int64_t next = checkpoint_from(run, round);
+    if (next < run->checkpoint_count)
+        c->synchronised[next]++;
+    if (c->synchronised_rounds)
+        c->synchronised_rounds[round - 1] = 1;
+    c->trigger.last = round;
+    c->trigger.due = 0;
+    return ff_protocol_refresh(run, c, run->scratch);
+}
+
+int64_t ff_run_initialise(ff_run *run)
+{
+    for (int64_t i = 0; i < run->curve_count; i++) {
+        const int64_t status = ff_protocol_refresh(run, &run->curves[i], run->scratch);
+        if (status != FF_OK)
+            return status;
+    }
+    return FF_OK;
+}
+
+/* Rounds first..last of all silos, without a synchronisation in between. */
+static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch)
+{
+    EACH_SILO(run, dynamic, run->status[i] = run_silo(run, i, first, last, watch, SCRATCH(run)))
+    for (int64_t i = 0; i < run->silos; i++)
+        if (run->status[i] != FF_OK)
+            return run->status[i];
+    return FF_OK;
+}
+
+/* Rewinds a silo that went past round `last` and runs rounds first..last again. */
+static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, int64_t last,
+                  double *scratch)
+{
+    if (c->trigger.fired[silo] == last)
+        return;
+    ff_rewind(run, c, silo);
+    c->candidates[silo].x = NULL;
+    run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
+}
+
+/* Rounds first..last at most, up to the first in which any trigger fires: every silo runs on its
+ * own, and those that went past that round are rewound and rerun. Returns the last round simulated,
+ * or a status. */
+static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_t last)
+{
+    const int64_t silos = run->silos;
+    const int64_t *fired = c->trigger.fired;
+    int64_t earliest = 0, failed = -1;
+    for (int64_t i = 0; i < silos; i++) {
+        ff_snapshot(run, c, i);
+        c->trigger.fired[i] = 0;
+    }
+    run_span(run, first, last, 1);
+    for (int64_t i = 0; i < silos; i++) {
+        if (run->status[i] != FF_OK)
+            failed = failed < 0 || fired[i] < fired[failed] ? i : failed;
+        else if (fired[i] && (!earliest || fired[i] < earliest))
+            earliest = fired[i];
+    }
+    /* A failure after the first round in which a trigger fires never happened. */
+    if (failed >= 0 && (!earliest || fired[failed] <= earliest))
+        return run->status[failed];
+    if (!earliest)
+        return last;
+    if (earliest < last) {
+        EACH_SILO(run, dynamic, rerun(run, c, i, first, earliest, SCRATCH(run)))
+    }
+    for (int64_t i = 0; i < silos; i++) {
+        if (run->status[i] != FF_OK)
+            return run->status[i];
+        if (c->requested && fired[i] == earliest)
+            c->requested[(earliest - 1) * silos + i] = 1;
+    }
+    c->trigger.due = earliest + c->trigger.delay;
+    return earliest;
+}
+
+/* Rounds first..last of a curve whose data decide when to synchronise; it is alone in its run. */
+static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
+{
+    ff_curve *c = &run->curves[0];
+    ff_trigger *trigger = &c->trigger;
+    while (first <= last) {
+        int64_t end, status = FF_OK;
+        if (trigger->due) {
+            end = trigger->due < last ? trigger->due : last;
+            if (first <= end)
+                status = run_span(run, first, end, 0);
+        } else {
+            /* Chunks grow with the time since the last synchronisation, so few rounds are rerun. */
+            const int64_t grown = (first - trigger->last) / 8, chunk = grown > 16 ? grown : 16;
+            end = run_until_trigger(run, c, first, last - first < chunk ? last : first + chunk - 1);
+            status = end < 0 ? end : FF_OK;
+        }
+        if (status == FF_OK && trigger->due == end)
+            status = synchronise(run, c, end);
+        if (status != FF_OK)
+            return status;
+        first = end + 1;
+    }
+    return FF_OK;
+}
+
+int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
+{
+    if (run->curves[0].trigger.kind)
+        return run_by_trigger(run, first, last);
+    while (first <= last) {
+        /* Up to the next synchronisation of any curve. */
+        int64_t end = last;
+        for (int64_t i = 0; i < run->curve_count; i++) {
+            const int64_t b = run->curves[i].batch_size;
+            if (b && (first - 1) / b * b + b < end)
+                end = (first - 1) / b * b + b;
+        }
+        int64_t status = run_span(run, first, end, 0);
+        for (int64_t i = 0; status == FF_OK && i < run->curve_count; i++) {
+            ff_curve *c = &run->curves[i];
+            if (c->batch_size && end % c->batch_size == 0)
+                status = synchronise(run, c, end);
+        }
+        if (status != FF_OK)
+            return status;
+        first = end + 1;
+    }
+    return FF_OK;
+}

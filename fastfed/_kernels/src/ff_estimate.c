@@ -1,0 +1,65 @@
+#include "ff_estimate.h"
+
+#include <math.h>
+
+#include "ff_linalg.h"
+#include "ff_random.h"
+
+double ff_refresh(const double *restrict statistic, double lambda, int64_t d, double *restrict w,
+                  double *restrict theta, double *restrict scratch)
+{
+    const int64_t p = ff_packed(d);
+    double *v = scratch, *rest = scratch + p;
+    double shift = 0.0;
+    for (int tries = 0; tries < 200; tries++) {
+        memcpy(v, statistic + d, (size_t)p * sizeof(double));
+        for (int64_t i = 0; i < d; i++)
+            v[i * (i + 1) / 2 + i] += lambda + shift;
+        if (ff_factor(v, d, w) == 0) {
+            ff_solve(w, statistic, d, rest, theta);
+            return shift;
+        }
+        shift = shift > 0.0 ? 2.0 * shift : (lambda > 0.0 ? lambda : 1.0);
+    }
+    return -1.0;
+}
+
+double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
+                             int64_t d, double *restrict w, double *restrict scratch)
+{
+    const int64_t p = ff_packed(d);
+    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is enough */
+    while (floor > 0.0 && high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        const double lambda = full * (double)middle / 8.0;
+        memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
+        for (int64_t i = 0; i < d; i++)
+            scratch[i * (i + 1) / 2 + i] += lambda - floor;
+        if (ff_factor(scratch, d, w) == 0)
+            high = middle;
+        else
+            low = middle;
+    }
+    return full * (double)high / 8.0;
+}
+
+double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
+                    int64_t d)
+{
+    const double grown = 1.0 + count / ((double)d * lambda);
+    return radius->multiplier *
+           (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(grown)));
+}
+
+double ff_log_inflation(const ff_radius *radius, double inflation)
+{
+    return ff_log(inflation / radius->anchor);
+}
+
+double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
+                             double log_inflation, double log_det, int64_t d)
+{
+    const double grown = log_det + (double)d * log_inflation;
+    const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
+    return radius->multiplier * (offset + radius->scale * sqrt(width));
+}

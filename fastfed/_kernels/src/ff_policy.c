@@ -1,0 +1,100 @@
+#include "ff_policy.h"
+
+#include <math.h>
+
+/* beta of the silo's next choice. */
+static double radius_of(const ff_curve *c, const double *w, int64_t round, int64_t d)
+{
+    const int64_t k = ff_entry(c);
+    const int64_t counted = c->lazy ? c->released * c->batch_size : round;
+    if (c->radius.determinant)
+        return ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                     c->log_inflation, c->lazy ? c->log_det : ff_log_det(w, d), d);
+    return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
+                        c->radius_count * (double)counted, d);
+}
+
+/* By the cached bounds, from the candidate set, or by screening all actions. */
+int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
+                                   const ff_actions *actions, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    ff_choice *last = ff_policy_memory(run, c, silo);
+    const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
+    const double beta = radius_of(c, w, round, d);
+    int64_t a = -1;
+    if (actions->quantised && c->second_bonus == 0.0)
+        a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - c->trigger.last, actions, w, theta,
+                                  beta, c->clip ? c->feature_bound : 0.0, d, p->score, p->feature,
+                                  &p->known);
+    if (a >= 0) {
+        if (last)
+            *last = (ff_choice){actions->x, c->released, a};
+        return a;
+    }
+    if (c->lazy || !run->environment->borrow) {
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature, NULL);
+        if (last)
+            *last = (ff_choice){actions->x, c->released, a};
+        return a;
+    }
+    ff_candidates *k = c->candidates + silo;
+    k->times = k->x == actions->x ? k->times + 1 : 0;
+    if (k->times && k->count && k->released == c->released)
+        a = ff_candidates_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
+                                 p->feature);
+    if (a < 0) {
+        /* A candidate set pays only for rows that are offered again and again. */
+        const int repeated = k->times > 3;
+        ff_bounds bounds;
+        a = ff_select(actions, w, theta, beta, c->second_bonus, d, p->score, p->feature,
+                      repeated ? &bounds : NULL);
+        k->count = 0;
+        if (repeated)
+            ff_candidates_make(k, &bounds, actions->actions, w, beta, c->released, d);
+        k->x = actions->x;
+    }
+    return a;
+}
+
+/* The action of the largest score of a user's function, or -1. */
+static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
+                             const ff_actions *actions, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
+    const ff_stream stream = ff_stream_of(run, FF_SCORE_KEY, silo, round);
+    double *end = (double *)p->x + run->scratch_size;
+    const int64_t most = run->environment->actions;
+    double *own = end - ff_scored_scratch(d, most, c->score_state_size);
+    return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
+                     w, theta, radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
+}
+
+int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
+                                   int64_t round, const ff_actions *actions, const ff_parts *p)
+{
+    if (c->random) {
+        const ff_stream stream = ff_stream_of(run, FF_POLICY, silo, round);
+        const int64_t a = ff_uniform_int(&stream, actions->actions);
+        ff_features(actions, a, run->dimension, p->feature);
+        return a;
+    }
+    return choose_scored(run, c, silo, round, actions, p);
+}
+
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
+    ff_candidates *k = c->candidates + silo;
+    double prediction = 0.0, square = 0.0;
+    for (int64_t j = 0; k->count && j < d; j++) {
+        prediction += theta[j] * p->feature[j];
+        square += theta[j] * theta[j];
+    }
+    const int known = memcmp(p->known.x, p->feature, (size_t)d * sizeof(double)) == 0;
+    const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
+                           : ff_observe(w, theta, p->feature, y, d, p->observe);
+    ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
+}

@@ -1,0 +1,29 @@
+#include "ff_rewind.h"
+
+int64_t ff_snapshot_size(int64_t d) { return d * d + d + ff_statistic(d) + 3; }
+
+/* Copies a silo into its snapshot, or back. */
+static void copy(const ff_run *run, ff_curve *c, int64_t silo, int64_t back)
+{
+    const int64_t d = run->dimension, s = ff_statistic(d);
+    struct {
+        void *at;
+        int64_t doubles;
+    } parts[] = {
+        {c->w + ff_slot(c, silo) * d * d, c->lazy ? 0 : d * d},
+        {c->theta + ff_slot(c, silo) * d, c->lazy ? 0 : d},
+        {c->batch + silo * s, s},
+        {c->regret + silo, 1},
+        {c->clipped + 2 * silo, 2},
+    };
+    double *saved = c->trigger.snapshot + silo * ff_snapshot_size(d);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const size_t bytes = (size_t)parts[i].doubles * sizeof(double);
+        memcpy(back ? parts[i].at : saved, back ? saved : parts[i].at, bytes);
+        saved += parts[i].doubles;
+    }
+}
+
+void ff_snapshot(const ff_run *run, ff_curve *c, int64_t silo) { copy(run, c, silo, 0); }
+
+void ff_rewind(const ff_run *run, ff_curve *c, int64_t silo) { copy(run, c, silo, 1); }

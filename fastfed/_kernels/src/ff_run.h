@@ -1,0 +1,197 @@
+/* The state of a run: one replicate of one or several curves over one environment.
+ *
+ * A curve is one federation: a plan (schedule, policy, protocol, noise, radius) and the state that
+ * it has reached. Arrays belong to the caller. The driver (ff_driver.h) advances a run; policy
+ * (ff_policy.h), protocol (ff_protocol.h) and rewind (ff_rewind.h) are its parts. They call the
+ * same leaf functions in the same order as the step driver in Python, so both agree bit for bit. */
+#ifndef FF_RUN_H
+#define FF_RUN_H
+
+#include "ff_aggregation.h"
+#include "ff_base.h"
+#include "ff_bonus_cache.h"
+#include "ff_candidates.h"
+#include "ff_environment.h"
+#include "ff_estimate.h"
+#include "ff_linalg.h"
+#include "ff_random.h"
+#include "ff_scores.h"
+#include "ff_trigger.h"
+
+/* What a silo sends at a synchronisation (the randomizer), and how the server combines it (the
+ * analyzer). */
+enum {
+    FF_SEND_BATCH = 0,
+    FF_SEND_NODE = 1,
+    FF_SEND_NOISY_NODE = 2,
+    FF_SEND_NOISY_PREFIX = 3,
+    FF_SEND_BITS = 4,       /* counted: the centred number of ones of each entry */
+    FF_SEND_NOISY_SUM = 5,  /* the prefix sum with the noise of `release` */
+    FF_SEND_NOISY_BATCH = 6 /* the batch with noise of its own */
+};
+enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
+
+/* The mechanism that makes the noise of a prefix. */
+enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2, FF_NESTED = 3 };
+
+/* The last choice of a silo that acts on released statistics only. Until the next synchronisation
+ * it chooses the same action whenever the environment offers the same rows. */
+typedef struct {
+    const void *x;
+    int64_t released, action;
+} ff_choice;
+
+typedef struct {
+    /* plan */
+    int64_t batch_size; /* rounds between synchronisations; 0: never, 1 with a trigger */
+    ff_trigger trigger; /* when to synchronise, where the data decide */
+    int64_t lazy;       /* 1: actions from released statistics only (Alg. 8) */
+    int64_t random;     /* 1: a uniformly random action each round */
+    ff_score score;     /* a user's score function, or NULL: upper confidence bounds */
+    const double *score_state; /* (score_state_size) copied for every call, or NULL */
+    int64_t score_state_size;
+    int64_t randomizer, analyzer, release;
+    const double *coefficients; /* f of the Toeplitz factor */
+    ff_noise_std noise_std;
+    const double *noise_scale; /* (M): each silo's noise, in units of noise_std */
+    ff_radius radius;
+    int64_t direct;                /* 1: lambda may fall, and there is a second bonus */
+    double radius_count;           /* rows of V that a round adds: M, or 1 for a silo alone */
+    int64_t last_entry;            /* of the arrays by release; it stands for all later ones */
+    const double *regularizer;     /* lambda after k releases, k = 0..releases */
+    const double *radius_offset;   /* after k releases */
+    const double *radius_lambda;   /* after k releases */
+    const double *error_bound;     /* after k releases; direct radius only */
+    const double *floor;           /* required least eigenvalue of V; direct radius only */
+    int64_t clip;
+    double feature_bound, reward_low, reward_high;
+    int64_t levels;
+    int64_t shuffled;           /* 1: messages reach the server in random order */
+    const int64_t *bit_levels;  /* (levels, 2): g of bias and covariance entries; bits only */
+    const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
+    const double *unit;         /* (levels, s): the value of a 1 in a summed message; bits only */
+    /* state */
+    int64_t released;            /* synchronisations so far */
+    int64_t *synchronised;       /* (checkpoints): synchronisations since the one before */
+    uint8_t *requested;          /* (T, M): 1 where the silo's trigger fired; or NULL */
+    uint8_t *synchronised_rounds; /* (T): 1 where the silos synchronised after the round; or NULL */
+    double second_bonus;         /* gamma: of the direct radius, else 0 */
+    double inflation;            /* of the direct radius */
+    double log_inflation;        /* see ff_log_inflation */
+    double log_det;              /* ln det V of what is synchronised */
+    ff_choice *choice;           /* (M): lazy policy only */
+    ff_candidates *candidates;   /* (M): eager policy over rows that come again */
+    ff_bonus_cache bonus_cache;  /* over the actions of a pool */
+    double *history;             /* (M or 1, K, s): standard normals of a Toeplitz release */
+    double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
+    double *batch;               /* (M, s): the statistic of the current batch */
+    double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
+    double *nodes;               /* (M or 1, levels, s): noisy p-sums, or Honaker's estimates */
+    double *messages;            /* (M, s) */
+    int64_t *order;              /* (M): the order in which the shuffler passes messages on */
+    double *total;               /* (s): the synchronised statistic */
+    double *regret;              /* (M): so far */
+    double *curve;               /* (M, checkpoints) */
+    int64_t *clipped;            /* (M, 2): features, rewards */
+    int64_t *indefinite;         /* (1): synchronisations whose V had to be shifted */
+    int32_t *actions;            /* (M, T) or NULL */
+    double *rewards;             /* (M, T) or NULL */
+} ff_curve;
+
+typedef struct {
+    const ff_environment *environment;
+    uint64_t seed;
+    int64_t replicate, silos, dimension, horizon;
+    /* Where this run is a part of a larger one: silo i is silo names[i] there (NULL: i), and its
+     * rounds are those t = phase modulo stride (0 and 1: all). */
+    const int64_t *names;
+    int64_t phase, stride;
+    const int64_t *checkpoints; /* ascending rounds */
+    int64_t checkpoint_count;
+    ff_curve *curves;
+    int64_t curve_count;
+    int64_t threads;
+    double *scratch; /* threads x ff_run_scratch() */
+    int64_t scratch_size;
+    int64_t *status; /* (M) */
+} ff_run;
+
+/* The most curves of a run. */
+#define FF_MAX_CURVES 64
+
+/* Data points of a silo that are buffered before they enter its batch together. */
+#define PENDING 16
+
+/* The scratch of one thread, cut into its parts. */
+typedef struct {
+    void *x;
+    double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *pending;
+    ff_whitened known; /* its W x stands where ff_observe wants it */
+    uint32_t *random;
+} ff_parts;
+
+/* The buffered data points of one curve: PENDING x (d + 1), features and reward. */
+typedef struct {
+    double *points;
+    int64_t count;
+} ff_pending;
+
+FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
+{
+    const int64_t actions = run->environment->actions, d = run->dimension;
+    ff_parts p;
+    p.x = scratch;
+    p.mean = scratch + ff_fill_capacity(actions, d);
+    p.score = p.mean + actions;
+    p.feature = p.score + ff_score_scratch(d, actions);
+    p.observe = p.feature + d;
+    p.known = (ff_whitened){p.observe + 4 * d, p.observe};
+    p.normals = p.observe + 5 * d;
+    p.packed = p.normals + ff_noise_capacity(d);
+    p.trigger = p.packed + ff_packed(d) + 2 * d;
+    p.point = p.trigger + ff_trigger_scratch(d);
+    p.pending = p.point + ff_statistic(d);
+    p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
+    return p;
+}
+
+/* Doubles of scratch that one thread needs. Where a curve has a user's score function,
+ * ff_scored_scratch() more at the end. levels: the most of any curve that sends bits. */
+FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
+{
+    return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
+           ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
+           curves * PENDING * (d + 1) + 8 +
+           ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
+}
+
+/* The factor that a silo decides with: the shared one when lazy, its own otherwise. */
+FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 : silo; }
+
+/* The entry of the arrays by release that holds now. */
+FF_INLINE int64_t ff_entry(const ff_curve *c)
+{
+    return c->released < c->last_entry ? c->released : c->last_entry;
+}
+
+/* Silo, round and tree node as the random streams know them. */
+FF_INLINE int64_t ff_name_of(const ff_run *run, int64_t silo)
+{
+    return run->names ? run->names[silo] : silo;
+}
+FF_INLINE int64_t ff_time_of(const ff_run *run, int64_t round)
+{
+    return (run->phase ? run->phase : run->stride) + (round - 1) * run->stride;
+}
+FF_INLINE int64_t ff_key_of(const ff_run *run, int64_t node)
+{
+    return (node - 1) * run->stride + run->phase + 1;
+}
+
+FF_INLINE ff_stream ff_stream_of(const ff_run *run, uint64_t purpose, int64_t silo, int64_t round)
+{
+    return ff_stream_open(run->seed, purpose, (uint32_t)run->replicate,
+                          (uint32_t)ff_name_of(run, silo), (uint32_t)ff_time_of(run, round));
+}
+
+#endif

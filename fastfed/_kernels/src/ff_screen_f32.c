@@ -1,0 +1,229 @@
+#include "ff_screen_f32.h"
+
+#include <math.h>
+
+#include "ff_screen_f32_parts.h"
+#include "ff_screen_f32_small.h"
+
+/* z = ROWS rows of w (ld apart) times features 0..columns of a panel, `stride` floats apart. */
+FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
+                         const float *restrict panel, int64_t stride,
+                         lanes32 (*restrict z)[VECTORS32])
+{
+    lanes32 acc[ROWS][VECTORS32];
+    /* One by one: a memset of so many bytes is slow, and keeps them from registers. */
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS32; v++)
+            acc[r][v] = (lanes32){0};
+    for (int64_t j = 0; j < columns; j++)
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS32; v++)
+                acc[r][v] += w[r * ld + j] * *(const loose32 *)(panel + j * stride + v * WIDTH32);
+    memcpy(z, acc, sizeof acc);
+}
+
+/* Rows of the float32 matrix [W; theta; zeros], a whole number of ROWS groups. */
+FF_INLINE int64_t padded_rows(int64_t d) { return (d + 1 + ROWS - 1) / ROWS * ROWS; }
+
+/* ||V^{-1} x|| of a panel, squared, approximately: V^{-1} x = W' z. transposed: W' and zeros,
+ * z: W x. */
+FF_INLINE void second_panel(const float *restrict transposed, const float *restrict z, int64_t d,
+                            float *restrict square)
+{
+    lanes32 sum[2][VECTORS32], g[ROWS][VECTORS32];
+    memset(sum, 0, sizeof sum);
+    for (int64_t j = 0; j < d; j += ROWS) {
+        product32(transposed + j * d + j, d, d - j, z + j * SCREEN_PANEL, SCREEN_PANEL, g);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS32; v++)
+                sum[r & 1][v] += g[r][v] * g[r][v];
+    }
+    for (int v = 0; v < VECTORS32; v++)
+        sum[0][v] += sum[1][v];
+    memcpy(square, sum[0], sizeof sum[0]);
+}
+
+/* V and the bonuses in float32. */
+typedef struct {
+    const float *w, *transposed; /* [W; theta; zeros]; [W'; zeros] where gamma is not 0 */
+    float beta, gamma;
+    int twice; /* gamma is not 0, though as a float it may be */
+} narrowed;
+
+/* Lane by lane over the panels so far: the largest approximate score, and the largest squares of
+ * ||W x||, ||V^-1 x|| and ||x||. */
+typedef struct {
+    float score[SCREEN_PANEL] FF_ALIGNED, width[SCREEN_PANEL] FF_ALIGNED;
+    float second[SCREEN_PANEL] FF_ALIGNED, length[SCREEN_PANEL] FF_ALIGNED;
+} extremes;
+
+/* Approximate scores of a panel, and the extremes with it. */
+FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const narrowed *n,
+                            int64_t d, int64_t held, float *restrict kept,
+                            float *restrict score, extremes *restrict seen)
+{
+    const float *restrict w = n->w;
+    /* Independent partial sums: one chain of additions would wait for its own latency. */
+    lanes32 square[2][VECTORS32], norm[2][VECTORS32], z[ROWS][VECTORS32], mean[VECTORS32];
+    for (int v = 0; v < VECTORS32; v++) {
+        square[0][v] = square[1][v] = norm[0][v] = norm[1][v] = mean[v] = (lanes32){0};
+    }
+    int64_t j = 0;
+    for (; j + 2 <= d; j += 2)
+        for (int i = 0; i < 2; i++)
+            for (int v = 0; v < VECTORS32; v++) {
+                const lanes32 x = *(const loose32 *)(panel + (j + i) * stride + v * WIDTH32);
+                norm[i][v] += x * x;
+            }
+    for (int v = 0; j < d && v < VECTORS32; v++) {
+        const lanes32 x = *(const loose32 *)(panel + j * stride + v * WIDTH32);
+        norm[0][v] += x * x;
+    }
+    int64_t i = 0;
+    for (; i + ROWS <= d; i += ROWS) {
+        product32(w + i * d, d, i + ROWS, panel, stride, z);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS32; v++)
+                square[r & 1][v] += z[r][v] * z[r][v];
+        if (n->twice)
+            memcpy(kept + i * SCREEN_PANEL, z, sizeof z);
+    }
+    /* The last rows of W, theta, and zeros. */
+    product32(w + i * d, d, d, panel, stride, z);
+    if (n->twice)
+        memcpy(kept + i * SCREEN_PANEL, z, (size_t)((d - i) * SCREEN_PANEL) * sizeof(float));
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS32; v++) {
+            if (i + r < d)
+                square[r & 1][v] += z[r][v] * z[r][v];
+            else if (i + r == d)
+                mean[v] = z[r][v];
+        }
+    float m[SCREEN_PANEL] FF_ALIGNED, q[SCREEN_PANEL] FF_ALIGNED, x[SCREEN_PANEL] FF_ALIGNED;
+    float second[SCREEN_PANEL] FF_ALIGNED = {0}, made[SCREEN_PANEL] FF_ALIGNED;
+    for (int v = 0; v < VECTORS32; v++) {
+        square[0][v] += square[1][v];
+        norm[0][v] += norm[1][v];
+    }
+    memcpy(m, mean, sizeof m);
+    memcpy(q, square[0], sizeof q);
+    memcpy(x, norm[0], sizeof x);
+    const float beta = n->beta, gamma = n->gamma;
+    if (n->twice) {
+        second_panel(n->transposed, kept, d, second);
+        for (int a = 0; a < SCREEN_PANEL; a++) {
+            seen->second[a] = second[a] > seen->second[a] ? second[a] : seen->second[a];
+            m[a] += gamma * sqrtf(second[a]);
+        }
+    }
+    for (int a = 0; a < SCREEN_PANEL; a++) {
+        made[a] = m[a] + beta * sqrtf(q[a]);
+        /* What a short panel is filled up with is no action; nor is it long. What is not a number
+         * proves nothing. */
+        seen->score[a] = (a < held) & (made[a] > seen->score[a]) ? made[a] : seen->score[a];
+        seen->width[a] = q[a] > seen->width[a] ? q[a] : seen->width[a];
+        seen->length[a] = x[a] > seen->length[a] ? x[a] : seen->length[a];
+    }
+    memcpy(score, made, sizeof made);
+}
+
+FF_INLINE double largest_of(const float *restrict lane)
+{
+    float top[SCREEN_PANEL] FF_ALIGNED;
+    memcpy(top, lane, sizeof top);
+    for (int n = SCREEN_PANEL / 2; n > 0; n /= 2)
+        for (int a = 0; a < n; a++)
+            top[a] = top[a + n] > top[a] ? top[a + n] : top[a];
+    return (double)top[0];
+}
+
+FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float *restrict panel)
+{
+    const int64_t as = actions->action_stride, fs = actions->feature_stride;
+    const int64_t left = actions->actions - first;
+    const int64_t n = left < SCREEN_PANEL ? left : SCREEN_PANEL;
+    if (n < SCREEN_PANEL)
+        memset(panel, 0, (size_t)(SCREEN_PANEL * d) * sizeof(float));
+    if (actions->is_double) {
+        const double *x = (const double *)actions->x + first * as;
+        for (int64_t j = 0; j < d; j++)
+            for (int64_t a = 0; a < n; a++)
+                panel[j * SCREEN_PANEL + a] = (float)x[a * as + j * fs];
+    } else if (as == 1) {
+        const float *x = (const float *)actions->x + first;
+        for (int64_t j = 0; j < d; j++)
+            memcpy(panel + j * SCREEN_PANEL, x + j * fs, (size_t)n * sizeof(float));
+    } else {
+        const float *x = (const float *)actions->x + first * as;
+        for (int64_t j = 0; j < d; j++)
+            for (int64_t a = 0; a < n; a++)
+                panel[j * SCREEN_PANEL + a] = x[a * as + j * fs];
+    }
+}
+
+int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
+{
+    const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
+    /* In floats: upper bounds, panel and W of it, [W; theta], W'. */
+    return padded / 2 + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
+}
+
+/* W' in whole groups of rows, zeros before a group's own diagonal and past the last row. */
+FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict transposed)
+{
+    const int64_t rows = (d + ROWS - 1) / ROWS * ROWS;
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t k = j / ROWS * ROWS; k < d; k++)
+            transposed[j * d + k] = j < d && k >= j ? w32[k * d + j] : 0.0f;
+}
+
+int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
+                      const double *restrict theta, double beta, double gamma, int64_t d,
+                      double *restrict scratch, int64_t *restrict candidates, ff_bounds *bounds)
+{
+    if (ff_screen_f32_small_fits(actions, d) && gamma == 0.0 && !bounds)
+        return ff_screen_f32_small(actions, w, theta, beta, d, scratch, candidates);
+    const int64_t count = actions->actions, rows = padded_rows(d);
+    const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
+    float *score = (float *)aligned(scratch), *panel = score + padded;
+    float *kept = panel + SCREEN_PANEL * d, *w32 = kept + SCREEN_PANEL * d;
+    float *transposed = w32 + rows * d;
+    extremes seen;
+    for (int a = 0; a < SCREEN_PANEL; a++) {
+        seen.score[a] = -INFINITY;
+        seen.width[a] = seen.second[a] = seen.length[a] = 0.0f;
+    }
+    const double slack = slack_of(d), w_norm = narrow_factor(w, d, w32);
+    double lane[8] FF_ALIGNED = {0};
+    narrow(theta, d, w32 + d * d, lane);
+    memset(w32 + (d + 1) * d, 0, (size_t)((rows - d - 1) * d) * sizeof(float));
+    if (gamma != 0.0)
+        transpose(w32, d, transposed);
+    const narrowed made = {w32, transposed, (float)beta, (float)gamma, gamma != 0.0};
+    const int ready = lies_ready(actions);
+    for (int64_t from = 0; from < count; from += SCREEN_PANEL) {
+        /* The last panel of ready actions overlaps the one before instead of running over. */
+        const int64_t last = count - SCREEN_PANEL, first = ready && from > last ? last : from;
+        const float *x = (const float *)actions->x + first;
+        if (!ready) {
+            pack32(actions, first, d, panel);
+            x = panel;
+        }
+        screen_panel(x, ready ? actions->feature_stride : SCREEN_PANEL, &made, d, count - first,
+                     kept, score + first, &seen);
+    }
+    for (int64_t a = count; a < padded; a++)
+        score[a] = -INFINITY;
+    const double length = sqrt(largest_of(seen.length)) * (1.0 + slack) + 0x1p-60;
+    const double width = sqrt(largest_of(seen.width));
+    const double second = sqrt(largest_of(seen.second));
+    const double error = error_of(beta, gamma, slack, sqrt(sum_of(lane)), w_norm, length, width,
+                                  second);
+    if (bounds) {
+        for (int64_t a = 0; a < count; a++)
+            score[a] += (float)(1.01 * error);
+        *bounds = (ff_bounds){score, width + slack * (w_norm * length + width), length};
+    }
+    const double best = largest_of(seen.score) + (bounds ? 1.01 * error : 0.0);
+    return survivors(score, (float)(best - 2.02 * error), count, candidates);
+}

@@ -1,0 +1,97 @@
+/* Shared by the files of screening in 16 bits: sizes, layouts, and vectors of 16. */
+#ifndef FF_SCREEN_I16_PARTS_H
+#define FF_SCREEN_I16_PARTS_H
+
+#include <immintrin.h>
+
+#include "ff_panel.h"
+#include "ff_screen_i16.h"
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define INLINE AVX512 static inline __attribute__((always_inline))
+/* Vectors of 16 actions in a panel, but for a last one of 2. */
+#define VECTORS16 4
+/* Rows of W are scaled to at most the one length, and actions to the other, before they are
+ * rounded: by Cauchy-Schwarz every product then fits 32 bits. No entry is above LARGEST, to fit
+ * 16. */
+#define LENGTH 32000.0
+#define LENGTH_X 65000.0
+#define LARGEST 32700.0
+
+/* sum += 16-bit products, pair by pair. By name: of the intrinsic gcc makes a copy of every sum at
+ * every turn. */
+#define MULTIPLY(sum, pairs, panel)                                                            \
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(pairs), "v"(panel))
+
+/* Entries of a row of W, theta or zeros: whole vectors. */
+FF_INLINE int64_t row_of(int64_t d) { return (d + 31) & ~(int64_t)31; }
+/* Groups of rows: those of W, theta, and zeros. */
+FF_INLINE int64_t groups_of(int64_t d) { return (d + ROWS) / ROWS; }
+FF_INLINE int64_t pairs_of(int64_t d) { return (d + 1) / 2; }
+/* Vectors of all panels. */
+FF_INLINE int64_t vectors_of(int64_t actions)
+{
+    const int64_t vectors = (actions + 15) / 16, over = vectors % VECTORS16;
+    return vectors - over + (over == 0 ? 0 : over <= 2 ? 2 : VECTORS16);
+}
+
+/* Lengths of 16 actions, never zero, their units, and bounds on the length that rounding took. */
+typedef struct {
+    float length[16], unit[16], lost[16];
+} known16;
+
+/* Length and unit of a single row, and the length that rounding took. */
+typedef struct {
+    double norm, unit, lost;
+} quantised_row;
+
+/* [W; theta; zeros] in 16 bits: the rows of W in units by the group, theta in its own; what
+ * rounding has changed of them, as lengths. */
+typedef struct {
+    double unit;            /* the largest of the groups' units */
+    double norm, frobenius; /* at least || |W| ||_2 and ||W||_F */
+    double lost;            /* of W: ||.||_F */
+    float *squares;         /* of the groups' units, the largest being 1 */
+    int16_t *rows;
+    quantised_row theta;
+} quantised_factor;
+
+/* Which lanes of a vector hold actions, when so many are left. */
+INLINE __mmask16 lanes_of(int64_t left)
+{
+    return left >= 16  ? (__mmask16)0xffff
+           : left > 0 ? (__mmask16)((1u << left) - 1)
+                      : (__mmask16)0;
+}
+
+/* acc = ROWS rows times the first `pairs` pairs of features of a panel. */
+INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
+                          const __m512i *restrict panel, const int width,
+                          __m512i (*restrict acc)[VECTORS16])
+{
+    __m512i sum[ROWS][VECTORS16];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < width; v++)
+            sum[r][v] = _mm512_setzero_si512();
+    for (int64_t j = 0; j < pairs; j++)
+        for (int r = 0; r < ROWS; r++) {
+            int32_t entries;
+            memcpy(&entries, rows + r * ld + 2 * j, sizeof entries);
+            const __m512i w = _mm512_set1_epi32(entries);
+            for (int v = 0; v < width; v++)
+                MULTIPLY(sum[r][v], w, panel[j * width + v]);
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < width; v++)
+            acc[r][v] = sum[r][v];
+}
+
+/* W and theta (NULL: none) in 16 bits, into a buffer of ff_quantised_factor_size(). */
+quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
+                                    int64_t d, double *restrict buffer);
+int64_t ff_quantised_factor_size(int64_t d);
+
+/* A row of d into `to` (16-byte aligned, row_of(d) entries). */
+quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to);
+
+#endif

@@ -1,0 +1,38 @@
+"""Parties of a deployment, the messages that they exchange, and their sources of noise.
+
+`fastfed.make_system` makes the plan that every party takes. README and the pages on single
+systems show which parties go together.
+"""
+
+from __future__ import annotations
+
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.bandits.silo import Client, Peer, Silo
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.protocols.messages import Broadcast, Report
+from fastfed.protocols.network import Graph
+from fastfed.protocols.phases import LocalEstimate, Model
+from fastfed.protocols.randomizer import User
+from fastfed.protocols.server import Averager, Server
+from fastfed.protocols.shuffler import Shuffler
+from fastfed.protocols.vector_sum import VectorSum
+
+__all__ = [
+    "Averager",
+    "Broadcast",
+    "Client",
+    "ExpertClient",
+    "ExpertServer",
+    "Graph",
+    "LocalEstimate",
+    "Model",
+    "Peer",
+    "Report",
+    "SeededNoise",
+    "Server",
+    "Shuffler",
+    "Silo",
+    "SystemNoise",
+    "User",
+    "VectorSum",
+]

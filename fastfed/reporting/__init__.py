@@ -1,0 +1,1 @@
+"""Reports of output folders: tables, pictures, claims, certificates, pages and comparisons."""

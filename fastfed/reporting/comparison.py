@@ -1,0 +1,299 @@
+"""Comparison of two output folders: regret, privacy and communication of their curves.
+
+Where both simulated the same rounds (environment, seed, silos, horizon) differences are taken
+replicate by replicate; otherwise the two means are independent, and their variances add (Welch).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._validate import InputError
+from fastfed.reporting.claims import BEYOND
+from fastfed.reporting.figure import experiment_folders, read_source
+from fastfed.reporting.source import Source
+from fastfed.results.results import CurveResult
+
+#: Keys of an identity that must agree for two runs to have met the same users and rewards.
+SAME_ROUNDS = ("semantics", "environment", "seed", "silos", "horizon")
+
+#: Keys of a certificate that must agree for two guarantees to be the same.
+PRIVACY = ("claimed", "exact", "status", "unit", "relation", "model")
+
+LOWER, HIGHER, NONE, UNKNOWN = (
+    "lower",
+    "higher",
+    "no difference beyond two standard errors",
+    "fewer than two replicates",
+)
+
+
+@dataclass(frozen=True)
+class CurvePair:
+    """A curve that both have, by its label; the difference is B - A in final group regret."""
+
+    a: CurveResult
+    b: CurveResult
+    mean: float
+    stderr: float
+
+    @property
+    def label(self) -> str:
+        """Label of the curve, the same in both."""
+        return self.a.label
+
+    @property
+    def verdict(self) -> str:
+        """LOWER or HIGHER if B's regret is so beyond two standard errors, else NONE or UNKNOWN."""
+        if math.isnan(self.stderr):
+            return UNKNOWN
+        if abs(self.mean) <= BEYOND * self.stderr:
+            return NONE
+        return LOWER if self.mean < 0.0 else HIGHER
+
+    @property
+    def same_privacy(self) -> bool:
+        """True if both certificates state the same guarantee."""
+        return _privacy(self.a) == _privacy(self.b)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "label": self.label,
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "difference": {"mean": self.mean, "stderr": self.stderr},
+            "verdict": self.verdict,
+            "same_privacy": self.same_privacy,
+        }
+
+
+@dataclass(frozen=True)
+class SpecDifference:
+    """A key whose value is ``a`` in A and ``b`` in B; None where there is none."""
+
+    key: str
+    a: Any
+    b: Any
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"key": self.key, "a": self.a, "b": self.b}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of two experiments, curve by curve.
+
+    ``unequal`` are the keys of SAME_ROUNDS that differ: where there are none, differences are
+    paired.
+    """
+
+    name: str
+    a: Source
+    b: Source
+    unequal: tuple[str, ...]  # of SAME_ROUNDS
+    curves: tuple[CurvePair, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    spec: tuple[SpecDifference, ...]
+
+    @property
+    def paired(self) -> bool:
+        """True if differences are taken replicate by replicate."""
+        return not self.unequal
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Plain data, as in the JSON of ``fastfed compare``."""
+        return {
+            "name": self.name,
+            "paired": self.paired,
+            "unequal": list(self.unequal),
+            "curves": [c.to_builtins() for c in self.curves],
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "spec": [d.to_builtins() for d in self.spec],
+        }
+
+
+@dataclass(frozen=True)
+class FolderComparison:
+    """All comparisons of two folders, and the experiments that only one of them holds."""
+
+    comparisons: tuple[Comparison, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Plain data: the JSON of ``fastfed compare``."""
+        return {
+            "experiments": [c.to_builtins() for c in self.comparisons],
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+        }
+
+
+def compare(a: str | Path, b: str | Path) -> FolderComparison:
+    """Compare the experiments of two output folders.
+
+    Two folders that hold one experiment each are compared whatever it is called; otherwise
+    experiments of equal name are, and curves of equal label. Where both met the same rounds
+    (environment, seed, silos, horizon) differences are paired, replicate by replicate.
+
+    Parameters
+    ----------
+    a, b : str or Path
+        Output folders.
+
+    Returns
+    -------
+    FolderComparison
+        Per experiment and curve: B - A in final group regret with its standard error, the two
+        guarantees, and the keys of the spec that differ.
+
+    Raises
+    ------
+    InputError
+        Where a folder holds no results, or there is nothing to compare.
+    """
+    left, right = _experiments(a), _experiments(b)
+    if len(left) == len(right) == 1:
+        (first,), (second,) = left.values(), right.values()
+        return FolderComparison((compare_experiments(first, second),), (), ())
+    shared = [name for name in left if name in right]
+    if not shared:
+        raise InputError(
+            f"{a} and {b} hold no experiment of the same name: {_named(left)} and {_named(right)}"
+        )
+    return FolderComparison(
+        tuple(compare_experiments(left[name], right[name]) for name in shared),
+        tuple(name for name in left if name not in right),
+        tuple(name for name in right if name not in left),
+    )
+
+
+def _experiments(folder: str | Path) -> dict[str, Source]:
+    found: dict[str, Source] = {}
+    for path in experiment_folders(folder):
+        source = read_source(path)
+        name = source.results.experiment
+        if name in found:
+            raise InputError(f'{folder} holds "{name}" twice; name the folder of one of them')
+        found[name] = source
+    return found
+
+
+def _named(experiments: dict[str, Source]) -> str:
+    return ", ".join(f'"{name}"' for name in experiments)
+
+
+def compare_experiments(a: Source, b: Source) -> Comparison:
+    """Compare two experiments that were read, curve by curve."""
+    unequal = tuple(k for k in SAME_ROUNDS if a.identity.get(k) != b.identity.get(k))
+    left = {c.label: c for c in a.results.curves}
+    right = {c.label: c for c in b.results.curves}
+    shared = [label for label in left if label in right]
+    return Comparison(
+        name=a.results.experiment,
+        a=a,
+        b=b,
+        unequal=unequal,
+        curves=tuple(
+            _pair(
+                left[n],
+                right[n],
+                paired=not unequal and _sizes(a.identity, n) == _sizes(b.identity, n),
+            )
+            for n in shared
+        ),
+        only_in_a=tuple(n for n in left if n not in right),
+        only_in_b=tuple(n for n in right if n not in left),
+        spec=tuple(_spec_differences(a.identity, b.identity)),
+    )
+
+
+def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
+    """Keys of silos and environment that a curve changes: only equal ones meet the same users."""
+    (curve,) = (c for c in identity["curves"] if c["label"] == label)
+    return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
+
+
+def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
+    if not paired:
+        first, second = a.final(), b.final()
+        stderr = math.hypot(first["stderr"], second["stderr"])
+        return CurvePair(a, b, second["mean"] - first["mean"], stderr)
+    shared = sorted(set(a.replicates) & set(b.replicates))
+    if not shared:
+        return CurvePair(a, b, math.nan, math.nan)
+    difference = np.array(
+        [
+            b.group_regret[b.replicates.index(r), -1] - a.group_regret[a.replicates.index(r), -1]
+            for r in shared
+        ]
+    )
+    spread = difference.std(ddof=1) / math.sqrt(len(shared)) if len(shared) > 1 else math.nan
+    return CurvePair(a, b, float(difference.mean()), float(spread))
+
+
+def _privacy(curve: CurveResult) -> dict[str, Any]:
+    return {key: curve.certificate[key] for key in PRIVACY}
+
+
+def _side(curve: CurveResult) -> dict[str, Any]:
+    return {
+        "group_regret": curve.final(),
+        "replicates": len(curve.replicates),
+        "synchronisations": curve.synchronisations,
+        "bytes_up": curve.bytes_up,
+        "bytes_down": curve.bytes_down,
+        **_privacy(curve),
+    }
+
+
+def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
+    """Keys with different values; of curves, those that both have."""
+    before, now = _flat(a), _flat(b)
+    shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}
+    found = []
+    for (label, key), first in before.items():
+        if label is None or label in shared:
+            second = now.get((label, key))
+            if first != second:
+                found.append(SpecDifference(_name(label, key), first, second))
+    for (label, key), second in now.items():
+        if (label, key) not in before and (label is None or label in shared):
+            found.append(SpecDifference(_name(label, key), None, second))
+    return found
+
+
+def _name(label: str | None, key: str) -> str:
+    return key if label is None else f'curve "{label}".{key}'
+
+
+def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
+    """Every value by (label of its curve, dotted key)."""
+    flat: dict[tuple[str | None, str], Any] = {}
+
+    def add(label: str | None, prefix: str, table: dict[str, Any]) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                add(label, f"{prefix}{key}.", value)
+            else:
+                flat[label, f"{prefix}{key}"] = value
+
+    add(None, "", {k: v for k, v in identity.items() if k != "curves"})
+    for curve in identity["curves"]:
+        add(curve["label"], "", {k: v for k, v in curve.items() if k != "label"})
+    return flat
+
+
+def shown(value: Any) -> str:
+    """A value of a spec in a table."""
+    return "-" if value is None else msgspec.json.encode(value).decode()

@@ -1,0 +1,308 @@
+"""The [figure] table of a spec, its bound curves, and sources read from output folders."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfed._validate import InputError, choice, integer, nearest, show
+from fastfed.reporting.claims import check_claims
+from fastfed.reporting.source import Source, divisor, regret, spaced
+from fastfed.results.results import Results
+from fastfed.results.store import FILE, Store
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+# ---- The keys of a spec's [figure] table ---------------------------------------------------------
+
+#: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
+AXES = ("cumulative", "time-average", "per-silo")
+
+#: Tables of sizes, and the values of ``size``.
+SIZES = ("quick", "all", "full")
+
+KEYS = (
+    "id", "paper", "title", "says", "y", "panels", "note", "long", *SIZES, "size",
+    "statement", "line",
+)  # fmt: skip
+_LISTS = ("panels", "note")
+#: Keys that a table of sizes may change.
+_SIZE_KEYS = ("horizon", "replicates")
+
+
+def check_figure(
+    figure: Any,
+    labels: Sequence[str] | None = None,
+    bounds: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Raise InputError unless ``figure`` is a table that a report can be drawn from.
+
+    ``labels``: of the curves, which claims and bounds may name. ``bounds``: names of the bounds of
+    each curve. None: not known yet.
+    """
+    if not isinstance(figure, dict):
+        raise InputError(f"figure must be a table, got {show(figure)}")
+    for key, value in figure.items():
+        if key not in KEYS:
+            raise InputError(f'unknown key "{key}" in figure{nearest(key, KEYS)}')
+        if key in SIZES:
+            _check_size(key, value)
+            continue
+        if key == "statement":
+            check_claims(value, labels)
+            continue
+        if key == "line":
+            check_bound_lines(value, labels, bounds)
+            continue
+        listed = key in _LISTS and isinstance(value, list)
+        if not all(isinstance(v, str) for v in (value if listed else [value])):
+            wanted = "a text or a list of texts" if key in _LISTS else "a text"
+            raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
+    choice("figure.y", figure.get("y", AXES[0]), AXES)
+    choice("figure.size", figure.get("size", SIZES[0]), SIZES)
+
+
+def _check_size(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"figure.{key} must be a table, got {show(value)}")
+    for name in value:
+        if name not in _SIZE_KEYS:
+            raise InputError(f'unknown key "{name}" in figure.{key}{nearest(name, _SIZE_KEYS)}')
+        integer(f"figure.{key}.{name}", value[name], at_least=1)
+
+
+# ---- Bound curves: the tables [[figure.line]], and bounds on how often silos synchronise ---------
+# A bound was stored with a curve, of its own system, at the checkpoints. Bounds of group regret are
+# drawn, divided as the y axis divides the curve; the others are listed.
+
+
+LINE_KEYS = ("label", "curve", "bound")
+#: Prefix of the names of bounds on the number of synchronisations.
+SYNCHRONISATIONS = "synchronisations"
+#: Bounds are drawn up to this multiple of the height of the tallest curve with its band.
+ROOM = 3.0
+
+COLOUR = "#777777"
+#: Dashes tell several bounds in one picture apart.
+DASHES = ((0, (5, 3)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (8, 5)))
+
+
+def check_bound_lines(
+    value: Any,
+    labels: Sequence[str] | None = None,
+    bounds: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Raise InputError unless ``value`` is what [[figure.line]] may hold.
+
+    Its curves must be among ``labels``, and its bounds among those that ``bounds`` has for the
+    curve (None: not known yet).
+    """
+    if not isinstance(value, list):
+        raise InputError(
+            f"figure.line must be a list of tables: write [[figure.line]], got {show(value)}"
+        )
+    for table in value:
+        if not isinstance(table, dict):
+            raise InputError(f"figure.line must hold tables, got {show(table)}")
+        for key in table:
+            if key not in LINE_KEYS:
+                raise InputError(f'unknown key "{key}" in figure.line{nearest(key, LINE_KEYS)}')
+        for key in LINE_KEYS:
+            text = table.get(key)
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"figure.line.{key} must be a text, got {show(text)}")
+        curve, bound = table["curve"], table["bound"]
+        if bound.startswith(SYNCHRONISATIONS):
+            raise InputError(
+                f'figure.line.bound must be a bound of regret, got "{bound}", which is listed '
+                "under the results"
+            )
+        if labels is not None and curve not in labels:
+            raise InputError(f'unknown curve "{curve}" in figure.line{nearest(curve, labels)}')
+        if bounds is not None and bound not in (known := bounds.get(curve, ())):
+            raise InputError(
+                f'unknown bound "{bound}" of curve "{curve}" in figure.line{nearest(bound, known)}'
+            )
+
+
+@dataclass(frozen=True)
+class BoundCurve:
+    """A bound at the checkpoints in the units of the y axis; infinite where there is none."""
+
+    label: str
+    rounds: np.ndarray  # (C,)
+    values: np.ndarray  # (C,)
+
+
+def bound_curves(source: Source) -> list[BoundCurve]:
+    """The bound curves that the figure asks for, without those that are not stored."""
+    found = []
+    for table in source.results.figure.get("line", ()):
+        values = _stored(source.results, table)
+        if values is not None:
+            curve = source.results[table["curve"]]
+            by = divisor(source, curve)
+            found.append(
+                BoundCurve(table["label"], curve.rounds, np.array(values, np.float64) / by)
+            )
+    return found
+
+
+def not_stored(source: Source) -> list[str]:
+    """Sentences about bounds that the figure asks for and the store does not have."""
+    return [
+        f'not drawn: {table["label"]}, for there is no bound "{table["bound"]}" of curve '
+        f'"{table["curve"]}" in the store'
+        for table in source.results.figure.get("line", ())
+        if _stored(source.results, table) is None
+    ]
+
+
+def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
+    for curve in results.curves:
+        if curve.label == table["curve"] and not table["bound"].startswith(SYNCHRONISATIONS):
+            return curve.bounds.get(table["bound"])
+    return None
+
+
+def ceiling(source: Source) -> float:
+    """Height up to which bounds are drawn, in the units of the y axis."""
+    tallest = 0.0
+    for curve in source.results.curves:
+        mean, spread = regret(source, curve)
+        tallest = max(tallest, float((mean + np.nan_to_num(spread)).max()))
+    return ROOM * tallest
+
+
+def visible_bounds(source: Source) -> list[BoundCurve]:
+    """Bound curves with a part below the ceiling."""
+    top = ceiling(source)
+    return [line for line in bound_curves(source) if (line.values <= top).any()]
+
+
+def off_picture(source: Source) -> list[str]:
+    """Sentences with the last value of bounds that leave the picture or never enter it."""
+    top = ceiling(source)
+    return [
+        f"off the picture: {line.label} = {amount(line.values[-1])} at the last round"
+        for line in bound_curves(source)
+        if not line.values[-1] <= top
+    ]
+
+
+def draw_bounds(axes: Axes, source: Source) -> list[tuple[Artist, str]]:
+    """Draw the visible bounds into axes that have the curves; one legend entry each.
+
+    The y axis grows up to the ceiling, where bounds are cut off.
+    """
+    top = axes.get_ylim()[1]
+    limit = ceiling(source)
+    entries: list[tuple[Artist, str]] = []
+    for position, line in enumerate(visible_bounds(source)):
+        finite = np.where(np.isfinite(line.values), line.values, math.nan)
+        (drawn,) = axes.plot(
+            line.rounds,
+            finite,
+            color=COLOUR,
+            linewidth=1.0,
+            linestyle=DASHES[position % len(DASHES)],
+            zorder=1.5,  # below every curve
+        )
+        entries.append((drawn, line.label))
+        top = max(top, min(limit, 1.05 * float(np.nanmax(finite))))
+    axes.set_ylim(top=top)
+    return entries
+
+
+def synchronisation_bounds(results: Results) -> list[tuple[str, float, str, float]]:
+    """(curve, mean synchronisations of a replicate, whose bound, that bound) at the last round."""
+    return [
+        (curve.label, curve.synchronisations, _source_of(name), values[-1])
+        for curve in results.curves
+        for name, values in curve.bounds.items()
+        if name.startswith(SYNCHRONISATIONS)
+    ]
+
+
+def _source_of(name: str) -> str:
+    """The source in a bound's name: "Proposition 1" of synchronisations-proposition-1."""
+    text = name.removeprefix(SYNCHRONISATIONS).replace("-", " ").strip()
+    return text[:1].upper() + text[1:]
+
+
+def amount(value: float) -> str:
+    """A bound's value in small print."""
+    if not math.isfinite(value):
+        return "infinite"
+    return spaced(value) if value >= 1e4 else f"{value:.4g}"
+
+
+# ---- Sources of output folders -------------------------------------------------------------------
+
+
+def read_source(folder: str | Path, replicates: int | None = None) -> Source:
+    """The source in an output folder, over its first ``replicates`` replicates (default: all)."""
+    path = Path(folder)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is not a folder")
+    with Store.open_existing(path) as store:
+        meta, results, effort = store.meta(), store.results(replicates), store.effort()
+    try:
+        check_figure(results.figure, [curve.label for curve in results.curves])
+    except InputError as error:  # it was checked when it was run: somebody changed it since
+        raise InputError(f"{path / FILE} is damaged: {error}") from None
+    curves = meta["identity"]["curves"]
+    return Source(
+        results=results,
+        batch_sizes=_distinct(c.get("batch_size") for c in curves),
+        radius_multipliers=_distinct(c.get("radius_multiplier") for c in curves),
+        identity=meta["identity"],
+        effort=effort,
+    )
+
+
+def experiment_folders(folder: str | Path) -> list[Path]:
+    """The folder itself if it holds results, else its subfolders that do, sorted by name."""
+    path = Path(folder)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is not a folder")
+    if os.path.isfile(path / FILE):
+        return [path]
+    found = sorted(p.parent for p in path.glob(f"*/{FILE}") if p.is_file())
+    if not found:
+        raise InputError(f"{path} holds no results ({FILE} is missing, in its subfolders too)")
+    return found
+
+
+def read_all(folder: str | Path) -> tuple[dict[Path, Source], list[str]]:
+    """The sources of a folder's experiments by folder, and the reasons why some cannot be read.
+
+    InputError when none can.
+    """
+    path = Path(folder)
+    folders = experiment_folders(path)
+    if folders == [path]:
+        return {path: read_source(path)}, []
+    sources: dict[Path, Source] = {}
+    left_out: list[str] = []
+    for each in folders:
+        try:
+            sources[each] = read_source(each)
+        except InputError as error:
+            left_out.append(str(error))
+    if not sources:
+        raise InputError(f"{path} holds no results that can be read: {left_out[0]}")
+    return sources, left_out
+
+
+def _distinct(values: Any) -> tuple[Any, ...]:
+    """The values in their order, each once, without None."""
+    return tuple(dict.fromkeys(v for v in values if v is not None))

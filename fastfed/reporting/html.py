@@ -1,0 +1,316 @@
+"""HTML elements, the style sheet of the page, and SVG pictures inside it."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from fastfed.reporting.plotting import NOT_PRIVATE
+
+# ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
+
+CSS = """
+:root {
+  color-scheme: light dark;
+  --text: #1d2126; --quiet: #5a626c; --page: #fbfaf8; --card: #ffffff; --line: #dcdad4;
+  --accent: #24527a; --good: #1b6b34; --good-back: #e3f2e6; --bad: #a3262a; --bad-back: #fbe7e5;
+  --open: #7a5300; --open-back: #faf0d7; --none: #4d5560; --none-back: #ebedf0;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --text: #e4e3e0; --quiet: #a3a8ae; --page: #17191c; --card: #1f2226; --line: #383c42;
+    --accent: #8fbfe8; --good: #8fd6a3; --good-back: #1c3324; --bad: #f2a29c; --bad-back: #3d2121;
+    --open: #ecc779; --open-back: #382d14; --none: #b6bcc4; --none-back: #2c3036;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
+body {
+  margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 62rem;
+  background: var(--page); color: var(--text);
+  font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+  overflow-wrap: break-word;
+}
+h1, h2, h3, h4 { line-height: 1.25; text-wrap: balance; }
+h1, h2.title {
+  font-family: "Iowan Old Style", "Palatino Linotype", Palatino, "Source Serif 4", Georgia, serif;
+  font-weight: 600; letter-spacing: -0.01em;
+}
+h1 { font-size: 2.1rem; margin: 0 0 0.4rem; }
+h2 { font-size: 1.3rem; margin: 3rem 0 0.8rem; }
+h2.title { font-size: 1.75rem; margin: 0 0 0.3rem; }
+h3 { font-size: 1.15rem; margin: 2.4rem 0 0.7rem; }
+h4 { font-size: 1rem; margin: 1.4rem 0 0.4rem; }
+p { margin: 0.5rem 0; max-width: 44rem; }
+a { color: var(--accent); text-underline-offset: 0.15em; }
+.uncovered { border-left: 0.25rem solid currentColor; padding-left: 0.75rem; }
+.quiet { color: var(--quiet); font-size: 0.9em; font-weight: 400; }
+.keep { white-space: nowrap; }
+.above { color: var(--quiet); font-size: 0.85rem; margin: 0 0 0.35rem; }
+section.experiment { margin-top: 4.5rem; padding-top: 2.5rem; border-top: 1px solid var(--line); }
+
+.pictures {
+  display: grid; gap: 1rem 1.5rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+}
+figure { margin: 0.4rem 0; max-width: 40rem; min-width: 0; }
+figure .card {
+  background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 0.8rem;
+}
+figure .card svg { display: block; width: 100%; height: auto; }
+figure .card svg * { stroke-linejoin: round; stroke-linecap: butt; }
+figcaption { color: var(--quiet); font-size: 0.9rem; margin-top: 0.5rem; max-width: 44rem; }
+
+.scroll {
+  overflow-x: auto; border: 1px solid var(--line); border-radius: 10px; background: var(--card);
+  margin: 0.8rem 0;
+}
+.scroll:focus-visible, summary:focus-visible, a:focus-visible {
+  outline: 2px solid var(--accent); outline-offset: 2px;
+}
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 0.9rem; }
+th, td { padding: 0.5rem 0.85rem; text-align: left; vertical-align: top; }
+thead th {
+  color: var(--quiet); font-weight: 600; font-size: 0.82rem; white-space: nowrap;
+  border-bottom: 1px solid var(--line);
+}
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+tbody th { font-weight: 600; white-space: nowrap; }
+td { white-space: nowrap; }
+.wide td, .wide tbody th { white-space: normal; }
+thead th:first-child, tbody th { position: sticky; left: 0; background: var(--card); }
+.wide tbody th { min-width: 11rem; font-weight: 400; }
+tbody th a { font-weight: 600; }
+.wide td { min-width: 6.5rem; }
+.conditions tbody th { width: 45%; }
+.conditions thead th { white-space: normal; }
+.conditions thead svg.key { display: block; margin: 0 0 0.3rem; }
+.number { text-align: right; }
+td, .number, .pairs { font-variant-numeric: tabular-nums; }
+svg.key { vertical-align: middle; margin-right: 0.6rem; flex: none; }
+
+.mark {
+  display: inline-block; padding: 0.05em 0.65em; border-radius: 99px; font-size: 0.95em;
+  font-weight: 600; white-space: nowrap;
+}
+.holds, .proven { color: var(--good); background: var(--good-back); }
+.fails { color: var(--bad); background: var(--bad-back); }
+.undecided, .unproven, .conditional { color: var(--open); background: var(--open-back); }
+.none, .not-judged, .not-played { color: var(--none); background: var(--none-back); }
+ul { padding-left: 1.2rem; margin: 0.5rem 0; }
+ul.statements { list-style: none; padding: 0; }
+ul.statements > li {
+  display: grid; grid-template-columns: 7.5rem 1fr; gap: 0.2rem 0.5rem; align-items: baseline;
+  padding: 0.7rem 0; border-top: 1px solid var(--line);
+}
+ul.statements > li:last-child { border-bottom: 1px solid var(--line); }
+ul.pairs {
+  list-style: none; padding: 0; margin: 0.25rem 0 0; color: var(--quiet); font-size: 0.9rem;
+}
+
+details {
+  border: 1px solid var(--line); border-radius: 10px; background: var(--card); margin: 0.6rem 0;
+  padding: 0 1rem;
+}
+summary { cursor: pointer; padding: 0.6rem 0; font-weight: 600; }
+summary .quiet { font-weight: 400; }
+details[open] > summary { border-bottom: 1px solid var(--line); margin-bottom: 0.8rem; }
+details > .scroll { margin: 0 0 1rem; }
+dl {
+  display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: 0.3rem 1rem;
+  margin: 0.6rem 0 1rem; font-size: 0.92rem;
+}
+dt { color: var(--quiet); grid-column: 1; }
+dd { margin: 0; grid-column: 2; }
+pre {
+  overflow-x: auto; margin: 0 0 1rem;
+  font: 0.85rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace;
+}
+footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+
+@media (max-width: 40rem) {
+  body { padding: 1.5rem 1rem 3rem; }
+  h1 { font-size: 1.65rem; }
+  h2.title { font-size: 1.45rem; }
+  figure { margin-inline: -1rem; }
+  figure .card { border-radius: 0; border-inline: 0; padding: 0.4rem; }
+  figcaption { padding-inline: 1rem; }
+  ul.statements > li { grid-template-columns: 1fr; }
+  th, td { padding: 0.45rem 0.65rem; }
+  dl { grid-template-columns: 6.5rem minmax(0, 1fr); gap: 0.3rem 0.6rem; }
+  .wide tbody th { min-width: 9rem; max-width: 45vw; }
+}
+@page { margin: 16mm 14mm; }
+@media print {
+  :root {
+    color-scheme: light;
+    --text: #000; --quiet: #444; --page: #fff; --card: #fff; --line: #bbb; --accent: #000;
+    --good: #0c4a20; --bad: #7a1216; --open: #553a00; --none: #333;
+    --good-back: #fff; --bad-back: #fff; --open-back: #fff; --none-back: #fff;
+  }
+  html { font-size: 9.5pt; }
+  body { padding: 0; max-width: none; }
+  section.experiment { break-before: page; margin-top: 0; padding-top: 0; border-top: 0; }
+  .mark { border: 1px solid currentColor; }
+  h1, h2, h3, h4, summary { break-after: avoid; }
+  figure, tr, ul.statements > li { break-inside: avoid; }
+  figure { max-width: 15cm; }
+  figure .card { border: 0; padding: 0; }
+  .scroll { overflow: visible; border-radius: 0; border-width: 1px 0; }
+  th, td { padding: 0.25rem 0.4rem; white-space: normal; }
+  summary { list-style: none; }
+  thead th, tbody th, thead th:first-child { white-space: normal; position: static; }
+  .wide td, .wide tbody th { min-width: 0; }
+  details { border: 0; padding: 0; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+  pre { white-space: pre-wrap; columns: 2; font-size: 0.75rem; }
+}
+"""
+
+
+# ---- Elements of a page: plain text is escaped when it enters one --------------------------------
+
+#: Elements without content, which have no end tag.
+VOID = ("hr", "link", "meta")
+
+
+class Html(str):
+    """Text that is HTML already; every other text is escaped."""
+
+
+def element(tag: str, /, *content: str | Iterable[str], **attributes: str | None) -> Html:
+    """Build <tag>content</tag>, with texts escaped and lists flattened.
+
+    ``class_`` stands for class, ``aria_label`` for aria-label; an attribute of None is left out,
+    one of "" stands alone.
+    """
+    written = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + (f'="{html.escape(value)}"' if value else "")
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if tag in VOID:
+        return Html(f"<{tag}{written}>")
+    return Html(f"<{tag}{written}>{join(*content)}</{tag}>")
+
+
+def join(*content: str | Iterable[str]) -> Html:
+    """Join texts and elements, in order."""
+    parts: list[str] = []
+    for part in content:
+        if isinstance(part, Html):
+            parts.append(part)
+        elif isinstance(part, str):
+            parts.append(html.escape(part))
+        else:
+            parts.extend(join(p) for p in part)
+    return Html("".join(parts))
+
+
+def table(
+    headings: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    label: str,
+    numbers: Iterable[int] = (),
+    class_: str | None = None,
+) -> Html:
+    """A table that scrolls inside its box; the first cell of each row names the row.
+
+    ``numbers`` are the columns set flush right; ``label`` is what a screen reader calls it.
+    """
+    right = set(numbers)
+
+    def cell(position: int, content: str, head: bool) -> Html:
+        side = "number" if position in right else None
+        if head:
+            return element("th", content, scope="col", class_=side)
+        if position == 0:
+            return element("th", content, scope="row", class_=side)
+        return element("td", content, class_=side)
+
+    head = element("tr", [cell(i, h, True) for i, h in enumerate(headings)])
+    body = [element("tr", [cell(i, c, False) for i, c in enumerate(row)]) for row in rows]
+    return element(
+        "div",
+        element("table", element("thead", head), "\n", element("tbody", *_lines(body))),
+        class_=f"scroll {class_}" if class_ else "scroll",
+        role="region",
+        aria_label=label,
+        tabindex="0",
+    )
+
+
+def definitions(pairs: Iterable[tuple[str, str | Iterable[str]]]) -> Html:
+    """A list of names with their texts; several texts of one name stand below each other."""
+    rows: list[str] = []
+    for name, texts in pairs:
+        found = [texts] if isinstance(texts, str) else list(texts)
+        if found:
+            rows.append(element("dt", name))
+            rows += [element("dd", text) for text in found]
+    return element("dl", rows)
+
+
+def details(summary: str | Html, *content: str | Iterable[str], open_: bool = False) -> Html:
+    """A fold, which is open on paper."""
+    return element("details", element("summary", summary), *content, open_="" if open_ else None)
+
+
+def _lines(elements: Iterable[Html]) -> list[Html]:
+    return [Html(f"{e}\n") for e in elements]
+
+
+# ---- Drawings inside a page: pictures of matplotlib, and samples of lines ------------------------
+
+#: Length and height of a line in a table, in CSS pixels.
+KEY = (28, 8)
+
+
+def inline(svg: bytes, prefix: str, label: str) -> Html:
+    """Turn a picture into an element that scales, called ``label`` by screen readers.
+
+    ``prefix`` goes before its ids: pages hold several pictures, and ids must differ. Its style
+    sheet is dropped, for inside a page it would hold for the whole page.
+    """
+    text = svg.decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style\b.*?</style>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}-", text)
+    opening, rest = text.split(">", 1)
+    opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
+    # The label is escaped as an attribute by building an element around nothing.
+    named = element("svg", role="img", aria_label=label).removesuffix("></svg>")
+    return Html(f"{named}{opening.removeprefix('<svg')}>{rest.strip()}")
+
+
+def key(style: dict[str, Any]) -> Html:
+    """A sample of a curve's line, to stand before its label."""
+    width, height = KEY
+    dashes = style["linestyle"]
+    pattern = None if dashes == "-" else " ".join(f"{1.8 * d:g}" for d in dashes[1])
+    line = element(
+        "line",
+        x1="0",
+        y1=f"{height / 2:g}",
+        x2=f"{width}",
+        y2=f"{height / 2:g}",
+        # Black would not be seen on a dark page.
+        stroke="currentColor" if style["color"] == NOT_PRIVATE else style["color"],
+        stroke_width="2.5",
+        stroke_dasharray=pattern,
+    )
+    return element(
+        "svg",
+        line,
+        class_="key",
+        viewBox=f"0 0 {width} {height}",
+        width=str(width),
+        height=str(height),
+        aria_hidden="true",
+    )

@@ -1,0 +1,145 @@
+"""Display of results, certificates, audits and calibrations in notebooks and by rich.
+
+The package registers this module as the renderer of `fastfed._display`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastfed._system import System
+from fastfed.privacy.audit.bounds import AuditResult
+from fastfed.privacy.certificate import SideCertificate, as_text
+from fastfed.privacy.mechanisms.catalogue import Calibrated
+from fastfed.reporting import table as text_table
+from fastfed.reporting.html import Html, details, element, join
+from fastfed.reporting.pictures import plot
+from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
+from fastfed.reporting.source import Source, in_memory
+from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
+from fastfed.results.results import CurveResult, Results
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["as_html", "as_rich", "as_text", "plot"]
+
+#: Scoped style of tables, marks and lists; it suits light and dark pages.
+CSS = """
+.fastfed table { font-size: 0.9em; }
+.fastfed th, .fastfed td { text-align: left; }
+.fastfed .number { text-align: right; }
+.fastfed .quiet { opacity: 0.75; font-size: 0.9em; margin: 0.3em 0; }
+.fastfed p { margin: 0.3em 0; }
+.fastfed svg.key { margin-right: 0.6em; }
+.fastfed .mark { padding: 0 0.5em; border: 1px solid; border-radius: 1em; font-weight: 600; }
+.fastfed dl { display: grid; grid-template-columns: 8em minmax(0, 1fr); margin: 0.3em 0; }
+.fastfed dt { grid-column: 1; font-weight: 400; opacity: 0.75; }
+.fastfed dd { grid-column: 2; margin: 0; }
+"""
+#: Columns of the table in terminals: speed and messages stand in the report.
+COLUMNS = range(text_table.HEADINGS.index("status") + 1)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A value as sentences under a title, with a verdict, and details behind a fold."""
+
+    title: str
+    verdict: str
+    sentences: Sequence[str]
+    full: Sequence[Html] = ()
+
+
+def as_html(value: Any) -> Html:
+    """Render a value as HTML for a notebook; texts of the user are escaped."""
+    if isinstance(value, Results):
+        body = _results(value)
+    elif isinstance(value, CurveResult):
+        body = join(_table(_alone(value)), _summary(_of_certificate(value.certificate)))
+    else:
+        body = _summary(_of(value))
+    return element("div", element("style", Html(CSS)), body, class_="fastfed")
+
+
+def as_rich(value: Any) -> RenderableType:
+    """Render a value for rich."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if isinstance(value, Results):
+        return _ruled(in_memory(value))
+    if isinstance(value, CurveResult):
+        return Group(_ruled(in_memory(_alone(value))), as_rich(value.certificate))
+    summary = _of(value)
+    title = Text.assemble((summary.title, "bold"), f"  {summary.verdict}")
+    return Group(title, *(Padding(Text(s), (0, 0, 0, 2)) for s in summary.sentences))
+
+
+def _alone(curve: CurveResult) -> Results:
+    return Results(curve.label, curve.horizon, curve.silos, (curve,), {})
+
+
+def _results(results: Results) -> Html:
+    title = element("p", element("strong", in_memory(results).title))
+    if not results.curves:
+        return join(title, element("p", "No replicate is played to its end yet."))
+    return join(title, _table(results))
+
+
+def _table(results: Results) -> Html:
+    source = in_memory(results)
+    setting = element("p", f"{source.setting}, {source.replicates}", class_="quiet")
+    notes = [element("p", note, role="note") for note in source.about_records]
+    # Before each label stands its line in the plot.
+    return join(setting, notes, results_table(source, legend_labels(source)))
+
+
+def _summary(summary: Summary) -> Html:
+    judged = (" ", mark(summary.verdict)) if summary.verdict else ()
+    head = element("p", element("strong", summary.title), judged)
+    items = element("ul", [element("li", sentence) for sentence in summary.sentences])
+    return join(head, items, details("In full", *summary.full) if summary.full else "")
+
+
+def _ruled(source: Source) -> RenderableType:
+    from fastfed.reporting.text import ruled
+
+    return ruled(
+        [text_table.HEADINGS[i] for i in COLUMNS],
+        [[row[i] for i in COLUMNS] for row in text_table.table_rows(source)],
+        [i for i in COLUMNS if i in text_table.RIGHT],
+        source.title,
+        f"{source.setting}, {source.replicates}",
+    )
+
+
+def _of(value: Any) -> Summary:
+    if isinstance(value, AuditResult):
+        return Summary(f"Audit of {value.name}", value.verdict, audit_sentences(value))
+    if isinstance(value, Calibrated):
+        return Summary(f"Calibration of {value.mechanism}", "", calibration_sentences(value))
+    if isinstance(value, System):
+        plan = value.plan
+        played = (
+            f"{value.algorithm}, {plan.protocol.id}: M = {plan.silos} silos, "
+            f"T = {plan.horizon} rounds. What follows holds for a deployment, whose parties draw "
+            "their noise from the operating system."
+        )
+        found = _of_certificate(value.deployed_certificate.to_builtins())
+        return Summary(found.title, found.verdict, [played, *found.sentences], found.full)
+    if isinstance(value, SideCertificate):
+        return _of_certificate(value.to_builtins())
+    return _of_certificate(value)
+
+
+def _of_certificate(stored: dict[str, Any]) -> Summary:
+    return Summary(
+        "Privacy certificate",
+        stored["status"],
+        certificate_sentences(stored),
+        full_certificate(stored, 5),
+    )

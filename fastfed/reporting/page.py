@@ -1,0 +1,263 @@
+"""The report page: its HTML, and all files of a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from fastfed.reporting import table as tables
+from fastfed.reporting.figure import read_all
+from fastfed.reporting.html import CSS, Html, element, join, table
+from fastfed.reporting.pictures import draw, draw_communication, sends
+from fastfed.reporting.plotting import KINDS
+from fastfed.reporting.plotting import PAGE as IN_PAGE
+from fastfed.reporting.sections import (
+    Drawn,
+    certificates_text,
+    differences,
+    experiment_section,
+    mark,
+    title_block,
+)
+from fastfed.reporting.source import Source
+from fastfed.reporting.table import Row, counts, ordered, rows_of
+from fastfed.results.files import replace_file
+
+# ---- report.html: one page that needs nothing beside itself, no scripts and no network -----------
+
+
+def page(drawn: Drawn) -> str:
+    """Build the page of one experiment."""
+    source = drawn.source
+    return _document(
+        source.title,
+        element("header", title_block(source, element("h1", source.title))),
+        element("main", experiment_section(drawn, 2)),
+    )
+
+
+def overview(
+    folder: str, experiments: Sequence[Drawn], rows: Sequence[Row], left_out: Sequence[str] = ()
+) -> str:
+    """Build the page over several experiments: all claims first, then one section each.
+
+    ``left_out``: reasons for folders that could not be read.
+    """
+    many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
+    played = {drawn.name for drawn in experiments}
+    return _document(
+        f"{folder}: all experiments",
+        element(
+            "header",
+            element("p", folder, class_="above"),
+            element("h1", "All experiments"),
+            element("p", f"{many}; {counts(rows)}.", class_="quiet"),
+            [element("p", f"Left out: {reason}.", class_="quiet") for reason in left_out],
+        ),
+        element(
+            "main",
+            element("h2", "Statements"),
+            element("p", VERDICTS, class_="quiet"),
+            _claims(rows, played),
+            [_section(drawn) for drawn in experiments],
+        ),
+    )
+
+
+def anchor(name: str) -> str:
+    """Turn a folder's name into an id."""
+    return "e-" + re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):x}", name)
+
+
+def _section(drawn: Drawn) -> Html:
+    name = anchor(drawn.name)
+    title = element("h2", drawn.source.title, class_="title", id=f"{name}-title")
+    return element(
+        "section",
+        title_block(drawn.source, title),
+        experiment_section(drawn, 3),
+        class_="experiment",
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
+
+
+VERDICTS = (
+    "Differences are paired, mean ± standard error, and count beyond two standard errors. "
+    "Unproven: the order holds, but a curve in it has not the privacy that it claims."
+)
+
+
+def _claims(rows: Sequence[Row], played: set[str]) -> Html:
+    cells: list[list[str]] = []
+    for row in rows:
+        name: Html | str = row.figure
+        if row.figure in played:
+            name = element("a", row.figure, href=f"#{anchor(row.figure)}")
+        about = " · ".join(text for text in (row.title, row.paper) if text)
+        cells.append(
+            [
+                join(name, element("div", about, class_="quiet")),
+                mark(row.statement.verdict),
+                join(row.statement.says, differences(row.statement)),
+                element("span", row.size or "-", class_="keep"),
+            ]
+        )
+    return table(
+        ("experiment", "verdict", "statement", "judged on"),
+        cells,
+        label="Statements of all experiments",
+        class_="wide",
+    )
+
+
+def _document(title: str, *body: Html) -> str:
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        "\n",
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        "\n",
+        element("meta", name="color-scheme", content="light dark"),
+        "\n",
+        element("link", rel="icon", href="data:,"),
+        "\n",
+        element("title", title),
+        "\n",
+        element("style", Html(CSS)),
+    )
+    footer = element(
+        "footer",
+        element(
+            "p",
+            "Made by fastfed from results.sqlite. Verdicts and certificates are computed.",
+            class_="quiet",
+        ),
+    )
+    content = [Html(f"{part}\n") for part in (*body, footer)]
+    html = element("html", "\n", head, "\n", element("body", "\n", content), "\n", lang="en")
+    return f"<!DOCTYPE html>\n{html}\n"
+
+
+# ---- Writing the report files of an output folder ------------------------------------------------
+
+PAGE = "report.html"
+
+
+def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = None) -> list[Path]:
+    """Write page, pictures and tables of an output folder again.
+
+    Nothing is simulated: everything comes from ``results.sqlite``. Where the folder holds several
+    experiments in folders of their own, as `fastfed.reproduce` leaves them, each gets its report,
+    and ``folder/report.html`` is one page over all of them.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Output folder.
+    on_left_out : callable, optional
+        Called with the reason for each experiment that cannot be read and is left out.
+
+    Returns
+    -------
+    list of Path
+        The files, in the order in which they were written. Without matplotlib there are no
+        pictures among them.
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no results that can be read, or cannot be written.
+    """
+    sources, left_out = read_all(folder)
+    written = [path for each, source in sources.items() for path in write_report(source, each)]
+    if on_left_out is not None:
+        for reason in left_out:
+            on_left_out(reason)
+    found = write_overview(folder)
+    return written if found is None else [*written, found[0]]
+
+
+def write_report(
+    source: Source, folder: str | Path, pictures: Mapping[str, bytes] | None = None
+) -> list[Path]:
+    """Write the tables, the certificates, the pictures and the page of an experiment.
+
+    Returns what was written, the page last: without matplotlib, or before the first replicate,
+    no pictures. ``pictures`` are those of ``draw_all`` where they are drawn already. Raises
+    InputError where the folder cannot be written.
+    """
+    curves = source.results.curves
+    pictures = draw_all(source) if pictures is None else pictures
+    alone = {name: data for name, data in pictures.items() if not name.endswith(IN_PAGE)}
+    files = {
+        "table.txt": tables.as_text(source).encode(),
+        "table.csv": tables.as_csv(source).encode(),
+        "certificates.txt": certificates_text(
+            ((c.label, c.dated_certificate) for c in curves), source.about_records
+        ).encode(),
+        **alone,
+        PAGE: page(drawn_experiment("report", source, pictures)).encode(),
+    }
+    return [replace_file(Path(folder) / name, data) for name, data in files.items()]
+
+
+def write_overview(
+    folder: str | Path,
+    not_played: Sequence[tables.Row] | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
+) -> tuple[Path, list[tables.Row]] | None:
+    """Write one page over all experiments in the subfolders of ``folder``, and their claims.
+
+    Returns the page and the rows of its table of claims, which ``statements.json`` holds, too.
+    ``not_played``: rows of figures that were left out; None keeps those of the file. ``drawn``:
+    experiments by folder name whose pictures need not be drawn again.
+    None, and nothing is written, where the folder holds an experiment of its own: the page there
+    is that experiment's. A subfolder that cannot be read is named in the page; when all are,
+    InputError says so.
+    """
+    path = Path(folder)
+    sources, left_out = read_all(path)
+    if path in sources:
+        return None
+    if not_played is None:
+        not_played = tables.stored_left_out(path)
+    names = {each.name for each in sources}
+    rows = [row for each, source in sources.items() for row in rows_of(each.name, source)]
+    rows = ordered([*rows, *(row for row in not_played if row.figure not in names)])
+    known = drawn or {}
+    experiments = [
+        known.get(each.name) or drawn_experiment(each.name, source, draw_all(source, (IN_PAGE,)))
+        for each, source in sources.items()
+    ]
+    replace_file(path / tables.FILE, tables.as_json(rows))
+    text = overview(path.resolve().name, experiments, rows, left_out)
+    return replace_file(path / PAGE, text.encode()), rows
+
+
+def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]:
+    """Draw every picture, by name and kind; none without matplotlib or before any replicate."""
+    if not source.results.curves or not has_matplotlib():
+        return {}
+    pictures = {f"figure.{kind}": data for kind, data in draw(source, kinds).items()}
+    if sends(source):
+        drawn = draw_communication(source, kinds)
+        pictures.update({f"communication.{kind}": data for kind, data in drawn.items()})
+    return pictures
+
+
+def drawn_experiment(name: str, source: Source, pictures: Mapping[str, bytes]) -> Drawn:
+    """An experiment with the pictures that a page shows."""
+    return Drawn(
+        name, source, *(pictures.get(f"{what}.{IN_PAGE}") for what in ("figure", "communication"))
+    )
+
+
+def has_matplotlib() -> bool:
+    """Return True if matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True

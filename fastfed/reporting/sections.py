@@ -1,0 +1,354 @@
+"""Sections of the report page: certificates, claims, pictures, results and the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
+from fastfed.reporting import table as text_table
+from fastfed.reporting.claims import Claim, judge, per_silo
+from fastfed.reporting.figure import (
+    amount,
+    not_stored,
+    off_picture,
+    synchronisation_bounds,
+    visible_bounds,
+)
+from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
+from fastfed.reporting.pictures import sends
+from fastfed.reporting.plotting import Y_LABELS, line_styles
+from fastfed.reporting.source import Source, spaced, y_axis
+from fastfed.reporting.text import privacy_text, spec_text
+from fastfed.results.results import CurveResult
+
+# ---- Certificates as text ------------------------------------------------------------------------
+
+
+def certificates_text(
+    certificates: Iterable[tuple[str, dict[str, Any]]], about_records: Sequence[str] = ()
+) -> str:
+    """The text of all (label, stored certificate), after the notes on what none of them covers."""
+    blocks = [f"{label}\n{'=' * len(label)}\n{as_text(stored)}" for label, stored in certificates]
+    if about_records:
+        blocks.insert(0, "\n".join(fill(note, WIDTH) for note in about_records) + "\n")
+    return "\n".join(blocks)
+
+
+# ---- Certificates in a page: side by side, and each in full behind a fold ------------------------
+
+HEADINGS = ("curve", "claimed", "exact", "status", "unit", "relation", "conditions")
+MARKS = {True: "✓ holds", False: "✗ fails", None: "–"}
+
+
+def mark(word: str) -> Html:
+    """A status or verdict: the word says it, the colour repeats it."""
+    return element("span", word, class_=f"mark {word.replace(' ', '-')}")
+
+
+def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], level: int) -> Html:
+    """Certificates side by side and in full; ``names`` are the curves' labels as elements."""
+    conditions = _conditions(curves)
+    parts: list[Html] = [
+        element(
+            "p",
+            "Privacy as (epsilon, delta). Claimed is what was asked for; exact is what the noise "
+            "that was added gives; without a proof there is no number for the claim.",
+            class_="quiet",
+        ),
+        table(
+            HEADINGS,
+            [_summary(curve.certificate, name) for curve, name in zip(curves, names, strict=True)],
+            label="Certificates side by side",
+        ),
+    ]
+    if conditions:
+        asked = [i for i, c in enumerate(curves) if c.certificate["conditions"]]
+        rows = [
+            [text, *(_condition_cell(text, curves[i].certificate) for i in asked)]
+            for text in conditions
+        ]
+        parts.append(
+            details(
+                "Conditions side by side",
+                table(
+                    ["condition", *(names[i] for i in asked)],
+                    rows,
+                    label="Conditions",
+                    class_="wide conditions",
+                ),
+            )
+        )
+    for curve, name in zip(curves, names, strict=True):
+        full = full_certificate(curve.certificate, level)
+        parts.append(details(join(name, _hint(curve.certificate)), *full))
+    return join(parts)
+
+
+def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
+    text = privacy_text(certificate)
+    return [
+        name,
+        text.claimed,
+        text.exact,
+        mark(text.status),
+        certificate["unit"],
+        certificate["relation"],
+        _count(certificate["conditions"]),
+    ]
+
+
+def _count(conditions: Sequence[dict[str, Any]]) -> str:
+    if not conditions:
+        return "-"
+    held = sum(c["holds"] for c in conditions)
+    return "all hold" if held == len(conditions) else f"{held} of {len(conditions)} hold"
+
+
+def _hint(certificate: dict[str, Any]) -> Html:
+    return element("span", f" {privacy_text(certificate).short}", class_="quiet")
+
+
+def _conditions(curves: Sequence[CurveResult]) -> list[str]:
+    """Every condition that some curve has, in order, each once."""
+    texts = (c["text"] for curve in curves for c in curve.certificate["conditions"])
+    return list(dict.fromkeys(texts))
+
+
+def _condition_cell(text: str, certificate: dict[str, Any]) -> Html:
+    holds = {c["text"]: bool(c["holds"]) for c in certificate["conditions"]}.get(text)
+    kind = {True: "mark holds", False: "mark fails", None: "quiet"}[holds]
+    return element("span", MARKS[holds], class_=kind)
+
+
+def full_certificate(certificate: dict[str, Any], level: int) -> list[Html]:
+    """Everything in a certificate; side guarantees stand under headings of ``level``."""
+    parts = [_one(certificate)]
+    for side in certificate.get("also", ()):
+        parts += [element(f"h{level}", f"Also, per {side['unit']}"), _one(side)]
+    return parts
+
+
+def _one(certificate: dict[str, Any]) -> Html:
+    stds = [f"{name} {std:.6g}" for name, std in certificate["noise_std"].items()]
+    conditions = [
+        join(_condition_cell(c["text"], certificate), f" {c['text']}")
+        for c in certificate["conditions"]
+    ]
+    return definitions(
+        [
+            ("status", mark(certificate["status"])),
+            ("unit", certificate["unit"]),
+            ("relation", certificate["relation"]),
+            ("model", certificate["model"]),
+            ("claimed", _pair(certificate["claimed"])),
+            ("exact", _pair(certificate["exact"])),
+            ("noise std", stds),
+            ("conditions", conditions),
+            ("caveats", certificate["caveats"]),
+            ("source", certificate["source"]),
+        ]
+    )
+
+
+def _pair(guarantee: dict[str, float] | None) -> str:
+    if guarantee is None:
+        return "none"
+    return f"epsilon {rounded_up(guarantee['epsilon'])}, delta {rounded_up(guarantee['delta'])}"
+
+
+# ---- An experiment in a page: claims, pictures, table, certificates, time, spec ------------------
+
+NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfed[figures]".'
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An experiment with its pictures as SVG; None where nothing can be drawn."""
+
+    name: str  # of its folder; also the anchor in a page over several
+    source: Source
+    regret: bytes | None = None
+    communication: bytes | None = None
+
+
+def experiment_section(drawn: Drawn, level: int) -> Html:
+    """The body of an experiment below its title, under headings of ``level``."""
+    source = drawn.source
+    heading = f"h{level}"
+    curves = source.results.curves
+    if not curves:
+        return element("p", "No replicate is played to its end yet.")
+    names = legend_labels(source)
+    parts: list[Html] = []
+    if judge(source.results):
+        parts += [element(heading, "Statements"), _claims(source)]
+    parts += [element(heading, "Regret"), _pictures(drawn)]
+    parts += [element(heading, "Results"), results_table(source, names)]
+    parts += [element(heading, "Privacy"), certificate_section(curves, names, level + 1)]
+    parts += [element(heading, "Run"), _run(source)]
+    return join(parts)
+
+
+def title_block(source: Source, tag: Html) -> Html:
+    """The title, with the paper above and problem size and notes below."""
+    paper = source.results.figure.get("paper")
+    above = " · ".join(t for t in (paper, source.results.experiment) if t)
+    return join(
+        element("p", above, class_="above"),
+        tag,
+        element("p", f"{source.setting}, {source.replicates}", class_="quiet"),
+        [element("p", note, class_="quiet") for note in source.notes],
+        [element("p", note, class_="uncovered", role="note") for note in source.about_records],
+    )
+
+
+def _claims(source: Source) -> Html:
+    items = [
+        element(
+            "li",
+            element("div", mark(claim.verdict)),
+            element("div", claim.says, differences(claim)),
+        )
+        for claim in judge(source.results)
+    ]
+    regret = "regret per silo" if per_silo(source.results) else "regret"
+    how = (
+        f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
+        "count beyond two standard errors."
+    )
+    return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
+
+
+def differences(claim: Claim) -> Html:
+    """The differences behind a verdict, and its reason."""
+    texts = [text_table.difference_text(d, claim.within) for d in claim.differences]
+    if claim.reason:
+        texts.append(f"Why: {claim.reason}")
+    return element("ul", [element("li", text) for text in texts], class_="pairs")
+
+
+def _pictures(drawn: Drawn) -> Html:
+    source = drawn.source
+    if drawn.regret is None:
+        return element("p", NO_PICTURES)
+    what = Y_LABELS[y_axis(source)].capitalize()
+    labels = ", ".join(c.label for c in source.results.curves)
+    band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
+    bounds = [line.label for line in visible_bounds(source)]
+    named = ", ".join([labels, *(f"bound {label}" for label in bounds)])
+    caption = f"{what} against rounds. Lines are means{band}."
+    if bounds:
+        caption += " Thin dashed lines in grey are bounds."
+    parts = [
+        _figure(
+            inline(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds: {named}"),
+            caption,
+        )
+    ]
+    if drawn.communication is not None:
+        parts.append(
+            _figure(
+                inline(
+                    drawn.communication,
+                    f"{drawn.name}-sent",
+                    f"{what} against bytes sent: {labels}",
+                ),
+                f"{what} against everything sent so far, up and down, on a logarithmic axis.",
+            )
+        )
+    elif not sends(source):
+        parts.append(element("p", "No curve sends anything.", class_="quiet"))
+    notes = [*off_picture(source), *not_stored(source)]
+    return join(
+        element("div", parts, class_="pictures"),
+        [element("p", f"{note[0].upper()}{note[1:]}.", class_="quiet") for note in notes],
+    )
+
+
+def _figure(picture: Html, caption: str) -> Html:
+    return element("figure", element("div", picture, class_="card"), element("figcaption", caption))
+
+
+def legend_labels(source: Source) -> list[Html]:
+    """The label of every curve, after a sample of its line."""
+    curves = source.results.curves
+    return [
+        element("span", key(style), curve.label)
+        for curve, style in zip(curves, line_styles(curves), strict=True)
+    ]
+
+
+def results_table(source: Source, names: Sequence[Html]) -> Html:
+    """One row per curve, and the remarks below."""
+    # The speed stands under "Run".
+    columns = range(1, len(text_table.HEADINGS) - 1)
+    rows = [
+        [name, *(row[i] for i in columns)]
+        for name, row in zip(names, text_table.table_rows(source), strict=True)
+    ]
+    remarks = text_table.remarks(source, speed=False)
+    for label, count, whose, most in synchronisation_bounds(source.results):
+        named = f" ({whose})" if whose else ""
+        remarks.append(
+            f"{label}: synchronisations {text_table.times(count)}, at most{named} {amount(most)}"
+        )
+    return join(
+        table(text_table.HEADINGS[:-1], rows, label="Results", numbers=text_table.RIGHT),
+        [element("p", f"{line}.", class_="quiet") for line in remarks],
+    )
+
+
+def _run(source: Source) -> Html:
+    effort = source.effort
+    wall = sum(run.seconds for run in effort.runs)
+    threads = _each(str(run.threads) for run in effort.runs)
+    took = f"{span(wall)} on {threads} thread{'' if threads == '1' else 's'}"
+    if len(effort.runs) > 1:
+        took += f", in {len(effort.runs)} runs"
+    replicates = sorted({r for c in source.results.curves for r in c.replicates})
+    facts = [
+        ("time", took),
+        ("thread time", span(effort.thread_seconds)),
+        ("played", f"{spaced(effort.agent_rounds)} agent-rounds"),
+        ("speed", f"{text_table.rate(_per(effort.agent_rounds, wall))} agent-rounds per second"),
+        ("seed", f"{source.identity['seed']}, replicates {_ranges(replicates)}"),
+        ("fastfed", _each(run.fastfed for run in effort.runs)),
+        ("Python", _each(run.python for run in effort.runs)),
+        ("NumPy", _each(run.numpy for run in effort.runs)),
+        ("platform", _each(run.platform for run in effort.runs)),
+    ]
+    many = max(len(c.replicates) for c in source.results.curves)
+    text = spec_text(source.identity, many, source.results.figure)
+    return join(
+        definitions(facts),
+        details("Spec, every key with its value", element("pre", element("code", text))),
+    )
+
+
+def _each(values: Iterable[str]) -> str:
+    """The distinct values in their order."""
+    return ", ".join(dict.fromkeys(values)) or "-"
+
+
+def _per(count: float, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 else None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Format replicates as "0 to 24", or as a list where some are missing."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def span(seconds: float) -> str:
+    """Format seconds for reading: 0.42 s, 2 min 5 s, 3 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = math.floor(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,336 @@
+"""Tables of results as text and CSV, and of the claims of several figures as text and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fastfed.reporting.claims import (
+    FAILS,
+    HOLDS,
+    NOT_JUDGED,
+    UNDECIDED,
+    UNPROVEN,
+    Claim,
+    Difference,
+    judge,
+    per_silo,
+)
+from fastfed.reporting.source import Source
+from fastfed.reporting.text import privacy_text
+from fastfed.results.results import CurveResult, summary
+
+# ---- Results: one row per curve ------------------------------------------------------------------
+
+PER_SILO = "per silo"
+SYNCHRONISED = "synchronised"
+SENT = "sent"
+HEADINGS = (
+    "curve",
+    "group regret",
+    PER_SILO,
+    "claimed",
+    "exact",
+    "status",
+    SYNCHRONISED,
+    SENT,
+    "agent-rounds/s",
+)
+#: Columns of numbers, set flush right.
+RIGHT = (1, 2, 6, 7, 8)
+
+#: Units of bytes, the largest first.
+SIZES = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+#: Replicates that differ by less than this fraction differ by rounding alone.
+SAME = 1e-12
+
+EVENTS = {
+    "indefinite": "V was not positive definite and was shifted until it was",
+    "clipped_features": "features clipped to norm 1",
+    "clipped_rewards": "rewards clipped to [0, 1]",
+    "switches": "switches of the expert",
+    "switches_spent": "replicates whose budget of switches was spent",
+}
+
+
+def table_rows(source: Source) -> list[tuple[str, ...]]:
+    """The row of every curve, in the order of HEADINGS."""
+    rows: list[tuple[str, ...]] = []
+    for curve in source.results.curves:
+        privacy = privacy_text(curve.certificate)
+        rows.append(
+            (
+                curve.label,
+                _regret(curve, 1),
+                _regret(curve, curve.silos),
+                privacy.claimed,
+                privacy.exact,
+                privacy.status,
+                times(curve.synchronisations),
+                sent(curve.bytes_sent),
+                rate(curve.agent_rounds_per_second),
+            )
+        )
+    return rows
+
+
+def remarks(source: Source, *, speed: bool = True) -> list[str]:
+    """Lines under the table: how to read it, and events that occurred."""
+    lines = [
+        "group regret at the last round, summed over silos: mean ± standard error; "
+        "privacy as (epsilon, delta); times synchronised and bytes sent up and down in one "
+        "replicate, on average" + ("; speed of one thread" if speed else "")
+    ]
+    counts = {len(curve.replicates) for curve in source.results.curves}
+    for curve in source.results.curves:
+        if len(counts) > 1:
+            lines.append(f"{curve.label}: {len(curve.replicates)} replicates so far")
+        lines += [
+            f"{curve.label}: {text}, {count} times in all replicates"
+            for event, text in EVENTS.items()
+            if (count := curve.events.get(event, 0))
+        ]
+    if not source.results.curves:
+        lines = ["no replicate is played to its end yet"]
+    return lines
+
+
+def as_text(source: Source) -> str:
+    """Format the table as text, with title and problem size above and remarks below."""
+    rows = [HEADINGS, *table_rows(source)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+    lines = [source.title, f"{source.setting}, {source.replicates}", ""]
+    if source.about_records:
+        lines += [*source.about_records, ""]
+    above = len(lines)
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(above + 1, "  ".join("-" * width for width in widths))
+    return "\n".join([*lines, "", *remarks(source), *claim_lines(source)]) + "\n"
+
+
+def claim_lines(source: Source) -> list[str]:
+    """Lines with the figure's claims and their verdicts; none where there are no claims."""
+    statements = judge(source.results)
+    if not statements:
+        return []
+    what = " in regret per silo" if per_silo(source.results) else ""
+    judged = (
+        f"statements, judged on paired differences{what} beyond two standard errors ({source.size})"
+    )
+    lines = ["", judged]
+    for statement in statements:
+        lines.append(f"{statement.verdict:<10} {statement.says}")
+        lines += [f"{'':10} {difference_text(d, statement.within)}" for d in statement.differences]
+        if statement.reason:
+            lines.append(f"{'':10} why: {statement.reason}")
+    return lines
+
+
+def difference_text(difference: Difference, within: float | None = None) -> str:
+    """Text of A - B: mean, standard error, and the limit where the claim has one."""
+    names = f"{difference.first} - {difference.second}"
+    if math.isnan(difference.mean):
+        return f"{names}: not played yet"
+    text = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
+    text += f" ({plus_minus(difference.first_regret, None)}"
+    text += f" against {plus_minus(difference.second_regret, None)})"
+    if within is not None:
+        text += f", wanted: within {100.0 * within:g} % of {difference.second}"
+    return text
+
+
+def as_csv(source: Source) -> str:
+    """Format the table as CSV, one row per curve, every number in full."""
+    file = io.StringIO()
+    records = [summary(curve) for curve in source.results.curves]
+    if records:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+    return file.getvalue()
+
+
+def _regret(curve: CurveResult, divisor: int) -> str:
+    final = curve.final(divisor)
+    return plus_minus(final["mean"], final["stderr"] if len(curve.replicates) > 1 else None)
+
+
+def plus_minus(mean: float, stderr: float | None) -> str:
+    """Format mean and standard error to two digits of the error; five digits without one."""
+    if not stderr or not math.isfinite(stderr):
+        return _fixed(mean, 4 - _magnitude(mean))
+    if stderr < SAME * abs(mean):
+        return f"{_fixed(mean, 4 - _magnitude(mean))} ± 0"
+    decimals = 1 - _magnitude(stderr)
+    return f"{_fixed(mean, decimals)} ± {_fixed(stderr, decimals)}"
+
+
+def rate(per_second: float | None) -> str:
+    """Format agent-rounds per second to three digits: 12.3 M."""
+    if per_second is None:
+        return "-"
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if per_second >= size:
+            return f"{per_second / size:#.3g}".rstrip(".") + letter
+    return f"{per_second:.3g}"
+
+
+def times(count: float) -> str:
+    """Format a mean count: whole where all replicates agree, else 12.4 or 0.043."""
+    return str(count) if isinstance(count, int) else _fixed(count, max(1, 1 - _magnitude(count)))
+
+
+def sent(count: float) -> str:
+    """Format bytes to two or three digits, in units of a thousand: 2.6 GB."""
+    for size, unit in SIZES:
+        # 999.6 kB would be written as 1000 kB.
+        if count >= 0.9995 * size:
+            value = count / size
+            return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.2g} {unit}"
+    return f"{count:.0f} B" if count else "nothing"
+
+
+def _magnitude(value: float) -> int:
+    """Power of ten of the leading digit."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:.{min(max(decimals, 0), 8)}f}"
+
+
+# ---- Claims of several figures, with those of figures that were left out -------------------------
+
+FILE = "statements.json"
+
+NOT_PLAYED = "not played"
+#: The word for each verdict after its count.
+WORDS = {
+    HOLDS: "hold",
+    FAILS: "fail",
+    UNDECIDED: "undecided",
+    UNPROVEN: "unproven",
+    NOT_JUDGED: NOT_JUDGED,
+    NOT_PLAYED: NOT_PLAYED,
+}
+NOTHING = "nothing is said of it"
+NOTHING_COMPARED = "no [[figure.statement]] compares curves"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim, and the figure that it is about."""
+
+    figure: str  # the name of its folder
+    paper: str
+    title: str
+    size: str  # how large the run is that the verdict rests on
+    statement: Claim
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Plain data, as in ``statements.json``."""
+        about = {
+            "figure": self.figure,
+            "paper": self.paper,
+            "title": self.title,
+            "judged_on": self.size,
+        }
+        return {**about, **self.statement.to_builtins()}
+
+
+def rows_of(name: str, source: Source) -> list[Row]:
+    """The claims of an experiment; one row that says so where there are none."""
+    statements = judge(source.results)
+    if not statements:
+        says = str(source.results.figure.get("says", NOTHING))
+        statements = (Claim(says, NOT_JUDGED, (), why=NOTHING_COMPARED),)
+    paper = str(source.results.figure.get("paper", ""))
+    return [Row(name, paper, source.title, source.size, s) for s in statements]
+
+
+def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
+    """The claims of a spec's [figure] that was left out, with the reason."""
+    says = [s["says"] for s in figure.get("statement", ())] or [figure.get("says", NOTHING)]
+    paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
+    return [Row(name, paper, title, "", Claim(s, NOT_PLAYED, (), why=reason)) for s in says]
+
+
+def ordered(rows: Iterable[Row]) -> list[Row]:
+    """Sort rows by paper and figure; claims of a figure keep their order."""
+    return sorted(rows, key=lambda row: (row.paper, row.figure))
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """Count verdicts in a line: holds, fails, ..., and those that their specs do not expect."""
+    found = Counter(row.statement.verdict for row in rows)
+    parts = [f"{found[verdict]} {word}" for verdict, word in WORDS.items() if found[verdict]]
+    if not parts:
+        return "no statements"
+    other = sum(row.statement.unexpected for row in rows)
+    return f"statements: {', '.join(parts)}" + (f"; {other} not as expected" if other else "")
+
+
+def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Format all rows as lines, each with the depth of its indent, 0 to 2."""
+    found: list[tuple[int, str]] = []
+    paper = figure = None
+    for row in rows:
+        if row.paper != paper:
+            found += [(0, ""), (0, row.paper or "of no paper")]
+            paper, figure = row.paper, None
+        if row.figure != figure:
+            about = f"{row.title} ({row.size})" if row.size else row.title
+            found += [(0, ""), (0, f"{row.figure}: {about}")]
+            figure = row.figure
+        statement = row.statement
+        found.append((1, f"{statement.verdict:<10}  {statement.says}"))
+        found += [(2, difference_text(d, statement.within)) for d in statement.differences]
+        if statement.reason:
+            found.append((2, f"why: {statement.reason}"))
+    return [*found, (0, ""), (0, counts(rows))]
+
+
+def as_json(rows: Sequence[Row]) -> bytes:
+    """The content of ``statements.json``; a number that is not finite is null."""
+    found = Counter(row.statement.verdict for row in rows)
+    value = {
+        "counts": {verdict: found[verdict] for verdict in WORDS},
+        "unexpected": sum(row.statement.unexpected for row in rows),
+        "statements": [row.to_builtins() for row in rows],
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def stored_left_out(folder: Path) -> list[Row]:
+    """The rows of figures left out when ``statements.json`` was last written."""
+    try:
+        stored = json.loads((folder / FILE).read_bytes())["statements"]
+        return [
+            Row(
+                s["figure"],
+                s["paper"],
+                s["title"],
+                "",
+                Claim(s["says"], NOT_PLAYED, (), why=s["why"]),
+            )
+            for s in stored
+            if s["verdict"] == NOT_PLAYED
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        # Missing, or no longer ours: nothing is known of figures that were left out.
+        return []

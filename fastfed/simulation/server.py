@@ -1,0 +1,212 @@
+"""Federations with a server in both drivers.
+
+The step driver is the readable truth: parties that exchange messages, one silo and round at a time.
+The compiled driver (`compiled`) runs batches of rounds without Python, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastfed._kernels import environments
+from fastfed._random import NoiseSource, SeededNoise
+from fastfed.bandits.silo import Silo
+from fastfed.protocols.messages import Bits, Report
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.randomizer import User
+from fastfed.protocols.server import Server
+from fastfed.protocols.shuffler import Shuffler
+from fastfed.simulation import compiled
+from fastfed.simulation.driver import (
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Term,
+    linear_events,
+    outcome_term,
+    sent,
+    silo_term,
+    spaced,
+)
+
+
+class Users:
+    """The users of a single agent's batch, where they send for themselves."""
+
+    def __init__(self, plan: Plan, noise: NoiseSource) -> None:
+        self.plan, self.noise = plan, noise
+        self.clipped_features = self.clipped_rewards = 0
+        self._sent: list[Report | Bits] = []
+
+    def send(self, round: int, x: np.ndarray, reward: float) -> None:
+        """The message of this round's user; those of an unfinished last batch send none."""
+        if round > self.plan.releases * self.plan.batch_size:
+            return
+        user = User(self.plan, round, self.noise)
+        self._sent.append(user.message(x, reward))
+        self.clipped_features += user.clipped_feature
+        self.clipped_rewards += user.clipped_reward
+
+    def messages(self) -> list[Report | Bits]:
+        """Messages sent since the last call; none where silos send."""
+        sent, self._sent = self._sent, []
+        return sent
+
+
+def run_steps(
+    environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
+) -> list[Outcome]:
+    """Run all rounds of all plans, one silo and round at a time; records everything."""
+    return [run_one(environment, plan, checkpoints) for plan in plans]
+
+
+def run_one(
+    environment: environments.Environment,
+    plan: Plan,
+    checkpoints: np.ndarray,
+    *,
+    last: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
+    noise = SeededNoise(environment.seed, environment.replicate)
+    silos = [Silo(plan, i, noise) for i in range(plan.silos)]
+    shuffler, server = Shuffler(plan, noise), Server(plan, noise)
+    regret = np.zeros(plan.silos)
+    curve = np.zeros((plan.silos, len(checkpoints)))
+    actions = np.zeros((plan.silos, plan.horizon), np.int32)
+    rewards = np.zeros((plan.silos, plan.horizon))
+    synchronised = np.zeros(len(checkpoints), np.int64)
+    total = np.zeros(plan.statistic_size)
+    users = Users(plan, noise)
+    for round in range(1, (last or plan.horizon) + 1):
+        for i, silo in enumerate(silos):
+            features, means = environment.round(i, round)
+            a = silo.select(features)
+            y = environment.reward(i, round, means[a])
+            if silo.acts_only:
+                users.send(round, features[a], y)
+                silo.served()
+            else:
+                silo.observe(y)
+            actions[i, round - 1], rewards[i, round - 1] = a, y
+            regret[i] += means.max() - means[a]
+        curve[:, checkpoints == round] = regret[:, None]
+        if any(silo.due for silo in silos):
+            if plan.trigger is not None:
+                for silo in silos:
+                    silo.ask()
+            reports = users.messages() or [silo.report() for silo in silos]
+            broadcast = server.combine(
+                shuffler.shuffle(reports) if plan.protocol.shuffled else reports
+            )
+            for silo in silos:
+                silo.receive(broadcast)
+            total = broadcast.values
+        synchronised[checkpoints == round] = server.release
+        if progress is not None:
+            progress(1)
+    group = np.zeros(len(checkpoints))
+    for row in curve:
+        group += row
+    return Outcome(
+        group_regret=group,
+        **sent(plan, synchronised),
+        events=linear_events(
+            # Every silo refreshes the same V; it is one event per synchronisation.
+            silos[0].indefinite,
+            sum(s.clipped_features for s in silos) + users.clipped_features,
+            sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
+        ),
+        total=total,
+        actions=actions,
+        rewards=rewards,
+    )
+
+
+# ---- Memory of the step driver -------------------------------------------------------------------
+
+#: Of a silo of the step driver: its objects, and how many statistics its arrays are.
+SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
+
+
+def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
+    """Of the step driver, whose silos are objects, and which records what it runs."""
+    m, s = plan.silos, plan.statistic_size
+    levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
+    each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
+    # A message, its copy, and the shuffler's.
+    each += 3 * (8 * s + OBJECT) if plan.batch_size else 0
+    terms = [silo_term("silos as objects", m * each, plan)]
+    if plan.individual and plan.encoding is not None:
+        bits = sum(
+            plan.points(j) * plan.encoding.message_bits(j) for j in range(max(1, plan.levels))
+        )
+        # A byte each, kept until sent, sent, and shuffled.
+        terms.append(silo_term("bits of all messages", 3 * m * s * bits, plan, "points of a batch"))
+    elif plan.by_users:
+        size = m * plan.batch_size * (16 * s + 2 * OBJECT)
+        terms.append(silo_term("messages of users", size, plan, "points of a batch"))
+    rounds = f"{spaced(m)} silos x {spaced(plan.horizon)} rounds"
+    marks = f"{spaced(m)} silos x {spaced(checkpoints)} checkpoints"
+    return [
+        *terms,
+        Term("regret of every silo", 8 * m * checkpoints, marks, "checkpoints"),
+        Term("actions and rewards", 12 * m * plan.horizon, rounds, "rounds"),
+    ]
+
+
+# ---- The driver ----------------------------------------------------------------------------------
+
+
+class ServerDriver(Driver):
+    """Runs plans of a federation with a server, or of a single agent (`protocols.plan.Plan`)."""
+
+    def together(self, plan: Plan) -> bool:
+        """Without a trigger, which goes back and runs rounds again; and without single bits,
+        which lie outside of what the compiled driver executes."""
+        return plan.trigger is None and not plan.individual
+
+    def run(
+        self,
+        environment: environments.Environment,
+        plans: Sequence[Plan],
+        checkpoints: np.ndarray,
+        *,
+        threads: int = 1,
+        record: bool = False,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        if plans[0].individual:
+            return [run_one(environment, plans[0], checkpoints, last=last, progress=progress)]
+        return compiled.run(
+            environment, plans, checkpoints,
+            threads=threads, record=record, last=last, progress=progress,
+        )  # fmt: skip
+
+    def run_steps(
+        self,
+        environment: environments.Environment,
+        plan: Plan,
+        checkpoints: np.ndarray,
+        *,
+        last: int | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        return run_one(environment, plan, checkpoints, last=last, progress=progress)
+
+    def memory(
+        self, plan: Plan, checkpoints: int, *, steps: bool = False, record: bool = False
+    ) -> list[Term]:
+        if steps or plan.individual:
+            terms = step_terms(plan, checkpoints)
+        else:
+            terms = compiled.state_terms(plan, checkpoints, record)
+        return [*terms, outcome_term(checkpoints, plan.statistic_size)]
+
+
+DRIVER = ServerDriver()

@@ -1,0 +1,347 @@
+"""The experts oracle (Gao et al. 2024) against itself: closed forms, exact laws, cases by hand.
+
+E# is a correction, numbered as in section 6 of the text beside the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, exp, log
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import gao_2024 as gao
+from pytest import approx
+
+
+def keyed(*key: int) -> np.random.Generator:
+    return np.random.default_rng([2024, *key])
+
+
+# Phases, batches and trees.
+
+
+def test_phases_and_batches() -> None:
+    assert [gao.number_of_phases(T) for T in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 3, 3, 4]
+    assert [gao.first_round(p) for p in (1, 2, 3)] == [1, 2, 4]
+    assert [list(gao.sample_rounds(p)) for p in (2, 3, 4)] == [[1], [2, 3], [4, 5, 6, 7]]
+    found = [gao.batch_paper(p) for p in range(2, 16)]
+    assert found == [2, 1, 0, 1, 1, 1, 2, 4, 4, 8, 16, 16, 32, 64]
+
+
+def test_designs() -> None:
+    # b eps beta sqrt m / (alpha ln e) = 64: half its binary logarithm is 3.
+    given: dict[str, Any] = {"d": exp(1), "epsilon": 0.5, "alpha": 2.0, "beta": 1.0}
+    assert gao.trees_wanted(64, m=16, **given) == approx(3.0)
+    assert gao.trees_wanted(64, m=16, central=True, **given) == approx(4.0)
+    # T = 2^14, alpha = beta = 1, eps 1, d 10: where trees begin, and the last of them.
+    given = {"d": 10, "epsilon": 1.0, "alpha": 1.0, "beta": 1.0}
+    for rule, m, trees in [
+        ("paper", 1, [0] * 11 + [1, 1, 1, 2]),
+        ("paper", 256, [0] * 7 + [1, 2, 2, 2, 3, 3, 3, 4]),
+        ("largest", 1, [0] * 6 + [1, 1, 1, 2, 2, 2, 3, 3, 3]),
+        ("largest", 256, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5]),
+    ]:
+        assert [gao.design(rule, p, m=m, **given)[1] for p in range(1, 16)] == trees
+    assert gao.design("paper", 15, m=256, **given) == (64, 4)
+
+
+# Algorithms 1-3.
+
+
+@dataclass(frozen=True)
+class Squared:
+    """(<a, x> - y)^2 / 2 of every client and round."""
+
+    a: np.ndarray
+    y: np.ndarray
+
+    def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        a = self.a[client, t - 1]
+        return a * (a @ x - self.y[client, t - 1])
+
+
+@dataclass(frozen=True)
+class OneKinked:
+    """Constant gradients but for client 0 in round t: u where u x is above 1/2, else -u."""
+
+    elsewhere: np.ndarray
+    t: int
+    u: np.ndarray
+
+    def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        return self.elsewhere if t != self.t else self.u * (1.0 if self.u @ x > 0.5 else -1.0)
+
+
+def one_phase(p: int, b: int) -> Callable[[int], tuple[int, int]]:
+    return lambda q: (b, 1) if q == p else (0, 0)
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_phases_vertices_and_leaves(central: bool) -> None:
+    m, d, T = 3, 4, 300
+    losses = Squared(keyed(1).uniform(-1, 1, (m, T, d)), keyed(2).uniform(-1, 1, (m, T)))
+
+    def noise(i: int, p: int, k: int) -> np.ndarray:
+        return keyed(3, i + 1, p, k).laplace(size=d)
+
+    run = gao.ope_stoch(
+        losses,
+        T=T,
+        m=m,
+        d=d,
+        designs=lambda p: {6: (2, 1), 7: (4, 2), 8: (4, 2), 9: (8, 3)}.get(p, (0, 0)),
+        permutation=lambda i, p: keyed(4, i, p).permutation(2 ** (p - 2)),
+        scale=lambda p, j, b: 0.2 * 2**j / b,
+        noise=noise,
+        central=central,
+    )
+    assert [t for phase in run.phases for t in phase.rounds] == [*range(1, T + 1)]
+    assert run.released == [leaf.w for leaf in run.leaves]
+    x, at, leaves = np.full(d, 0.25), {}, iter(run.leaves)
+    for phase in run.phases:
+        vertices = [v for v in run.vertices if v.phase == phase.p]
+        for v in vertices:
+            at[v.tree, v.path] = v
+            parent = at[v.tree, v.path[:-1]]
+            if v.path.endswith("0"):
+                # Left: the parent's.
+                assert v.rounds.size == 0
+                assert np.array_equal(v.x, parent.x) and np.array_equal(v.v, parent.v)
+            else:
+                # Right: Equation (3), with x after all leaves so far.
+                assert v.rounds.shape == (m, phase.batch / 2 ** len(v.path))
+                assert np.array_equal(v.x, x)
+                for i in range(m):
+                    here = np.mean([losses.gradient(i, t, v.x) for t in v.rounds[i]], axis=0)
+                    if v.path:
+                        there = [losses.gradient(i, t, parent.x) for t in v.rounds[i]]
+                        here += parent.v[i] - np.mean(there, axis=0)
+                    assert v.v[i] == approx(here, abs=1e-14)
+            if len(v.path) == v.tree:
+                leaf = next(leaves)
+                added = [noise(gao.SERVER if central else i, leaf.phase, leaf.k) for i in range(m)]
+                scores = v.v.mean(axis=0) + 0.2 * 2**v.tree / phase.batch * np.mean(added, axis=0)
+                assert leaf.scores == approx(scores)
+                first, second = np.sort(scores)[:2]
+                assert (scores[leaf.w], leaf.gap) == (approx(first), 0.0)
+                assert leaf.margin == approx(second - first)
+                x = leaf.x
+        # eta_k = 2/(k+1): x_K weighs w_k by 2k / (K (K+1)).
+        w = [leaf.w for leaf in run.leaves if leaf.phase == phase.p]
+        if w:
+            assert len(w) == gao.number_of_leaves(phase.trees)
+            share = 2 * np.arange(1, len(w) + 1) / (len(w) * (len(w) + 1))
+            assert phase.x == approx(np.bincount(w, share, minlength=d), abs=1e-14)
+            # No sample of a client is in two sets, and all are of the phase before.
+            used = np.hstack([v.rounds for v in vertices])
+            assert np.isin(used, gao.sample_rounds(phase.p)).all()
+            assert all(len(set(row)) == len(row) for row in used)
+            assert used.shape[1] == gao.samples_needed(phase.batch, phase.trees)
+        for t in phase.rounds:
+            assert np.array_equal(run.x[t - 1], phase.x)
+
+
+def test_scales_and_changes() -> None:
+    assert gao.lambda_printed(1, 2, 16, 1) == 1.0
+    assert gao.lambda_corrected(1, 2, 16, 1) == 2.0
+    assert (gao.mu_printed(1, 2, 16, 1, 10), gao.mu_corrected(1, 2, 16, 1, 10)) == (0.1, 0.2)
+    found = [gao.leaf_change(3.0, 8, *rest) for rest in ((0,), (2,), (2, True))]
+    assert found == [0.75, 6.0, 3.0]
+    # All d scores of a leaf are sent: moved together, they cost d eps (E1).
+    cost = gao.leaves_below(2, 1) * 5 * gao.leaf_change(1.0, 8, 1)
+    assert cost / gao.lambda_printed(1.0, 2, 8, 0.3) == approx(5 * 0.3)
+
+
+def test_argmin_law_and_cost() -> None:
+    """P(the worse by g) = exp(-g) (2 + g) / 4 at scale 1."""
+    for g in (0.0, 0.3, 40.0):
+        law = gao.argmin_law(np.array([0.0, 3 * g]), 3.0)
+        assert law == approx([1 - exp(-g) * (2 + g) / 4, exp(-g) * (2 + g) / 4], rel=1e-12)
+    # Change 1 at scale 1 from 40: 40 to 42 both ways, 40 to 41 one way.
+    scores = np.array([0.0, 40.0])
+    assert gao.argmin_cost(scores, 1.0, 1.0) == approx(2 - log(44 / 42))
+    assert gao.argmin_cost(scores, 1.0, 1.0, one_sided=True) == approx(1 - log(43 / 42))
+
+
+@pytest.mark.parametrize("at, printed", [(0, 1.0), (64, 2.0)])
+def test_expert_sequence_by_its_exact_law(at: int, printed: float) -> None:
+    """Two leaves, the sample of the root (0) or of the right child (64) replaced.
+
+    With the printed mu the sequence costs up to 1 and 2 eps, with twice that half as much (E2).
+    """
+    b, epsilon, d, p = 64, 2.0, 3, 9
+    for scale, share in ((gao.mu_printed, printed), (gao.mu_corrected, printed / 2)):
+        laws = [
+            gao.ope_law(
+                OneKinked(np.array([1.0, -1.0, 1.0]), 2 ** (p - 2) + at, u),
+                T=2**p - 1,
+                m=1,
+                d=d,
+                designs=one_phase(p, b),
+                permutation=lambda i, q: np.arange(2 ** (q - 2)),
+                scale=lambda q, j, b, scale=scale: scale(1.0, j, b, epsilon, 1),
+            )
+            for u in np.array([[1.0, -1.0, 1.0], [-1.0, 1.0, 1.0]])
+        ]
+        assert sum(laws[0].values()) == approx(1.0)
+        assert 0.95 * share * epsilon < gao.log_ratio(*laws) <= share * epsilon + 1e-9
+
+
+# Fed-SVT.
+
+
+COSTS = (gao.advanced_epsilon, gao.response_epsilon, gao.zcdp_epsilon)
+
+
+def test_constants_of_fed_svt() -> None:
+    # delta = e^-4, kappa = 9: the root of kappa log(1/delta) is 6.
+    delta = exp(-4)
+    assert (gao.eta_pure(1.0, 20), gao.eta_printed(3.0, delta, 9)) == (0.025, approx(0.5))
+    assert gao.eta_advanced(3.0, delta, 9) == approx(0.125)
+    assert gao.advanced_epsilon(0.5, 9, delta) == approx(72**0.5 / 2 + 4.5 * (exp(0.5) - 1))
+    assert gao.zcdp_epsilon(gao.eta_zcdp(1.0, 1e-6, 20), 20, 1e-6) == approx(0.5)
+    assert gao.zcdp_epsilon(0.4, 9, delta) == approx(0.18 + 4 * 0.18**0.5)
+    # Printed: .5 beside 1.4888 by advanced composition, 1.0589 exactly and 0.7162 by zCDP (E9).
+    eta = gao.eta_printed(1.0, 1e-6, 20)
+    costs = [cost(eta, 20, 1e-6) for cost in COSTS]
+    assert costs == approx([1.4888175, 1.0589, 0.7162], abs=1e-4)
+    for share, holds in [(1.88, True), (1.92, False)]:
+        whole = share * log(1e6)
+        found = gao.advanced_epsilon(gao.eta_advanced(whole, 1e-6, 20), 20, 1e-6)
+        assert (found <= whole / 2) == holds
+    assert (gao.threshold_scale_printed(0.5), gao.query_scale_printed(0.5)) == (8.0, 16.0)
+    assert (gao.svt_cost(4.0, 8.0), gao.svt_cost_standard(4.0, 8.0)) == (0.25, 0.5)
+    assert gao.svt_cost(8.0, 4.0) == 0.25
+    assert gao.scale_least(0.5) == 4.0
+    assert gao.switching_budget(10, 0.1) == ceil(3 * 4 + 24 * log(10)) == 68
+    assert gao.switching_budget(10, 0.1, printed=True) == ceil(3 * 3 + 24 * log(10)) == 65
+    given: dict[str, Any] = {"m": 10, "T": 100, "N": 5, "rho": 0.1, "epsilon": 0.5, "eta": 0.01}
+    found = gao.threshold(**given, optimal_loss=2.0)
+    assert found == approx(20 + 16 * log(2 * 400 / 0.1) + 400)
+
+
+def test_response_delta_by_enumeration() -> None:
+    eta, epsilon, kappa, total = 0.4, 0.7, 5, 0.0
+    p = exp(eta) / (1 + exp(eta))
+    for bits in product((0, 1), repeat=kappa):
+        here = np.prod([p if bit else 1 - p for bit in bits])
+        there = np.prod([1 - p if bit else p for bit in bits])
+        total += max(0.0, here - exp(epsilon) * there)
+    assert gao.response_delta(epsilon, eta, kappa) == approx(total)
+    assert gao.response_epsilon(eta, kappa, total) == approx(epsilon)
+
+
+def test_svt_by_hand() -> None:
+    """One client, N = 2, no noise but in the second threshold; losses .5 for expert 0, 0 for 1."""
+    losses = np.zeros((1, 12, 2))
+    losses[:, :, 0] = 0.5
+    given: dict[str, Any] = {"N": 2, "L": 1.4, "kappa": 2, "eta": 2 * log(3), "losses": losses}
+    given |= {"threshold_scale": 2.0, "query_scale": 3.0}
+    # Thresholds 1.4 and 1.4 + 1; the first resampling is made to stay at expert 0.
+    noise = gao.SvtNoise(lambda k: 0.5 * k, lambda t: 0.0, lambda t: 0.0)
+    run = gao.fed_svt(noise=noise, **given)
+    assert run.queries == [(2, 0.5), (4, 1.5), (6, 1.0), (8, 2.0), (10, 3.0)]
+    assert (run.switches, run.margin) == ([4, 10], approx(0.1))
+    assert run.laws[0] == approx(np.array([3**-1.5, 1]) / (1 + 3**-1.5))
+    assert run.draw_margin == approx(1 / (1 + 3**4.5))
+    assert run.x.tolist() == [0] * 12
+    # L* = 3 hides the difference until round 7 (cost 4.5 of expert 0 at t = 10).
+    near = gao.fed_svt(noise=noise, optimal_loss=3.0, **given)
+    assert near.laws[0] == approx([0.5, 0.5])
+    assert near.laws[1] == approx(np.array([3**-1.5, 1]) / (1 + 3**-1.5))
+    # Two clients in three rounds: 1.5 in all, below 2 L*.
+    cost = gao.resampling_cost(np.full((2, 4, 2), 0.25), np.zeros(4, int), 4, 1.0, False)
+    assert cost.tolist() == [2.0, 2.0]
+    # Drawn from the upper end, expert 1 comes and stays; query noise of -0.3 delays it.
+    late = replace(noise, uniform=lambda t: 0.99 if t > 1 else 0.0)
+    run = gao.fed_svt(noise=late, **given)
+    assert (run.switches, run.x.tolist()) == ([4], [0] * 3 + [1] * 9)
+    run = gao.fed_svt(noise=replace(late, query=lambda t: -0.1), **given)
+    assert run.switches == [6]
+    assert gao.decisions(7, 1) == [2, 3, 4, 5, 6, 7]
+    assert (gao.decisions(9, 4), gao.decisions(3, 5)) == ([4, 8], [])
+    experts = [gao.uniform_expert(7, u) for u in (np.arange(70) + 0.5) / 70]
+    assert np.bincount(experts).tolist() == [10] * 7
+
+
+# Exact laws of tiny games.
+
+
+def tiny(losses: np.ndarray, **changes: Any) -> dict[str, Any]:
+    given = {"N": 1, "L": 1.0, "kappa": 2, "eta": 0.5, "threshold_scale": 1.0, "query_scale": 2.0}
+    return {"losses": losses} | given | changes
+
+
+def test_laws_add_up() -> None:
+    """To cross at one of the queries, or at none."""
+    queries, rest = (0.5, 2.0, 2.5, 7.0), (1.5, 0.7, 1.1)
+    total = gao.segment_probability(queries, False, *rest)
+    total += sum(gao.segment_probability(queries[:n], True, *rest) for n in range(1, 5))
+    assert total == approx(1.0, abs=1e-12)
+    # One query: P(query noise - threshold noise <= x).
+    alone = gao.segment_probability((0.0,), True, 3.0, 4.0, 8.0)
+    assert alone == approx(gao.noise_gap_tail(3.0, 4.0, 8.0), rel=1e-12)
+    law = gao.svt_law(**tiny(keyed(30).random((2, 4, 2)), optimal_loss=0.3))
+    assert sum(law.values()) == approx(1.0, abs=1e-12)
+    assert sum(gao.expert_law(law).values()) == approx(1.0, abs=1e-12)
+    assert len(gao.expert_law(law)) < len(law)
+
+
+def test_without_threshold_noise_every_query_costs() -> None:
+    """Printed `<= L`: n queries below it cost n/b, eps/4 is passed by n = 3, eps by n = 9 (E7)."""
+    for n in (3, 9):
+        laws: dict[bool, list[Any]] = {True: [], False: []}
+        for first, printed in product((0.0, 1.0), (True, False)):
+            losses = np.zeros((1, n + 1, 1))
+            losses[0, 0] = first
+            given: dict[str, Any] = {"threshold_scale": 4.0, "query_scale": 8.0, "kappa": 1}
+            law = gao.svt_law(**tiny(losses, L=-80.0, printed=printed, **given))
+            laws[printed].append(law)
+        assert gao.log_ratio(*laws[True]) == approx(n / 8, rel=1e-4)
+        assert gao.log_ratio(*laws[False]) <= 1 / 4 + 1e-9
+
+
+# Follow the leader, hedge, regret and bounds.
+
+
+def test_leaders_by_hand() -> None:
+    losses = np.zeros((2, 7, 3))
+    losses[0, 0] = [0.0, 1.0, 0.5]
+    losses[1, 2] = [1.0, 0.0, 0.25]
+    assert gao.follow_the_leader(losses, N=1, first=2).tolist() == [2, 0, 0, 2, 2, 2, 2]
+    assert gao.follow_the_leader(losses, N=3, first=1).tolist() == [1, 1, 0, 0, 0, 2, 2]
+    # A tie goes to the first index.
+    assert gao.follow_the_leader(np.zeros((1, 4, 3)), N=2, first=2).tolist() == [2, 0, 0, 0]
+    laws, x = gao.hedge(losses, N=3, eta=2 * log(2), uniform=lambda t: 0.99 * (t % 3 == 2))
+    known = [2.0 ** -np.array(S) for S in ([0, 0, 0], [0, 1, 0.5], [1, 1, 0.75])]
+    for t, S in enumerate([0, 0, 1, 1, 1, 2, 2]):
+        assert laws[t] == approx(known[S] / known[S].sum())
+    assert x is not None and x.tolist() == [0, 2, 0, 0, 2, 0, 0]
+    assert gao.hedge(losses, N=3, eta=0.7)[1] is None
+    # The best expert is 2 with a loss of .75; all three together lose 2.75.
+    assert gao.regret(losses, np.array([1, 0, 0, 0, 0, 0, 0])) == approx((2 - 0.75) / 2)
+    assert gao.regret(losses, np.full((7, 3), 1 / 3)) == approx((2.75 / 3 - 0.75) / 2)
+    with pytest.raises(ValueError, match="losses"):
+        gao.regret(losses + 1, np.zeros(7, dtype=int))
+
+
+def test_bounds_by_hand() -> None:
+    e: Any = exp(1)
+    given: dict[str, Any] = {"T": 100, "m": 16, "d": e}
+    found = gao.theorem_2_2(**given, epsilon=4.0, alpha=1.0, beta=0.25)
+    assert found == approx(1.25 * log(100) * 2.5 + log(100) * 0.5 * 5 / 2)
+    found = gao.corollary_2_3(**given, epsilon=4.0, alpha=4.0)
+    assert found == approx(4 * log(100) * 2.5 + 2 * log(100) / 8)
+    assert gao.theorem_2_4(100, e, None) == approx(10.0)
+    assert gao.theorem_2_4(100, e, 0.5) == approx(2.0)
+    assert gao.theorem_2_4(100, e, 1e-4) == 100
+    found = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), optimal_loss=2.0)
+    assert found == approx((1 + (log(100) + 1) * 2) / 8 + 12 * 2)
+    given["d"] = exp(4)
+    found = gao.theorem_2_6(**given, epsilon=0.5, N=10, rho=exp(-1), delta=exp(-4))
+    assert found == approx((8 * 2 + (log(100) + 1) * 5) / 8 + 10 * 5)
+    assert gao.theorem_2_7(16, e, 0.5) == approx(1 / 8)

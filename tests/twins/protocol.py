@@ -1,0 +1,143 @@
+"""Protocol arithmetic: p-sums, noisy nodes, prefixes, V from what was released."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twins.linalg import factor, solve
+from twins.random import Array, log, normals_f64
+
+
+def node_level(k: int) -> int:
+    """Index of the lowest set bit of k >= 1."""
+    return (k & -k).bit_length() - 1
+
+
+def psum(sums: Array, leaf: Array, level: int) -> None:
+    """sums[level] <- sums[0] + ... + sums[level - 1] + leaf, in place."""
+    total = np.zeros_like(leaf)
+    for lower in sums[:level]:
+        total = total + lower
+    sums[level] = total + leaf
+
+
+def prefix(nodes: Array, k: int) -> Array:
+    """The sum of nodes[j] over the set bits j of k, lowest first."""
+    out = np.zeros(nodes.shape[1])
+    for j in range(k.bit_length()):
+        if k >> j & 1:
+            out += nodes[j]
+    return out
+
+
+def add(into: Array, other: Array) -> None:
+    """into += other, in place."""
+    into += other
+
+
+def scale(statistic: Array, factor: float) -> Array:
+    """factor times statistic."""
+    return factor * statistic
+
+
+def add_noise(
+    statistic: Array, normals: Array, d: int, bias: float, off_diagonal: float, diagonal: float
+) -> Array:
+    """statistic + noise of these standard deviations, entry by entry."""
+    rows, columns = np.tril_indices(d)
+    std = np.where(rows == columns, diagonal, off_diagonal)
+    return statistic + np.concatenate([np.full(d, bias), std]) * normals
+
+
+def round_noisy(
+    values: Array, noise: Array, std: Array, grid: Array, error: float
+) -> tuple[Array, list[int]]:
+    """values + std noise on the grid, and the entries whose rounding is not certain."""
+    steps, ratio = values / grid, std / grid
+    whole = np.floor(steps)
+    moved = (steps - whole) + ratio * noise
+    nearest = np.rint(moved)
+    unsure = ratio * error + (np.abs(moved) + 1.0) * 2.0**-51
+    doubtful = ~(np.abs(moved - nearest) + unsure < 0.5)
+    return (whole + nearest) * grid, np.flatnonzero(doubtful).tolist()
+
+
+def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
+    """The d + d (d + 1) / 2 standard normals of one node: bias (purpose 3), covariance (4)."""
+    return np.concatenate(
+        [
+            normals_f64(seed, 3, replicate, silo, node, d),
+            normals_f64(seed, 4, replicate, silo, node, d * (d + 1) // 2),
+        ]
+    )
+
+
+def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
+    """W and theta of V = lambda I + covariance, in place; the shift V needed, -1 if hopeless."""
+    d = len(theta)
+    diagonal = np.cumsum(np.arange(1, d + 1)) - 1
+    shift = 0.0
+    for _ in range(200):
+        v = statistic[d:].copy()
+        v[diagonal] += regularizer + shift
+        found = factor(v, d)
+        if found is not None:
+            w[...] = found
+            theta[...] = solve(w, statistic[:d])
+            return shift
+        shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
+    return -1.0
+
+
+def radius_at(
+    multiplier: float, scale: float, base: float, offset: float, lam: float, count: float, d: int
+) -> float:
+    """multiplier (offset + scale sqrt(base + d ln(1 + count / (d lambda))))."""
+    grown = 1.0 + count / (d * lam)
+    return multiplier * (offset + scale * float(np.sqrt(base + d * log(grown))))
+
+
+def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> float:
+    """The least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    diagonal = np.cumsum(np.arange(1, d + 1)) - 1
+    low, high = -1, 8
+    while floor > 0.0 and high - low > 1:
+        middle = (low + high) // 2
+        v = statistic[d:].copy()
+        v[diagonal] += full * middle / 8.0 - floor
+        low, high = (middle, high) if factor(v, d) is None else (low, middle)
+    return full * high / 8.0
+
+
+def determinant_radius(
+    multiplier: float,
+    scale: float,
+    base: float,
+    offset: float,
+    anchor: float,
+    inflation: float,
+    log_det: float,
+    d: int,
+) -> float:
+    """multiplier (offset + scale sqrt(inflation (base + ln det V + d ln(inflation / anchor))))."""
+    grown = max(log_det + d * log(inflation / anchor), 0.0)
+    return multiplier * (offset + scale * float(np.sqrt(inflation * (base + grown))))
+
+
+def honaker(estimate: Array, node: Array, sibling: Array, level: int) -> None:
+    """In place: the estimate of a node from its own noise and its children's estimates."""
+    v = 1.0 / (2.0 - 0.5**level)
+    estimate[...] = v * node + (1.0 - v) * (sibling + estimate)
+
+
+def honaker_number(k: int) -> int:
+    """The key of the first node that Honaker's tree releases at k."""
+    return 2 * (k - 1) - (k - 1).bit_count() + 1
+
+
+def toeplitz(history: Array, f: Array, k: int) -> Array:
+    """Noise of prefix k: sum of f[k - j] times row j."""
+    out = np.zeros(history.shape[1])
+    for i in range(k):
+        out += f[k - 1 - i] * history[i]
+    return out
