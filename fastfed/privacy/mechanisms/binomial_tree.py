@@ -56,7 +56,8 @@ _VARIANCE = ONES * (1.0 - ONES)
 # "exact" raises g until the noise has at least this many levels of standard deviation: with it the
 # skewness of the binomial costs below two per cent of noise at every usual budget.
 _EXACT_LEVELS = 150.0
-# For returning users "exact" also raises g until their roundings cost at most this part of noise.
+# For several batches of a user "exact" also raises g until their roundings cost at most this part
+# of noise.
 _EXACT_ROUNDING = 0.02
 
 
