@@ -405,9 +405,9 @@ def batch_size_e_4(
     """Corollary E.4 for `linucb-sdp-amp` with users who take part in every batch: `theorem_e_3`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta). Its logarithms are no less than the
-    theorem's, corrected or not, so that the second term stays below d B except for ln T ln(T/alpha).
-    The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta = .1, the
-    corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
+    theorem's, corrected or not, so that the second term stays below d B except for ln T
+    ln(T/alpha). The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta
+    = .1, the corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
     """
     return _whole(_balance("E.4", horizon, dimension, epsilon, delta), horizon, constant)
 

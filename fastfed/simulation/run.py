@@ -14,7 +14,7 @@ from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
-from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_passes
+from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_batches
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
@@ -32,9 +32,9 @@ UNCOVERED = (
 )
 
 
-def about_records(world: Problem) -> list[str]:
+def about_records(problem: Problem) -> list[str]:
     """Caveats about real records; none where records are drawn."""
-    facts = world.facts
+    facts = problem.facts
     if not facts.real_records:
         return []
     failed = [text for text, holds in getattr(facts, "conditions", ()) if not holds]
@@ -47,10 +47,10 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     rounds = experiment.checkpoints
     for curve in experiment.curves:
         facts: dict[str, Any] = {
-            "silos": curve.world.silos,
-            "dimension": curve.world.facts.dimension,
+            "silos": curve.problem.silos,
+            "dimension": curve.problem.facts.dimension,
         }
-        if about := about_records(curve.world):
+        if about := about_records(curve.problem):
             facts["about_records"] = about
         if curve.packages:
             facts["packages"] = curve.packages
@@ -134,7 +134,7 @@ def run_by(
         open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as player,
         Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
     ):
-        passes = missing_passes(experiment, store.done(), layout.together)
+        passes = missing_batches(experiment, store.done(), layout.together)
         if on_start is not None:
             on_start(passes, player.threads)
         for played in player.play(experiment, passes, progress):
@@ -164,12 +164,12 @@ def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
     ]
 
 
-def left_to_play(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
+def left_to_run(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
     """Curve replicates that ``run`` would run into an output folder; nothing is written.
 
     InputError where the folder holds another experiment.
     """
-    return missing_passes(experiment, Store.done_in(Path(folder), experiment.identity()))
+    return missing_batches(experiment, Store.done_in(Path(folder), experiment.identity()))
 
 
 def load(folder: str | Path) -> Results:
@@ -301,7 +301,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
     """All of an experiment, by a layout."""
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
-        passes = missing_passes(experiment, set(), layout.together)
+        passes = missing_batches(experiment, set(), layout.together)
         with open_engine("local", threads, at_once=layout.at_once) as engine:
             for played in engine.play(experiment, passes):
                 for position, outcome in zip(played.work.positions, played.outcomes, strict=True):
@@ -309,7 +309,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
     else:
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
-                opened = curve.world.open(experiment.seed, replicate)
+                opened = curve.problem.open(experiment.seed, replicate)
                 outcome = dispatch.run_steps(opened, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)

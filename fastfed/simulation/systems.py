@@ -55,7 +55,7 @@ def of_experts(entry: _system.Algorithm) -> bool:
     return isinstance(entry, experts.Algorithm)
 
 
-def setting_of(
+def problem_spec(
     facts: EnvironmentSpec | LossSpec, silos: int, horizon: int
 ) -> bandits.ProblemSpec | experts.ProblemSpec:
     """The environment's facts as a system wants them."""
@@ -168,7 +168,7 @@ def make_system(
             raise InputError(f"losses must be LossSpec, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
-        setting = setting_of(promised, silos, horizon)
+        setting = problem_spec(promised, silos, horizon)
         return entry.make(keys, replace(setting, notes=(*setting.notes, LOSSES_ON_TRUST)))
     if losses is not None:
         raise InputError(f"losses go with systems of experts, not with {algorithm}")
