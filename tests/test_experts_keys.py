@@ -548,7 +548,7 @@ def test_caveats_about_the_regret():
     assert not said("more than optimal_loss", SVT, loose, optimal_loss=4.0)
     assert said("beyond the horizon", SVT, epsilon=0.001)
     assert not said("beyond the horizon", SVT, epsilon=10.0)
-    one_law = "not promised to be of one distribution"
+    one_law = "not promised to be of one law"
     assert said(one_law, OPE, dataclasses.replace(LINEAR, iid=False)) and not said(one_law, OPE)
     noted = dataclasses.replace(LINEAR, notes=("taken on trust",))
     assert said("taken on trust", SVT, noted) and said("taken on trust", OPE, noted)

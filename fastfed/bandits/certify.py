@@ -186,7 +186,7 @@ class Assumptions:
         return cls(
             schedule=_schedule(plan),
             released_only=Condition(
-                "actions depend on released statistics only (lazy updates, or B = 1)",
+                "actions depend on released statistics only (lazy play, or B = 1)",
                 released_only(plan),
             ),
             features=Condition(

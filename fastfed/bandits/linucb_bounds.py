@@ -213,7 +213,7 @@ def theorem_e_3(
     printed: bool = False,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.3, regret of `linucb-sdp-amp` with users who take part in every batch, once.
+    """Theorem E.3, regret of `linucb-sdp-amp` with users who take part once in every batch at most.
 
     d B ln T + d^(3/4) T/sqrt(B) (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T
     ln(T/alpha). The order is proven for the noise of Theorem B.1 at the budget of one batch, the
@@ -238,7 +238,7 @@ def theorem_e_5(
     *,
     constant: float = 1.0,
 ) -> float:
-    """Theorem E.5, regret of `linucb-sdp-vec` with users who take part in every batch, once.
+    """Theorem E.5, regret of `linucb-sdp-vec` with users who take part once in every batch at most.
 
     d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), for
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
@@ -405,9 +405,9 @@ def batch_size_e_4(
     """Corollary E.4 for `linucb-sdp-amp` with users who take part in every batch: `theorem_e_3`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta). Its logarithms are no less than the
-    theorem's, corrected or not, so that the second term stays below d B except for ln T
-    ln(T/alpha). The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta
-    = .1, the corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
+    theorem's, corrected or not, so that the second term stays below d B but for ln T ln(T/alpha).
+    The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta = .1, the
+    corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
     """
     return _whole(_balance("E.4", horizon, dimension, epsilon, delta), horizon, constant)
 
