@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fastfed.reporting.comparison import compare as compare
     from fastfed.reporting.page import report as report
     from fastfed.results.results import Results as Results
+    from fastfed.simulation.dispatch import RunBatch
     from fastfed.simulation.experiment import Experiment
-    from fastfed.simulation.passes import RunBatch
     from fastfed.simulation.run import load as load
     from fastfed.simulation.run import simulate as simulate
     from fastfed.simulation.systems import make_system as make_system

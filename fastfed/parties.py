@@ -11,10 +11,9 @@ from fastfed.bandits.silo import Client, Peer, Silo
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.network import Graph
-from fastfed.protocols.phases import LocalEstimate, Model
-from fastfed.protocols.randomizer import User
+from fastfed.protocols.plan import LocalEstimate, Model
+from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.server import Averager, Server
-from fastfed.protocols.shuffler import Shuffler
 from fastfed.protocols.vector_sum import VectorSum
 
 __all__ = [

@@ -33,9 +33,7 @@ from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, ver
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.sensitivity import user_sensitivity
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.plan import Clip, NoiseStd, PeerPlan, PhasePlan, Plan
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, PROTOCOLS
 from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server

@@ -20,8 +20,8 @@ from fastfed.bandits import ALGORITHMS
 from fastfed.bandits.silo import Silo
 from fastfed.bandits.system import System
 from fastfed.environments import Sphere
+from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.server import Server
-from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation.systems import setting_of
 
 ALPHA = 0.2

@@ -19,6 +19,7 @@ from test_run import spec
 
 import fastfed
 from fastfed.results.store import FILE
+from fastfed.simulation.dispatch import RunBatch
 from fastfed.simulation.engines import ENGINES, open_engine
 from fastfed.simulation.engines.base import (
     HOPELESS,
@@ -32,7 +33,6 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
-from fastfed.simulation.passes import RunBatch
 
 CURVES = [
     *spec()["curve"],

@@ -29,8 +29,8 @@ from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
 from fastfed.privacy.mechanisms.vertex_sets import max_change
+from fastfed.simulation.dispatch import missing_passes
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.passes import missing_passes
 
 LINEAR = ProblemSpec(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
 SMOOTH = dataclasses.replace(
@@ -548,7 +548,7 @@ def test_caveats_about_the_regret():
     assert not said("more than optimal_loss", SVT, loose, optimal_loss=4.0)
     assert said("beyond the horizon", SVT, epsilon=0.001)
     assert not said("beyond the horizon", SVT, epsilon=10.0)
-    one_law = "not promised to be of one law"
+    one_law = "not promised to be of one distribution"
     assert said(one_law, OPE, dataclasses.replace(LINEAR, iid=False)) and not said(one_law, OPE)
     noted = dataclasses.replace(LINEAR, notes=("taken on trust",))
     assert said("taken on trust", SVT, noted) and said("taken on trust", OPE, noted)

@@ -28,8 +28,7 @@ from fastfed.bandits.silo import Message
 from fastfed.environments import Replay, Sphere
 from fastfed.protocols.messages import Report
 from fastfed.protocols.network import Graph, Network
-from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import Part, PeerPlan, Plan, Request, Sums
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import page

@@ -16,8 +16,8 @@ from fastfed.bandits.system import System
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.results.store import FILE
+from fastfed.simulation.dispatch import missing_passes, predict_seconds
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.passes import missing_passes, predict_seconds
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}
 QUIET = {**PRIVATE, "schedule": "private-determinant"}

@@ -17,9 +17,9 @@ from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
 from fastfed.simulation import compiled, dispatch, driver, memory
+from fastfed.simulation.dispatch import Resources
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.memory import OutOfMemory, estimate, fit
-from fastfed.simulation.passes import Resources
 
 LDP = {
     "algorithm": "private-fedlinucb", "protocol": "silo-ldp", "epsilon": 1.0, "delta": 1e-5,
@@ -117,7 +117,7 @@ import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
 from fastfed.simulation.memory import estimate
-from fastfed.simulation.passes import Resources
+from fastfed.simulation.dispatch import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
 kept = driver == "step"

@@ -21,7 +21,7 @@ from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
 from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.protocols.messages import Broadcast, Report
-from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan
+from fastfed.protocols.plan import LocalEstimate, Model, PhasePlan
 from fastfed.simulation import dispatch, phases
 from fastfed.simulation.experiment import Experiment, make_experiment
 

@@ -19,11 +19,11 @@ from fastfed.reporting.page import write_report
 from fastfed.reporting.text import spec_text
 from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
-from fastfed.simulation import passes as passes_module
+from fastfed.simulation import dispatch as passes_module
 from fastfed.simulation import run as run_module
+from fastfed.simulation.dispatch import RunBatch, missing_passes, predict_seconds
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
-from fastfed.simulation.passes import RunBatch, missing_passes, predict_seconds
 from fastfed.simulation.run import collect
 
 

@@ -41,8 +41,8 @@ from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
 from fastfed.reporting.table import plus_minus
 from fastfed.reporting.text import privacy_text
+from fastfed.simulation.dispatch import check_threads
 from fastfed.simulation.experiment import make_world
-from fastfed.simulation.passes import check_threads
 from fastfed.simulation.systems import algorithm as registered
 from fastfed.simulation.systems import check_kind, setting_of
 

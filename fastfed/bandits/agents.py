@@ -199,6 +199,7 @@ def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
     d, horizon = problem.dimension, problem.horizon
 
     def rule() -> int:
+        """B of the mechanism's batch rule."""
         if config.bits:
             return batch_size_c_3(horizon, d, epsilon, delta)
         return batch_size_f_2(horizon)

@@ -39,9 +39,7 @@ from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import Plan
+from fastfed.protocols.plan import PeerPlan, PhasePlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
@@ -188,7 +186,7 @@ class Assumptions:
         return cls(
             schedule=_schedule(plan),
             released_only=Condition(
-                "actions depend on released statistics only (lazy play, or B = 1)",
+                "actions depend on released statistics only (lazy updates, or B = 1)",
                 released_only(plan),
             ),
             features=Condition(
@@ -204,7 +202,7 @@ class Assumptions:
 
     @property
     def all(self) -> tuple[Condition, ...]:
-        """All assumptions, those on the environment last."""
+        """Assumptions on the run, then those on the environment."""
         return (*self.about_run, *self.environment)
 
     @property

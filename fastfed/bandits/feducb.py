@@ -76,8 +76,7 @@ from fastfed.privacy.releases.gaussian_release import (
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
 from fastfed.protocols.network import GRAPHS, Graph
-from fastfed.protocols.peers import Part, PeerPlan
-from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, Plan
 from fastfed.protocols.protocol import PROTOCOLS
 
 # ---- With a server -------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def rounds_per_batch(config: FedUCBConfig, problem: ProblemSpec) -> int:
 
 
 def resolve_schedule(config: K) -> K:
-    """The same Config, with "every round" as the fixed schedule that it is."""
+    """Config with "every round" as the fixed schedule that it is."""
     if config.every_round and config.schedule != "fixed":
         return msgspec.structs.replace(config, schedule="fixed")
     return config

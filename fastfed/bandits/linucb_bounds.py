@@ -402,12 +402,12 @@ def batch_size_c_3(
 def batch_size_e_4(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.4 for `linucb-sdp-amp` for users who take part in every batch: for `theorem_e_3`.
+    """Corollary E.4 for `linucb-sdp-amp` with users who take part in every batch: `theorem_e_3`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T/delta). Its logarithms are no less than the
-    theorem's, mended or not, so that the second term stays below d B but for ln T ln(T/alpha). The
-    printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta = .1, the mended
-    one, of Theorem B.1 at the budget of one batch, from .77 on.
+    theorem's, corrected or not, so that the second term stays below d B except for ln T ln(T/alpha).
+    The printed condition on epsilon is broken from .45 on at T = 20 000, d = 5, delta = .1, the
+    corrected one, of Theorem B.1 at the budget of one batch, from .77 on.
     """
     return _whole(_balance("E.4", horizon, dimension, epsilon, delta), horizon, constant)
 
@@ -415,7 +415,7 @@ def batch_size_e_4(
 def batch_size_e_6(
     horizon: int, dimension: int, epsilon: float, delta: float, *, constant: float = 1.0
 ) -> int:
-    """Corollary E.6 for `linucb-sdp-vec` for users who take part in every batch: for `theorem_e_5`.
+    """Corollary E.6 for `linucb-sdp-vec` with users who take part in every batch: `theorem_e_5`.
 
     B = d^(-1/6) epsilon^(-1/3) T^(2/3) ln^(1/2)(T d^2/delta), with larger logarithms than the
     theorem's: the second term stays below d B but for ln T ln(T/alpha).

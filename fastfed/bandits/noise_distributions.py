@@ -197,7 +197,7 @@ class NoiseDistribution:
 
 
 def _rounded(dimension: int, common: float, extra: float, probability: float) -> float:
-    """As `norm_quantile`, for sub-Gaussian X of this covariance (Hsu, Kakade and Zhang 2012)."""
+    """Norm quantile for sub-Gaussian X, else as `norm_quantile` (Hsu, Kakade and Zhang 2012)."""
     tail, top = math.log(1.0 / probability), common + extra
     squares = (dimension - 1.0) * common**2 + top**2
     trace = (dimension - 1.0) * common + top
@@ -326,6 +326,7 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     weights = 0.25 * math.pi * cosine * weights
 
     def tail(square: float) -> float:
+        """P(||X||^2 > square)."""
         last = math.sqrt(square / (common + extra))
         outside = 2.0 * float(ndtr(-last))
         if dimension == 1:

@@ -311,8 +311,8 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     batch.
     """
     radius = plan.radius
-    eager = plan.batch_size > 1 and not plan.lazy
-    if not theory.proven or not radius.direct or eager or plan.trigger or plan.policy != "ucb":
+    within = plan.batch_size > 1 and not plan.lazy  # actions use the batch before its release
+    if not theory.proven or not radius.direct or within or plan.trigger or plan.policy != "ucb":
         return None
     d, c = plan.dimension, radius.anchor
     alone = plan.batch_size == 0
@@ -325,6 +325,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     seen = rows * (starts // batch) / d
 
     def beta(f: float) -> np.ndarray:
+        """beta_f of step 3 at the start of each batch."""
         grown = d * np.log(f * (2.0 * n + c + seen) / c)
         width: np.ndarray = radius.scale * np.sqrt(f * (radius.base + grown))
         return width

@@ -15,9 +15,20 @@ from fastfed._validate import InputError, integer, number
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.messages import Bits, Broadcast, Report
-from fastfed.protocols.peers import Part, PeerPlan, Request, Sums
-from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan, last_round
-from fastfed.protocols.plan import Plan, check_plan, of_kind
+from fastfed.protocols.plan import (
+    LocalEstimate,
+    Model,
+    Part,
+    PeerPlan,
+    PhasePlan,
+    Plan,
+    Request,
+    Sums,
+    check_phase_plan,
+    check_plan,
+    last_round,
+    of_kind,
+)
 from fastfed.protocols.release import fixed_point
 from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
@@ -602,11 +613,11 @@ class Peer(Once):
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
         if mine.silo.trigger is not None and mine.silo.asked is not None:
             return
-        use, played = plan.uses(number, round), mine.silo.round
-        # A silo that lags by one use may hear of one it has not played.
-        if use not in (played, played + 1):
+        use, done = plan.uses(number, round), mine.silo.round
+        # A silo that lags by one use may hear of one that it has not reached.
+        if use not in (done, done + 1):
             raise InputError(
                 f"silo {message.silo} asked in round {round}, which comes too "
-                f"{'late' if use < played else 'early'} at silo {self.index}"
+                f"{'late' if use < done else 'early'} at silo {self.index}"
             )
         mine.silo.ask(use + 1)

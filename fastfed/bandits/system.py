@@ -57,7 +57,7 @@ def with_caveats(plan: Any, old: tuple[str, ...], new: tuple[str, ...]) -> Any:
     """The plan with new caveats in the place of old ones."""
 
     def changed(claim: Claim) -> Claim:
-        # Any one of the old stands where the new ones are to stand.
+        """The claim with the new caveats after those that stay."""
         kept = tuple(c for c in claim.caveats if c not in old)
         return msgspec.structs.replace(claim, caveats=(*kept, *new))
 

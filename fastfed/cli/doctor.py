@@ -77,7 +77,7 @@ def _build(problems: list[str]) -> dict[str, Any]:
     """Build of the compiled core, and the features that it may use here."""
     try:
         from fastfed._kernels import _native, linalg
-        from fastfed.simulation.passes import default_threads
+        from fastfed.simulation.dispatch import default_threads
     except ImportError as error:
         problems.append(f"the compiled core cannot be loaded: {error}")
         return {

@@ -27,10 +27,10 @@ from fastfed.reporting.source import Source, spaced
 from fastfed.reporting.table import Row
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
+from fastfed.simulation.dispatch import Resources, RunBatch, predict_seconds
 from fastfed.simulation.engines.base import EngineError
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.memory import OutOfMemory
-from fastfed.simulation.passes import Resources, RunBatch, predict_seconds
 
 KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'

@@ -30,8 +30,8 @@ from fastfed.reporting.page import has_matplotlib
 from fastfed.reporting.sections import Drawn
 from fastfed.reporting.source import Source, spaced
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
+from fastfed.simulation.dispatch import Resources
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Resources
 
 HEADINGS = ("figure", "rounds", "replicates", "left", "agent-rounds", "predicted", "memory")
 STOPPED = "stopped before it was played; the same command continues"

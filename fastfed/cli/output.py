@@ -177,7 +177,7 @@ def run_options(command: F) -> F:
             from fastfed._memory import parse_size
 
             parse_size("--memory", memory)
-        from fastfed.simulation.passes import Resources
+        from fastfed.simulation.dispatch import Resources
 
         return command(resources=Resources(threads, engine, scheduler, memory), **others)
 

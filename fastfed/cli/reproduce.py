@@ -10,7 +10,7 @@ import rich_click as click
 from fastfed.cli.output import run_options, say
 
 if TYPE_CHECKING:
-    from fastfed.simulation.passes import Resources
+    from fastfed.simulation.dispatch import Resources
 
 
 @click.command()

@@ -20,9 +20,9 @@ from fastfed.reporting.source import Source
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
+from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, predict_seconds
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.memory import Layout
-from fastfed.simulation.passes import Resources, RunBatch, check_threads, predict_seconds
 from fastfed.simulation.run import layout_for, left_to_play, run_by
 
 #: Stands for every figure.

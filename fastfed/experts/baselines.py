@@ -1,4 +1,12 @@
-"""Baselines without privacy: follow the leader, and Hedge."""
+"""Baselines without privacy: follow the leader, and Hedge.
+
+Follow the leader (Cesa-Bianchi and Lugosi 2006, Section 3.2) shows the price of privacy: against
+losses of one distribution it learns as fast as possible; an adversary that knows it makes it lose
+in every round. Hedge (Theorem 2.2 there) is the reference for adversarial losses: weights in
+proportion to exp(-eta S_n), where S_n is the average over clients of what expert n has lost. With
+eta = sqrt(8 ln d / (N T)) its regret per client is at most sqrt(N T ln d / 2): a phase of N rounds
+is one round of losses up to N.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +33,19 @@ from fastfed.experts.plan import (
 )
 from fastfed.privacy.account import Claim, sealed
 
-# ---- Follow the leader: the expert that has lost least so far, without privacy -------------------
-# A reference for what privacy costs (Cesa-Bianchi and Lugosi 2006, Section 3.2): against losses of
-# one law it learns as fast as can be; an adversary that knows it makes it lose in every round.
+# ---- Follow the leader ---------------------------------------------------------------------------
 
 
 class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Config of a follow-the-leader curve."""
+    """Keys of a follow-the-leader curve.
 
-    phase_length: int = 1  # N
+    Parameters
+    ----------
+    phase_length : int, default 1
+        N, rounds between two exchanges.
+    """
+
+    phase_length: int = 1
 
     def __post_init__(self) -> None:
         integer("phase_length", self.phase_length, at_least=1)
@@ -41,14 +53,15 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderPlan(SumsPlan):
-    """One curve of follow-the-leader."""
+    """Plan of one follow-the-leader curve."""
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Make the state of the server."""
         return Leader(self, noise)
 
 
 class Leader:
-    """The expert of least loss of all clients, the first one of equals."""
+    """State of the server: it chooses the expert of least loss, the first of equals."""
 
     def __init__(self, plan: LeaderPlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
@@ -58,10 +71,12 @@ class Leader:
         self.switches = 0
 
     def start(self) -> ExpertChoice:
+        """Choose a uniformly random expert."""
         self._expert = start_expert(self.plan.experts, self.noise)
         return ExpertChoice(0, self._expert)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
+        """The leader, from the sums (d,) since the last exchange."""
         self._release += 1
         self._total += total
         leader = int(self._total.argmin())
@@ -71,11 +86,12 @@ class Leader:
 
     @property
     def events(self) -> dict[str, int]:
+        """Switches so far."""
         return {"switches": self.switches}
 
 
 def build_leader(config: LeaderConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one follow-the-leader curve."""
     check_linear("follow-the-leader", problem)
     plan = LeaderPlan(
         silos=problem.silos,
@@ -103,18 +119,21 @@ LEADER = Algorithm(
 )
 
 
-# ---- Hedge: exponential weights of all experts, without privacy ----------------------------------
-# The reference of adversarial losses (Cesa-Bianchi and Lugosi 2006, Theorem 2.2): weights in
-# proportion to exp(-eta S_n), where S_n is what expert n has lost on average over clients. With eta
-# = sqrt(8 ln d / (N T)) its regret per client is at most sqrt(N T ln d / 2): a phase of N rounds is
-# one round of losses up to N.
+# ---- Hedge ---------------------------------------------------------------------------------------
 
 
 class HedgeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Config of a hedge curve."""
+    """Keys of a hedge curve.
 
-    phase_length: int = 1  # N
-    #: eta, per unit of average loss; by default sqrt(8 ln d / (N T)).
+    Parameters
+    ----------
+    phase_length : int, default 1
+        N, rounds between two exchanges.
+    learning_rate : float, optional
+        eta > 0, per unit of average loss; by default sqrt(8 ln d / (N T)).
+    """
+
+    phase_length: int = 1
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -125,23 +144,25 @@ class HedgeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class HedgePlan(SumsPlan):
-    """One curve of hedge."""
+    """Plan of one hedge curve."""
 
     learning_rate: float
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Make the state of the server."""
         return Hedge(self)
 
     def sends_weights(self, release: int) -> bool:
+        """True: every answer holds weights."""
         return True
 
     def bits_down(self, exchanges: int) -> float:
-        """Weights of all experts each time; at the start all are equal."""
+        """Bits of all weights each time; at the start all are equal."""
         return 64.0 * self.experts * self.silos * exchanges
 
 
 class Hedge:
-    """Exponential weights."""
+    """State of the server: exponential weights."""
 
     events: dict[str, int] = {}  # noqa: RUF012
 
@@ -151,9 +172,11 @@ class Hedge:
         self._total = np.zeros(plan.experts)
 
     def start(self) -> ExpertChoice:
+        """Equal weights."""
         return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Weights from the sums (d,) since the last exchange."""
         self._release += 1
         self._total += total
         behind = (self._total - self._total.min()) / self.plan.silos
@@ -162,7 +185,7 @@ class Hedge:
 
 
 def build_hedge(config: HedgeConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one hedge curve."""
     check_linear("hedge", problem)
     length = check_phase_length(config.phase_length, problem)
     rate = config.learning_rate

@@ -1,8 +1,8 @@
 """Bounds on the regret of federated prediction from experts, from above and below: gao-2024.
 
-Every regret here is per client: what m clients lose in T rounds beyond the best fixed expert,
-divided by m. What the paper prints as an order is evaluated with natural logarithms and multiplied
-by `constant`, the hidden one: `theorem_2_2` to `theorem_2_7`, `corollary_2_3` and `table_1`. The
+Every regret here is per client: the loss of m clients in T rounds beyond that of the best fixed
+expert, divided by m. Orders of the paper are evaluated with natural logarithms and multiplied by
+`constant`, the hidden one: `theorem_2_2` to `theorem_2_7`, `corollary_2_3` and `table_1`. The
 others are proven with the constants they show; comments and docstrings hold the proofs.
 
 - `stoch_bounds`: Fed-DP-OPE-Stoch, in expectation: `phase_suboptimality` of a `PhaseNoise`,
@@ -12,11 +12,28 @@ others are proven with the constants they show; comments and docstrings hold the
   `late_switch_failure`; printed: `switching_budget_printed`, `noise_margin_printed`, `theorem_2_6`.
 - `lower_bounds`: no algorithm does better: `theorem_2_4` without privacy, exact, `hidden_expert`
   with it; printed: `theorem_2_4_private`, `theorem_2_7`.
-- `bound_table`: `table_1` and `table_1_communication`, all printed.
+  Table 1, all printed: `table_1` and `table_1_communication`.
 
-Arguments throughout: horizon T >= 1, clients m >= 1, experts d >= 1, epsilon > 0, delta in (0, 1),
-failure_probability rho in (0, 1), lipschitz alpha > 0 and smoothness beta >= 0 (both for the
-1-norm), constant > 0. Bad values raise InputError.
+Parameters
+----------
+The same names mean the same in all functions; bad values raise InputError.
+
+horizon : int
+    T >= 1.
+clients : int
+    m >= 1.
+experts : int
+    d >= 1.
+epsilon, delta : float
+    Budget of one loss of one client, epsilon > 0 and delta in (0, 1).
+failure_probability : float
+    rho in (0, 1).
+lipschitz : float
+    alpha > 0, for the 1-norm.
+smoothness : float
+    beta >= 0, for the 1-norm.
+constant : float
+    Factor > 0 on a printed order.
 """
 
 from __future__ import annotations

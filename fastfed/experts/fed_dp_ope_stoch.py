@@ -1,4 +1,4 @@
-"""Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3): private Frank-Wolfe steps on losses of one law.
+"""Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3): private Frank-Wolfe steps, stochastic losses.
 
 Deviations from the paper, and why:
 - b = 2^(p-1)/(p-1)^2 is rounded down to a power of two, so that sets of b / 2^h losses exist, and
@@ -9,7 +9,7 @@ Deviations from the paper, and why:
   losses promise. The printed lambda = 4 alpha 2^j/(b eps) gives the experts up to 2 eps, as an
   argmin of scores that move both ways costs twice what the proof says; "corrected" has 8 for 4.
 - What all clients send is d times more than the experts that come of it: ``protect = "messages"``
-  scales local noise so that a client's messages have the budget, not only what is played.
+  scales local noise so that a client's messages have the budget, not only the decisions.
 - ``noise = "central"``: the server adds Lap(lambda/m) to the mean scores, each client's being raw;
   ``"none"`` draws no noise.
 - x_1 is uniform; the paper takes any point. eta = 2/(k + 1) over all leaves of a phase.
@@ -29,7 +29,6 @@ import numpy as np
 
 from fastfed._system import account
 from fastfed._validate import InputError, choice, number
-from fastfed.experts.fed_svt import ONE_LOSS, PLAYED, RAW_MESSAGES, SENT, budget_exceeded, used
 from fastfed.experts.frank_wolfe import (
     BATCHES,
     Bounds,
@@ -43,10 +42,16 @@ from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.plan import (
     CENTRAL_SCORES,
     LOCAL_SCORES,
+    ONE_LOSS,
     PLAIN_SCORES,
+    PROTECTS_CHOICES,
+    PROTECTS_MESSAGES,
+    RAW_MESSAGES,
     Algorithm,
     ProblemSpec,
     System,
+    budget_exceeded,
+    multiplicity_condition,
 )
 from fastfed.privacy.account import Claim, GroupedLosses, event_epsilon, released, sealed
 from fastfed.privacy.certificate import (
@@ -68,11 +73,31 @@ from fastfed.privacy.mechanisms.vertex_sets import (
 )
 from fastfed.privacy.sensitivity import Budget
 
+#: Trust of local noise.
+MESSAGES = "silo-level local: server and other clients are not trusted"
 NOISES = {"local": LOCAL_SCORES, "central": CENTRAL_SCORES, "none": PLAIN_SCORES}
 
 
 class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Config of a fed-dp-ope-stoch curve."""
+    """Keys of a fed-dp-ope-stoch curve.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of one record, in [1e-9, 1e6]; required unless ``noise = "none"``.
+    delta : float, default 0
+        Budget of one record, in [0, 1).
+    noise : {"local", "central", "none"}
+        Noise of each client, of the server, or none.
+    protect : {"experts", "messages"}
+        What has the budget: the decisions, or each client's messages.
+    calibration : str, default "exact"
+        The rule that chooses the noise, one of ``CALIBRATIONS``.
+    batch : {"paper", "largest"}
+        The rule for b: the paper's, or the most losses that fit.
+    smoothness : float, optional
+        beta > 0 of the rule for T1; by default the losses' own, alpha if they are linear.
+    """
 
     epsilon: float | None = None
     delta: float = 0.0
@@ -80,7 +105,6 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
     protect: str = "experts"
     calibration: str = "exact"
     batch: str = "paper"
-    #: beta of the rule for T1: by default the losses' own, alpha where they are linear.
     smoothness: float | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +134,7 @@ class OpeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: OpeConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one fed-dp-ope-stoch curve."""
     noises = phase_noises(config, problem)
     phases, offset = [], 0
     for number_of_phase, (batch, scales) in noises.items():
@@ -132,7 +156,7 @@ def build(config: OpeConfig, problem: ProblemSpec) -> System:
 
 
 def clipped_to(problem: ProblemSpec) -> Bounds:
-    """What clients clip gradients to: what the losses promise."""
+    """Bounds that clients clip gradients to: those that the losses guarantee."""
     return Bounds(problem.lipschitz - problem.spread, problem.lipschitz, problem.smoothness)
 
 
@@ -142,7 +166,7 @@ def phase_noises(
     """(b, noise scales by tree) of every phase that learns, by its number."""
     found = {}
     for phase in range(2, phases_of(problem.horizon) + 1):
-        batch, trees = shape(phase, config.batch, lambda b: wanted(config, problem, b))
+        batch, trees = shape(phase, config.batch, lambda b: theorem_tree_count(config, problem, b))
         if trees == 0:
             continue
         scales = (0.0,) * trees
@@ -152,8 +176,8 @@ def phase_noises(
     return found
 
 
-def wanted(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
-    """T1 that Theorem C.5 takes for a batch."""
+def theorem_tree_count(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
+    """T1 of Theorem C.5 for a batch, before rounding."""
     beta = config.smoothness
     if beta is None:
         beta = problem.lipschitz if problem.linear else problem.smoothness
@@ -164,14 +188,14 @@ def wanted(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
 
 @lru_cache(maxsize=256)
 def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int) -> VertexNoise:
-    """The noise of one phase."""
+    """Calibrate the noise of one phase."""
     assert config.epsilon is not None
     return calibrate_vertices(
         Budget(config.epsilon, config.delta, "replace", "user"),
         batch=batch,
         trees=trees,
         lipschitz=problem.lipschitz,
-        # As clients clip, to the last bit: the account is of what they do.
+        # As clients clip, to the last bit, which the account describes.
         spread=min(clipped_to(problem).spread, 2.0 * problem.lipschitz),
         smoothness=problem.smoothness,
         experts=problem.experts,
@@ -181,7 +205,7 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
 
 
 def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
-    """What the plan claims for one record, which may be behind several losses."""
+    """The claim of the plan for one record, which may be behind several losses."""
     about = _learning_caveats(config, problem, plan)
     if config.epsilon is None:
         return Claim(source=plan.protocol.source, caveats=about)
@@ -197,7 +221,7 @@ def declared(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> C
 
 @account.register
 def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
-    """What holds for one record: a loss of one client in one round, or all that it is behind."""
+    """The certificate for one record: a loss of one client in one round, or all it is behind."""
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)
@@ -206,11 +230,14 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
     top, budget = found[0], claim.budget
     epsilon, known = event_epsilon(top), math.isfinite(event_epsilon(top))
     exact = Guarantee(epsilon, budget.delta) if known else None
-    # Of messages that depend on nobody's data two accounts are one.
+    # Where messages depend on no data both accounts are one.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
     uses = claim.max_participations
-    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, problem.multiplicity)
+    claimed, once = (
+        Guarantee(budget.epsilon, budget.delta),
+        multiplicity_condition(uses, problem.multiplicity),
+    )
     status = "none" if not known else "proven" if once.holds else "conditional"
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
@@ -218,7 +245,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
         Condition("clients clip losses, gradients and their differences, in code", True),
     )
     conditions = (*about_losses, once, *top.conditions())
-    # What the noise of one score is divided by before it is added.
+    # The divisor of one score's noise before it is added.
     share = 1.0 if local else float(plan.silos)
     stds = {f"phase {p.number}": math.sqrt(2.0) * max(p.scales) / share for p in plan.phases}
     also: tuple[SideCertificate, ...] = ()
@@ -233,7 +260,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
                 status=status,
                 noise_std=stds,
                 conditions=tuple(c for c in conditions if not isinstance(c, ClaimCondition)),
-                caveats=(PLAYED if claims_messages else SENT,),
+                caveats=(PROTECTS_CHOICES if claims_messages else PROTECTS_MESSAGES,),
                 source="what is played comes of the messages, and tells less"
                 if claims_messages
                 else f"all {plan.experts} scores of each leaf, as messages carry them",
@@ -266,7 +293,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
         conditions=conditions,
         caveats=(
             *claim.caveats,
-            SENT if claims_messages else PLAYED,
+            PROTECTS_MESSAGES if claims_messages else PROTECTS_CHOICES,
             *((RAW_MESSAGES,) if plan.protocol.noise_by == "server" else ()),
             *((budget_exceeded(uses),) if epsilon > budget.epsilon else ()),
             SIMULATION,
@@ -278,33 +305,32 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
     )
 
 
-#: Whom local noise can protect from.
-MESSAGES = "silo-level local: server and other clients are not trusted"
-
-
 def _learning_caveats(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> tuple[str, ...]:
-    """What a reader should know before trusting the regret."""
+    """Caveats about the regret."""
     found = []
     if not plan.phases:
         found.append(
             "nothing is learnt, x_1 is played to the end: "
             + (
                 "no phase has losses enough for a tree"
-                if config.epsilon is None or wanted(config, problem, problem.horizon) >= 1.0
+                if config.epsilon is None
+                or theorem_tree_count(config, problem, problem.horizon) >= 1.0
                 else "for so small an epsilon or smoothness the rule for T1 asks for no tree"
             )
         )
     if not problem.iid:
-        found.append("these losses are not promised to be of one law, as the regret bound needs")
+        found.append(
+            "these losses are not promised to be of one distribution, as the regret bound needs"
+        )
     return tuple(found)
 
 
 def bound_curves(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.2 with 1 for O."""
+    """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.2 with 1 for O."""
     if not problem.iid:
         return None
     from fastfed.experts import bounds
@@ -319,6 +345,7 @@ def bound_curves(
     }
 
     def proven(t: int) -> float:
+        """The proven bound on one client's regret in t rounds."""
         return bounds.stoch_regret(
             t,
             [by_number.get(p) for p in range(1, phases_of(t) + 1)],
@@ -332,6 +359,7 @@ def bound_curves(
         )
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
+        """Bounds at rounds (C,), by name."""
         found = {"proven": [m * proven(int(t)) for t in rounds]}
         if config.epsilon is not None:
             beta = config.smoothness or problem.smoothness or problem.lipschitz
@@ -357,7 +385,7 @@ def bound_curves(
 ALGORITHM = Algorithm(
     id="fed-dp-ope-stoch",
     paper="gao-2024",
-    summary="private Frank-Wolfe steps of all clients together, against losses of one law",
+    summary="private Frank-Wolfe steps of all clients together, against stochastic losses",
     config=OpeConfig,
     build=build,
 )

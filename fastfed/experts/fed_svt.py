@@ -1,4 +1,22 @@
-"""Fed-SVT (gao-2024, Algorithm 2): sparse-vector switching between experts."""
+"""Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, switched by sparse vector.
+
+Deviations from the paper, and why:
+
+- The query is compared with L plus the threshold's noise; as printed it is compared with L, the
+  threshold's noise is never used, and the sparse vector technique has no proof.
+- Each expert is scored by what it has lost itself; as printed by what the chosen ones have, which
+  is the same for all, so that the new expert is a uniformly random one.
+- tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
+- ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
+  threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
+  that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
+  follow from the printed proof; the certificate gives its exact epsilon.
+- ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh
+  of the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
+- ``threshold = "proven"``: L with the least margin for the noise that is really drawn
+  (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
+- All clients send in every exchange, also once kappa is spent, as in the paper.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +33,17 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_bounds import lower_bound_curves
 from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.plan import (
+    ONE_LOSS,
+    PROTECTS_CHOICES,
+    RAW_MESSAGES,
     SPARSE_SWITCHING,
     Algorithm,
     Decider,
     ExpertChoice,
     ProblemSpec,
     System,
+    budget_exceeded,
+    multiplicity_condition,
     start_expert,
 )
 from fastfed.privacy import exact
@@ -41,29 +64,40 @@ from fastfed.privacy.mechanisms.sparse_vector import (
 )
 from fastfed.privacy.sensitivity import Budget
 
-# ---- Fed-SVT as plain data, and its server: an expert is kept until it has lost too much ---------
+# ---- Plan and server -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVectorPlan(SumsPlan):
-    """One curve of Fed-SVT."""
+    """Plan of one fed-svt curve.
+
+    Parameters
+    ----------
+    noise : SparseSwitching
+        The calibrated mechanism: switches, scales of its Laplace noise, and eta.
+    threshold : float
+        L, of the sum of all clients' losses.
+    floor : float
+        m L*: losses below it count as it.
+    """
 
     noise: SparseSwitching
-    threshold: float  # L, of the sum of all clients' losses
-    floor: float  # m L*: losses below it count as it
+    threshold: float
+    floor: float
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Make the server: with exact comparisons where the noise source is exact."""
         return ExactSparseVector(self, noise) if is_exact(noise) else SparseVector(self, noise)
 
 
 @released.register
 def _(plan: SparseVectorPlan) -> tuple[PrivacyEvent, ...]:
+    """Everything released: the switches."""
     return (per_record(plan.noise, plan.privacy or Claim(source="none")),)
 
 
 class SparseVector:
-    """Algorithm 5 of gao-2024, corrected as the module ``fed_svt`` says; decisions in float64, from
-    uniforms of 53 bits, as simulations make them."""
+    """Server of Fed-SVT, with decisions in float64 from uniforms of 53 bits, for simulations."""
 
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         self.plan, self.noise = plan, noise
@@ -71,40 +105,43 @@ class SparseVector:
         self._release = 0
         self._expert = 0
         self._total = np.zeros(plan.experts)
-        self._before = 0.0  # what the expert had lost when it was chosen
+        self._before = 0.0  # the loss of the expert when it was chosen
         self._drawn: dict[tuple[int, int], Any] = {}
         self._limit = self._threshold(0)
         self._drawn = {}
 
     def _draw(self, purpose: int, release: int) -> Any:
-        """A draw of this exchange: kept until it is over, for a source that fails midway."""
+        """Draw once for this exchange: the draw is stored, for a source that fails midway."""
         key = purpose, release
         if key not in self._drawn:
             self._drawn[key] = self._source(purpose, release)
         return self._drawn[key]
 
     def _source(self, purpose: int, release: int) -> Any:
+        """Draw from the noise source."""
         return self.noise.uniform(purpose, release)
 
     def _threshold(self, switches: int) -> Any:
-        """L plus noise, fresh for every expert."""
+        """L plus noise, drawn anew for every expert."""
         drawn = standard_laplace(self._draw(THRESHOLD, switches + 1))
         return self.plan.threshold + self.plan.noise.threshold_scale * drawn
 
     def _above(self, query: float, release: int) -> bool:
-        """Whether the query with its noise is above the threshold with its own."""
+        """True if the query with its noise exceeds the threshold with its own."""
         drawn = standard_laplace(self._draw(QUERY, release))
         return bool(query + self.plan.noise.query_scale * drawn > self._limit)
 
     def _choose(self, costs: np.ndarray, release: int) -> int:
-        """The next expert."""
+        """Choose the next expert."""
         return self.plan.noise.choices.choose(costs, self._draw(CHOICE, release))
 
     def start(self) -> ExpertChoice:
+        """Choose a uniformly random expert."""
         self._expert = start_expert(self.plan.experts, self.noise)
         return ExpertChoice(0, self._expert)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Keep the expert or switch, from the sums (d,) of all clients' losses."""
         plan, release = self.plan, self._release + 1
         lost = self._total + total
         expert, before, limit, switches = self._expert, self._before, self._limit, self.switches
@@ -120,6 +157,7 @@ class SparseVector:
 
     @property
     def events(self) -> dict[str, int]:
+        """Switches so far, and 1 if none is left."""
         return {
             "switches": self.switches,
             "switches_spent": int(self.switches == self.plan.noise.switches),
@@ -127,10 +165,10 @@ class SparseVector:
 
 
 class ExactSparseVector(SparseVector):
-    """The same with decisions as for real numbers, from ideal draws (fastfed.privacy.exact).
+    """Server of Fed-SVT with decisions as for real numbers (fastfed.privacy.exact).
 
-    Losses are multiples of a unit u, so that one that is replaced moves a sum by 1 + u at most:
-    noise is larger, and the choice's range smaller, by more than that factor.
+    Losses are multiples of a unit u, so that replacing one moves a sum by 1 + u at most: noise is
+    larger, and the choice's range smaller, by more than that factor.
     """
 
     noise: IdealSource
@@ -141,18 +179,22 @@ class ExactSparseVector(SparseVector):
         super().__init__(plan, noise)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
+        """Keep the expert or switch, from sums (d,) that are multiples of the unit."""
         exact.check_fixed(total, self._unit, "the sum of the reports")
         return super().decide(total)
 
     def _source(self, purpose: int, release: int) -> Any:
+        """Draw ideally: digits of real numbers, as many as decisions need."""
         if purpose == CHOICE:
             return self.noise.ideal_uniforms(purpose, release, 1)
         return self.noise.ideal_draws(purpose, release, 1)
 
     def _threshold(self, switches: int) -> Any:
+        """The draw of the threshold's noise, which `exact.above` adds."""
         return self._draw(THRESHOLD, switches + 1)
 
     def _above(self, query: float, release: int) -> bool:
+        """True if the query with its noise exceeds the threshold with its own."""
         noise, larger = self.plan.noise, self._moved
         return exact.above(
             float(query),
@@ -164,6 +206,7 @@ class ExactSparseVector(SparseVector):
         )
 
     def _choose(self, costs: np.ndarray, release: int) -> int:
+        """Choose the next expert."""
         choices = self.plan.noise.choices
         rate = choices.eta / (2.0 * choices.sensitivity * self._moved)
         ones = np.ones(len(costs), dtype=np.int64)
@@ -171,72 +214,43 @@ class ExactSparseVector(SparseVector):
         return at
 
 
-# ---- What certificates of experts say, wherever they say the same --------------------------------
-
-
-#: What a user is where there are losses, and what is protected.
-USER = "a user is one loss function of one client in one round"
-PLAYED = f"{USER}; what is protected is what is played"
-SENT = f"{USER}; what is protected is what the client sends"
-#: Whom a guarantee for one loss of many that one record is behind is about.
-ONE_LOSS = "neighbours differ in one loss of one client in one round"
-#: Of a trusted server.
-RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
-BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
-
-
-def budget_exceeded(uses: int) -> str:
-    """Why an exact value is above the claim, where one record is behind so many losses."""
-    if uses == 1:
-        return BUDGET_EXCEEDED
-    return (
-        f"one record can be behind {uses} losses, and the noise is for one: the exact value is of "
-        "all of these replaced together"
-    )
-
-
-def used(uses: int, multiplicity: int) -> Condition:
-    """That the account is of all losses that one record can be behind."""
-    times = "two losses" if uses == 1 else f"more than {uses} losses"
-    text = f"no record is behind {times} (by how losses are made, or declared)"
-    return Condition(text, multiplicity <= uses)
-
-
-# Fed-SVT (gao-2024, Algorithms 4 and 5): one expert for all clients, changed when it loses much.
-# Deviations from the paper, and why:
-# - The query is compared with L plus the threshold's noise; as printed it is compared with L, the
-#   threshold's noise is never used, and the sparse vector technique has no proof.
-# - Each expert is scored by what it has lost itself; as printed by what the played ones have, which
-#   is the same for all, so that the new expert is a uniformly random one.
-# - tau starts at 1, and for N = 1 the first exchange is before round 2: before, nothing is known.
-# - ``calibration = "exact"``: a replaced loss moves all later queries alike, so that Lap(2/eps) on
-#   threshold and query costs eps/2 (the printed 4/eps and 8/eps cost eps/4), and eta is the largest
-#   that the composition of bounded-range mechanisms allows. The printed eta for delta > 0 does not
-#   follow from the printed proof; the certificate says what it is worth.
-# - ``switches = "proven"``: kappa of our own proof (``bounds.switching_budget``), about a seventh
-#   of the printed 3 ceil(log2 d) + 24 ln(1/rho), and with it a larger eta.
-# - ``threshold = "proven"``: L with the least margin for the noise that is really drawn
-#   (``bounds.noise_margin``) where the paper has 8 ln(2 T^2/(N^2 rho))/eps.
-# - All clients send in every exchange, also once kappa is spent, as in the paper.
-
+# ---- Config and plan -----------------------------------------------------------------------------
 
 PROVEN, PRINTED = "proven", "printed"
 RULES = (PROVEN, PRINTED)
 
 
 class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Config of a fed-svt curve."""
+    """Keys of a fed-svt curve.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of one record, in [1e-9, 1e6].
+    delta : float, default 0
+        Budget of one record, in [0, 1).
+    phase_length : int, default 1
+        N, rounds between two exchanges.
+    optimal_loss : float, optional
+        L* >= 0: the best expert loses at most so much at any client; by default the losses'
+        guarantee.
+    failure_probability : float, default 0.05
+        rho, in [1e-12, 0.5).
+    calibration : str, default "exact"
+        The rule that chooses the noise, one of ``CALIBRATIONS``.
+    switches : int, "proven" or "printed"
+        kappa.
+    threshold : float, "proven" or "printed"
+        L, of the sum of all clients' losses.
+    """
 
     epsilon: float
     delta: float = 0.0
-    phase_length: int = 1  # N
-    #: L*: the best expert loses at most so much at any client; by default what the losses promise.
+    phase_length: int = 1
     optimal_loss: float | None = None
-    failure_probability: float = 0.05  # rho
+    failure_probability: float = 0.05
     calibration: str = "exact"
-    #: kappa: a number, "proven" or "printed".
     switches: int | str = PROVEN
-    #: L: a number, of the sum of all clients' losses, "proven" or "printed".
     threshold: float | str = PROVEN
 
     def __post_init__(self) -> None:
@@ -260,7 +274,7 @@ class SvtConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(config: SvtConfig, problem: ProblemSpec) -> System:
-    """Plan and certificate of one curve."""
+    """Plan and certificate of one fed-svt curve."""
     check_linear("fed-svt", problem)
     length = check_phase_length(config.phase_length, problem)
     best = config.optimal_loss if config.optimal_loss is not None else problem.optimal_loss
@@ -289,7 +303,7 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 
 
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
-    """kappa."""
+    """kappa: as given, proven or printed."""
     from fastfed.experts import bounds
 
     if not isinstance(config.switches, str):
@@ -302,7 +316,7 @@ def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
 def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
-    """L."""
+    """L: as given, proven or printed."""
     from fastfed.experts import bounds
 
     if not isinstance(config.threshold, str):
@@ -325,16 +339,17 @@ def threshold(
 def bound_curves(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
-    """Bounds of group regret at rounds (C,): what is proven, and Theorem 2.6 with 1 for O."""
+    """Bounds of group regret at rounds (C,): the proven one, and Theorem 2.6 with 1 for O."""
     from fastfed.experts import bounds
 
     m, noise = plan.silos, plan.noise
-    # Each of three things fails with probability rho/3, if kappa and L are those of the proof and
-    # the losses themselves promise L*.
+    # Three events fail with probability rho/3 each, if kappa and L are those of the proof and the
+    # losses themselves guarantee L*.
     promised = problem.optimal_loss is not None and best >= problem.optimal_loss
     proven = promised and config.switches == config.threshold == PROVEN
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:
+        """Bounds at rounds (C,), by name."""
         found = {}
         if proven:
             most = bounds.svt_regret(
@@ -365,7 +380,7 @@ def bound_curves(
 
 
 def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float) -> Claim:
-    """What the plan claims for one record, which may be behind several losses."""
+    """The claim of the plan for one record, which may be behind several losses."""
     return Claim(
         budget=plan.noise.budget,
         source=plan.noise.source,
@@ -376,12 +391,15 @@ def declared(config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, be
 
 @account.register
 def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
-    """What holds for one record: a loss of one client in one round, or all that it is behind."""
+    """The certificate for one record: a loss of one client in one round, or all it is behind."""
     claim, noise = plan.privacy or Claim(source=plan.noise.source), plan.noise
     found = released(plan)
     assert found is not None
     budget, uses, exact = claim.asked, claim.max_participations, event_epsilon(found[0])
-    claimed, once = Guarantee(budget.epsilon, budget.delta), used(uses, problem.multiplicity)
+    claimed, once = (
+        Guarantee(budget.epsilon, budget.delta),
+        multiplicity_condition(uses, problem.multiplicity),
+    )
     about_losses = (
         Condition("when messages are exchanged does not depend on losses", True),
         Condition(
@@ -413,7 +431,7 @@ def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
         noise_std=noise.noise_stds,
         conditions=(*about_losses, once, *found[0].conditions()),
         caveats=(
-            PLAYED,
+            PROTECTS_CHOICES,
             RAW_MESSAGES,
             *claim.caveats,
             *((budget_exceeded(uses),) if exact > budget.epsilon else ()),
@@ -429,7 +447,7 @@ def _certificate(plan: SparseVectorPlan, problem: ProblemSpec) -> Certificate:
 def _regret_caveats(
     config: SvtConfig, problem: ProblemSpec, plan: SparseVectorPlan, best: float
 ) -> list[str]:
-    """What a reader should know before trusting the regret."""
+    """Caveats about the regret."""
     found = []
     if problem.optimal_loss is None:
         found.append(f"that the best expert loses at most {best:g} at any client is a key's word")

@@ -1,4 +1,10 @@
-"""DP-FW trees over the vertices of the simplex, and the Frank-Wolfe steps on them."""
+"""Fed-DP-OPE-Stoch: trees of DP-FW over disjoint sets of losses, and Frank-Wolfe steps on them.
+
+gao-2024, Algorithm 3 (after Asi et al. 2021): T1 binary trees of depth 1..T1, visited depth first.
+Between two leaves exactly one vertex is new to the right of its parent, so every leaf has one set
+of losses of its own: the root's b for a tree's first leaf, and b / 2^h for a leaf whose new right
+vertex is at depth h. A phase uses b (T1 + T1 (T1 + 1) / 4) losses of each client, none twice.
+"""
 
 from __future__ import annotations
 
@@ -28,56 +34,74 @@ from fastfed.privacy.account import (
 )
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise, vertex_sets
 
-# Where DP-FW takes its samples: phases, batches, trees, and one set of losses for every leaf.
-# gao-2024, Algorithm 3 (after Asi et al. 2021): T1 binary trees of depth 1..T1, visited depth
-# first. Between two leaves exactly one vertex is new to the right of its parent, so every leaf has
-# one set of its own: the root's b losses for a tree's first leaf, and b / 2^h for a leaf whose new
-# right vertex is at depth h. A phase uses b (T1 + T1 (T1 + 1) / 4) losses of each client, none
-# twice.
+# ---- Phases, trees and leaves --------------------------------------------------------------------
 
-
-#: How b is chosen: "paper" as Theorem C.5 has it, rounded so that it exists; "largest" the most
+#: Rules for b: "paper" as Theorem C.5 has it, rounded so that it exists; "largest" the most
 #: losses that a phase has for T1 trees.
 BATCHES = ("paper", "largest")
 
 
 class Leaf(NamedTuple):
-    """One exchange of messages: which losses it looks at, and how far x moves after it."""
+    """One exchange of messages: the losses it uses, and the step of x after it.
 
-    tree: int  # j, from 1
-    depth: int  # h of the new right vertex; 0: the tree's root
-    start: int  # its losses, in the client's order of samples: start..stop - 1
+    Attributes
+    ----------
+    tree : int
+        j, from 1.
+    depth : int
+        h of the new right vertex; 0 for the tree's root.
+    start, stop : int
+        Its losses start..stop - 1, in the client's order of samples.
+    step : float
+        eta = 2 / (k + 1).
+    """
+
+    tree: int
+    depth: int
+    start: int
     stop: int
-    step: float  # eta = 2 / (k + 1)
+    step: float
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase that learns, before its rounds 2^(p-1)..2^p - 1, from the rounds of the last."""
+    """One phase that learns, before its rounds 2^(p-1)..2^p - 1, from the rounds of the last.
 
-    number: int  # p >= 2
-    batch: int  # b
-    scales: tuple[float, ...]  # lambda_j of each client's scores, by tree; 0: no noise
-    offset: int = 0  # exchanges before it
+    Parameters
+    ----------
+    number : int
+        p >= 2.
+    batch : int
+        b, losses at a tree's root.
+    scales : tuple of float
+        lambda_j, the Laplace scale of each client's scores, by tree; 0 for no noise.
+    offset : int, default 0
+        Exchanges before this phase.
+    """
+
+    number: int
+    batch: int
+    scales: tuple[float, ...]
+    offset: int = 0
 
     @property
     def trees(self) -> int:
-        """T1."""
+        """T1, the number of trees."""
         return len(self.scales)
 
     @property
     def first(self) -> int:
-        """The first round that plays what it has learnt."""
+        """The first round that uses what the phase learned."""
         return first_round(self.number)
 
     @property
     def samples(self) -> range:
-        """The rounds whose losses it learns from."""
+        """Rounds whose losses the phase learns from."""
         return range(first_round(self.number - 1), self.first)
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """All leaves in order."""
+        """Leaves in the order of the walk."""
         found: list[Leaf] = []
         at = 0
         for tree in range(1, self.trees + 1):
@@ -91,31 +115,31 @@ class Phase:
 
     @property
     def used(self) -> int:
-        """Losses of each client that are looked at."""
+        """Losses of each client that the phase uses."""
         return self.leaves[-1].stop
 
 
-#: Beyond so many trees the steps of their last leaves are below 10^-6.
+#: Most trees of a phase: beyond, the steps of the last leaves are below 10^-6.
 MAX_TREES = 20
 
 
 def first_round(phase: int) -> int:
-    """2^(p-1)."""
+    """2^(p-1), the first round of phase p."""
     return 1 << (phase - 1)
 
 
 def phases_of(horizon: int) -> int:
-    """P: phases that so many rounds begin."""
+    """P, the phases that start within so many rounds."""
     return horizon.bit_length()
 
 
 def needed(batch: int, trees: int) -> float:
-    """Losses that T1 trees of batch b take: b (T1 + T1 (T1 + 1) / 4)."""
+    """Losses that T1 trees of batch b use: b (T1 + T1 (T1 + 1) / 4)."""
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
 def max_trees(phase: int, batch: int, wanted: float) -> int:
-    """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has losses enough."""
+    """The largest T1 <= wanted that fits: 2^T1 divides b, and the last phase has enough losses."""
     have = first_round(phase - 1)
     most = math.floor(min(max(wanted, 0.0), MAX_TREES))
     fits = (t for t in range(most, 0, -1) if batch % 2**t == 0 and needed(batch, t) <= have)
@@ -127,7 +151,8 @@ def theorem_trees(
 ) -> float:
     """T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; infinite without privacy.
 
-    gain: what m clients divide the noise of the mean scores by, sqrt(m) where it is local.
+    ``gain`` is the factor by which m clients reduce the noise of the mean scores: sqrt(m) where it
+    is local.
     """
     if math.isinf(epsilon):
         return math.inf
@@ -136,9 +161,9 @@ def theorem_trees(
 
 
 def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
-    """(b, T1) of a phase p >= 2; T1 = 0 where it keeps what the last one played.
+    """(b, T1) of a phase p >= 2; T1 = 0 where it keeps the last decision.
 
-    ``trees_wanted`` says how many trees a batch of b is worth.
+    ``trees_wanted`` gives the number of trees for a batch of b, before rounding.
     """
     choice("batch", rule, BATCHES)
     if rule == "paper":
@@ -153,23 +178,30 @@ def shape(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[
 
 
 class Bounds(NamedTuple):
-    """What clients clip gradients to, so that noise is enough whatever losses they meet.
+    """Bounds that clients clip gradients to, so that the noise suffices whatever the losses are.
 
-    Every coordinate of a gradient to [low, high], and of a difference of two gradients to what
-    beta-smooth losses allow. Losses that keep their promises are not touched.
+    Every coordinate of a gradient is clipped to [low, high], and of a difference of two gradients
+    to what beta-smooth losses allow. Losses that keep their guarantees are not changed.
+
+    Attributes
+    ----------
+    low, high : float
+        The interval.
+    smoothness : float
+        beta.
     """
 
     low: float
     high: float
-    smoothness: float  # beta
+    smoothness: float
 
     @property
     def spread(self) -> float:
-        """Length of the interval that all coordinates of gradients are in."""
+        """Length of the interval that holds all coordinates of gradients."""
         return self.high - self.low
 
     def most(self, x: np.ndarray, parent: np.ndarray) -> float:
-        """Of a difference between gradients at x and at parent."""
+        """The bound on differences between gradients at x and at parent."""
         return min(self.high - self.low, self.smoothness * float(np.abs(x - parent).sum()))
 
 
@@ -181,8 +213,8 @@ Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarra
 class Walk:
     """Gradient estimates of some clients along the path to the current leaf, depth by depth.
 
-    Of linear losses a right vertex has its parent's estimate, the root's: nothing else is looked
-    at, and one row is kept for all depths.
+    With linear losses a right vertex has its parent's estimate, the root's: no other losses are
+    used, and one row serves all depths.
     """
 
     def __init__(
@@ -202,7 +234,7 @@ class Walk:
         self._next = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
-        """v of the next leaf, (r, d), where x is played."""
+        """v of the next leaf, shape (r, d), at the current decision x (d,)."""
         if self._next == len(self.phase.leaves):
             raise InputError(f"the phase has {self._next} leaves, asked for one more")
         tree, h, start, stop, _ = self.phase.leaves[self._next]
@@ -221,15 +253,23 @@ class Walk:
         return v
 
 
-# ---- Fed-DP-OPE-Stoch as plain data, its clients' gradients and its server's noisy argmin --------
+# ---- Plan ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrankWolfePlan(ExpertPlan):
-    """One curve of Fed-DP-OPE-Stoch (gao-2024, Algorithms 1-3)."""
+    """Plan of one fed-dp-ope-stoch curve (gao-2024, Algorithms 1-3).
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+        The phases that learn.
+    bounds : Bounds
+        Bounds that clients clip gradients to.
+    """
 
     sends: ClassVar[str] = "scores"
-    phases: tuple[Phase, ...]  # those that learn
+    phases: tuple[Phase, ...]
     bounds: Bounds
 
     def gradient_memory(self) -> int:
@@ -238,11 +278,12 @@ class FrankWolfePlan(ExpertPlan):
         return 8 * (depths + 3) * self.silos * self.experts
 
     def walk(self, phase: Phase, rows: int, gradients: Gradients) -> Walk:
-        """The way of so many clients through the trees of a phase."""
+        """The walk of ``rows`` clients through the trees of a phase."""
         return Walk(phase, rows, self.experts, gradients, self.bounds, self.linear)
 
     @cached_property
     def _first_rounds(self) -> list[int]:
+        """The first round of each of these phases."""
         return [phase.first for phase in self.phases]
 
     @cached_property
@@ -256,12 +297,15 @@ class FrankWolfePlan(ExpertPlan):
 
     @property
     def exchanges(self) -> int:
+        """The number of exchanges: all leaves."""
         return self._exchanges[-1]
 
     def exchanges_before(self, round: int) -> int:
+        """Exchanges that must have been completed before a round."""
         return self._exchanges[bisect_right(self._first_rounds, round)]
 
     def asking_rounds(self, last: int) -> np.ndarray:
+        """The rounds up to ``last`` before which messages are exchanged, ascending."""
         return np.array([first for first in self._first_rounds if first <= last], np.int64)
 
     def phase_of(self, release: int) -> Phase:
@@ -279,7 +323,7 @@ class FrankWolfePlan(ExpertPlan):
         return phase.scales[phase.leaves[release - phase.offset - 1].tree - 1]
 
     def unit(self, phase: Phase) -> float:
-        """What clipped gradients are rounded to multiples of, where noise is exact.
+        """The unit that clipped gradients are rounded to multiples of, where noise is exact.
 
         Sums over clients and along a path are then exact: they stay below (1 + 2 T1) m b times the
         bound on a coordinate, in units of 1/b.
@@ -289,9 +333,12 @@ class FrankWolfePlan(ExpertPlan):
         return 2.0 ** math.ceil(math.log2(most)) * exact.quantum(terms)
 
     def inflation(self, phase: Phase) -> float:
-        """The factor on the noise that pays for rounded gradients: two move a leaf's scores by
-        unit / n at most, n the losses of its set, beside what one loss may. Moves of x are rounded
-        too, each by 2^-52 of it: how far apart x and its parent are grows by as much for each."""
+        """The factor on the noise that covers rounded gradients.
+
+        Two rounded gradients move a leaf's scores by unit / n at most, n the losses of its set,
+        beside what one loss may. Moves of x are rounded too, each by 2^-52 of it: the distance of x
+        and its parent grows by as much for each.
+        """
         unit = self.unit(phase)
         width = self.bounds.high - self.bounds.low
         sets = vertex_sets(phase.batch, phase.trees, width, self.bounds.smoothness)
@@ -308,7 +355,7 @@ class FrankWolfePlan(ExpertPlan):
         return moved
 
     def memory(self) -> int:
-        """Gradients by depth of the way to a leaf, those being added up, and the losses' rounds."""
+        """Bytes of gradients by depth, of those being added up, and of the losses' rounds."""
         if not self.phases:
             return 0
         depths = 1 if self.linear else 1 + max(phase.trees for phase in self.phases)
@@ -316,6 +363,7 @@ class FrankWolfePlan(ExpertPlan):
         return 8 * self.silos * ((depths + 3) * self.experts + rounds)
 
     def sends_weights(self, release: int) -> bool:
+        """True at the start alone."""
         return release == 0
 
     def bits_down(self, exchanges: int) -> float:
@@ -323,15 +371,17 @@ class FrankWolfePlan(ExpertPlan):
         return 64.0 * self.silos * exchanges
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
+        """Make the state of a client."""
         return GradientCollector(self, index, noise)
 
     def decider(self, noise: NoiseSource) -> Decider:
+        """Make the state of the server."""
         return NoisyLeast(self, noise)
 
 
 @released.register
 def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
-    """What is played, and with local noise what a client sends; first what the claim is about."""
+    """Decisions, and with local noise messages; first the one that the claim is about."""
     if not plan.phases:
         return (NoRelease(),)
     claim = plan.privacy or Claim(source="none")
@@ -363,7 +413,7 @@ def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
 
 
 class GradientCollector:
-    """The losses that one client may still look at, and its place in the current trees."""
+    """State of one client: losses it may still use, and its place in the current trees."""
 
     def __init__(self, plan: FrankWolfePlan, index: int, noise: NoiseSource) -> None:
         self.plan, self.index, self.noise = plan, index, noise
@@ -377,13 +427,15 @@ class GradientCollector:
         self._next: Phase | None = next(self._waiting, None)
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
+        """Store the loss of a round that the next phase learns from."""
         if self._next is not None and round in self._next.samples:
             self._losses.append(loss)
 
     def _begin(self, phase: Phase) -> Walk:
+        """Start a phase: draw its losses, and forget the others."""
         order = self.noise.sample(self.index, phase.number, len(phase.samples))
         self._taken = [self._losses[i] for i in order[: phase.used]]
-        # Another phase looks at other losses.
+        # The next phase uses other losses.
         self._losses = []
         self._next = next(self._waiting, None)
         return self.plan.walk(phase, 1, self._sum)
@@ -391,6 +443,7 @@ class GradientCollector:
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, most: float
     ) -> np.ndarray:
+        """Sum of clipped gradients at x, or of their differences to those at the parent."""
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
         for loss in self._taken[start:stop]:
@@ -401,15 +454,16 @@ class GradientCollector:
         return total[None]
 
     def _clipped(self, loss: np.ndarray | Gradient, x: np.ndarray) -> np.ndarray:
-        """The gradient at x, checked, for it is a user's function, and clipped."""
+        """The clipped gradient at x; checked, for it may come from a user's function."""
         found = loss if isinstance(loss, np.ndarray) else array("gradient", loss(x), shape=x.shape)
         return np.clip(found, self.plan.bounds.low, self.plan.bounds.high)
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
+        """Noisy scores (d,) of the next leaf."""
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
             self._walk = self._begin(phase)
-        # Kept until the noise is there: a source that fails may be asked again.
+        # Stored until the noise is drawn: a source that fails may be called again.
         if self._scores is None:
             (self._scores,) = self._walk.leaf(x)
         scores, plan = self._scores, self.plan
@@ -426,7 +480,7 @@ class GradientCollector:
 
 
 class NoisyLeast:
-    """The expert of least mean score, with noise of the server's where it is central."""
+    """State of the server: it chooses the expert of least mean score, with central noise if any."""
 
     events: dict[str, int] = {}  # noqa: RUF012
 
@@ -436,10 +490,12 @@ class NoisyLeast:
         self._drawn: Laplaces | None = None
 
     def start(self) -> ExpertChoice:
+        """The uniform weights."""
         d = self.plan.experts
         return ExpertChoice(0, None, np.full(d, 1.0 / d))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
+        """The expert of least noisy mean score, from the sums (d,)."""
         plan = self.plan
         release = self._release + 1
         if plan.protocol.noise_by == "server" and is_exact(self.noise):

@@ -1,4 +1,8 @@
-"""Lower bounds and Table 1 of gao-2024, and the argument checks that all its bounds share."""
+"""Lower bounds and Table 1 of gao-2024, and the argument checks that all its bounds share.
+
+`theorem_2_4` without privacy and `hidden_expert` with it are proven, with constants; the others are
+printed orders. Parameters as in `fastfed.experts.bounds`.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +15,40 @@ from scipy.special import betainc
 from fastfed._validate import choice, integer, number
 from fastfed.experts.plan import ExpertPlan, ProblemSpec
 
-# ---- Checks of the arguments that most bounds share; what they mean stands in `bounds` -----------
+# ---- Argument checks -----------------------------------------------------------------------------
 
 
 def check_horizon(t: int) -> int:
+    """T, checked."""
     return integer("horizon", t, at_least=1)
 
 
 def check_clients(m: int) -> int:
+    """m, checked."""
     return integer("clients", m, at_least=1)
 
 
 def check_experts(d: int) -> int:
+    """d, checked."""
     return integer("experts", d, at_least=1, at_most=2**53)
 
 
 def check_epsilon(value: float) -> float:
+    """epsilon, checked."""
     return number("epsilon", value, above=0)
 
 
 def check_failure(rho: float) -> float:
+    """rho, checked."""
     return number("failure_probability", rho, above=0, below=1)
 
 
 def check_constant(value: float) -> float:
+    """The hidden constant, checked."""
     return number("constant", value, above=0)
 
 
-# What no federated prediction from experts does better than: gao-2024, Theorems 2.4 and 2.7.
-# `theorem_2_4` without privacy and `hidden_expert` with it are proven, with constants; the others
-# are printed orders. Arguments as in `fastfed.experts.bounds`.
+# ---- Theorems 2.4 and 2.7 ------------------------------------------------------------------------
 
 
 class HiddenExpert(NamedTuple):
@@ -53,7 +61,7 @@ class HiddenExpert(NamedTuple):
 def theorem_2_4(horizon: int, experts: int) -> float:
     """Theorem 2.4 without privacy, lower bound on any algorithm: sqrt(T ln(d)/2), but exact.
 
-    T/2 - E min of d independent Bin(T, 1/2): what every algorithm loses in expectation to fair
+    T/2 - E min of d independent Bin(T, 1/2): the regret of every algorithm, in expectation, to fair
     coins, equal at all clients, whatever m is. Some fixed losses then cost it as much. Relative
     accuracy about 1e-9; horizon at most 2^40.
     """
@@ -139,7 +147,7 @@ def hidden_expert(
     return HiddenExpert(n2, max(0.0, total + a * tail - c * (n2 - n1)))
 
 
-# ---- What no algorithm does better than, to be drawn beside curves of linear losses --------------
+# ---- Bound curves --------------------------------------------------------------------------------
 
 
 def lower_bound_curves(
@@ -151,11 +159,28 @@ def lower_bound_curves(
 ) -> dict[str, list[float]]:
     """Lower bounds of expected group regret at rounds (C,), each for the worst of its adversaries.
 
-    "theorem-2-4": fair coins, the same at all clients, whatever is played; of regret in hindsight,
-    for in expectation no coin is better than another. "hidden-expert": what privacy costs where all
-    experts but one lose in every round.
-    """
+    "theorem-2-4": fair coins, the same at all clients; of regret in hindsight, for in expectation
+    no coin is better than another. "hidden-expert": the price of privacy where all experts but one
+    lose in every round.
 
+    Parameters
+    ----------
+    plan : ExpertPlan
+        The curve's plan.
+    problem : ProblemSpec
+        Sizes, and guarantees about the losses.
+    rounds : ndarray, shape (C,)
+        Rounds.
+    epsilon : float, optional
+        None for no privacy.
+    delta : float, default 0
+        Likewise.
+
+    Returns
+    -------
+    dict of str to list of float
+        Bounds by name, each of length C.
+    """
     m, d = plan.silos, plan.experts
     found = {}
     if not problem.iid:
@@ -167,10 +192,9 @@ def lower_bound_curves(
     return found
 
 
-# ---- Table 1 of gao-2024: regret and communication of what is known, as printed orders -----------
-# Arguments as in `fastfed.experts.bounds`.
+# ---- Table 1: regret and communication of known systems ------------------------------------------
 
-
+#: Rows of Table 1, from top to bottom.
 TABLE_1 = (
     "limited-updates",
     "fed-dp-ope-stoch",

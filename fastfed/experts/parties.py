@@ -1,4 +1,4 @@
-"""Parties of an expert federation: clients, their sums, and the server."""
+"""Parties of a federation of experts: the client, the server, and plans whose clients send sums."""
 
 from __future__ import annotations
 
@@ -25,43 +25,53 @@ from fastfed.privacy import exact
 from fastfed.privacy.account import Claim, PrivacyEvent, RawData, released
 from fastfed.privacy.certificate import Certificate, no_privacy
 
-# ---- Plans whose clients send, every N rounds, what every expert has lost since ------------------
+# ---- Plans whose clients send sums of losses -----------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumsPlan(ExpertPlan):
-    """Exchanges before rounds N, 2 N, ..., on losses of the rounds before (gao-2024, Algorithm 4).
+    """Plan with exchanges before rounds N, 2 N, ..., of earlier losses (gao-2024, Algorithm 4).
 
-    For N = 1 the first is before round 2: before round 1 nothing is known.
+    For N = 1 the first exchange is before round 2: before round 1 nothing is known.
+
+    Parameters
+    ----------
+    phase_length : int
+        N.
     """
 
-    phase_length: int  # N
+    phase_length: int
 
     @property
     def exchanges(self) -> int:
+        """The number of exchanges."""
         return self.exchanges_before(self.horizon)
 
     def exchanges_before(self, round: int) -> int:
+        """Exchanges that must have been completed before a round."""
         last = min(round, self.horizon)
         return last // self.phase_length - (self.phase_length == 1)
 
     def asking_rounds(self, last: int) -> np.ndarray:
+        """The rounds up to ``last`` before which messages are exchanged, ascending."""
         return np.arange(max(self.phase_length, 2), last + 1, self.phase_length)
 
     def collector(self, index: int, noise: NoiseSource) -> Collector:
+        """Make the state of a client."""
         points = self.silos * self.horizon
         return SumCollector(self.experts, exact.quantum(points) if is_exact(noise) else None)
 
 
 @released.register
 def _(plan: SumsPlan) -> tuple[PrivacyEvent, ...] | None:
-    # What another package's server makes of the sums is not known here.
+    """Everything released: raw sums, if no noise is added."""
+    # The release of another package's server is not known here.
     return (RawData(),) if plan.protocol.noise_by == "none" else None
 
 
 @account.register
 def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
-    """Of sums that are sent as they are."""
+    """The certificate of sums that are sent as they are."""
     if released(plan) is None:
         raise InputError(f"plan must be one that fastfed accounts for, got {type(plan).__name__}")
     claim = plan.privacy or Claim(source=plan.protocol.source)
@@ -69,25 +79,27 @@ def _certificate(plan: SumsPlan, problem: ProblemSpec) -> Certificate:
 
 
 class SumCollector:
-    """The losses of one client since its last report; it draws no noise.
+    """State of one client: the sum of its losses since the last report, without noise.
 
-    unit: what losses are rounded to multiples of, so that sums are exact; None in simulations.
+    ``unit``: losses are rounded to its multiples, so that sums are exact; None in simulations.
     """
 
     def __init__(self, experts: int, unit: float | None = None) -> None:
         self._sum, self._unit = np.zeros(experts), unit
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
+        """Add the losses (d,) of a round."""
         assert isinstance(loss, np.ndarray)
         aggregation.add(self._sum, loss if self._unit is None else exact.quantise(loss, self._unit))
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
+        """The sum (d,), which is then reset."""
         sent, self._sum = self._sum, np.zeros_like(self._sum)
         return sent
 
 
 def check_linear(algorithm: str, problem: ProblemSpec) -> None:
-    """InputError unless every expert has a loss of its own."""
+    """Raise InputError unless every expert has a loss of its own."""
     if not problem.linear:
         raise InputError(
             f"{algorithm} needs linear losses, one number for each expert; these are not"
@@ -95,23 +107,44 @@ def check_linear(algorithm: str, problem: ProblemSpec) -> None:
 
 
 def check_phase_length(length: int, problem: ProblemSpec) -> int:
-    """N, if a phase ends within the horizon."""
+    """Return N; InputError if no phase ends within the horizon."""
     if length > problem.horizon:
         raise InputError(f"phase_length must be <= horizon ({problem.horizon}), got {length}")
     return length
 
 
-# ---- A client of a federation that predicts from experts -----------------------------------------
+# ---- Client --------------------------------------------------------------------------------------
 
 
 class ExpertClient(Once):
-    """One client, step by step (gao-2024, Algorithms 1 and 4).
+    """One client of a federation of experts, step by step (gao-2024, Algorithms 1 and 4).
 
     First hand it the server's ``start()``. Before each round: while ``due`` is true, send
     ``report()`` to the server and hand its answer to ``receive``. Then play ``x``, weights of the
-    d experts (all on one of them: ``expert``), and ``observe`` the loss. A bare
-    ``ExpertClient(plan)`` draws its noise from the operating system; pass ``SeededNoise``
-    only to simulate.
+    d experts (all on one of them: ``expert``), and ``observe`` the loss.
+
+    Parameters
+    ----------
+    plan : ExpertPlan
+        The curve's plan, such as ``system.plan``.
+    index : int, default 0
+        The client's number, 0..m - 1.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+
+    Attributes
+    ----------
+    round : int
+        Rounds completed.
+    release : int
+        The last choice received.
+    clipped_losses : int
+        Losses outside [0, 1] so far, which were clipped.
+
+    Raises
+    ------
+    InputError
+        If the plan's numbers do not give the epsilon that it was sealed with.
     """
 
     def __init__(self, plan: ExpertPlan, index: int = 0, noise: NoiseSource | None = None) -> None:
@@ -126,20 +159,20 @@ class ExpertClient(Once):
 
     @property
     def x(self) -> np.ndarray:
-        """What is played, weights (d,) that add up to 1."""
+        """The current decision: weights (d,) that add up to 1."""
         if self._x is None:
             raise InputError("x needs the server's start(): hand it to receive")
         return self._x
 
     @property
     def expert(self) -> int | None:
-        """The one expert that is played, if it is one."""
+        """The expert of weight 1, or None."""
         best = int(self.x.argmax())
         return best if self.x[best] == 1.0 else None
 
     @property
     def due(self) -> bool:
-        """Whether a report has to be sent before the next round."""
+        """True if a report must be sent before the next round."""
         if self.round == self.plan.horizon:
             return False
         before = self.plan.exchanges_before(self.round + 1)
@@ -147,7 +180,7 @@ class ExpertClient(Once):
 
     @once
     def report(self) -> ExpertReport:
-        """What to send in the next exchange."""
+        """The message of the next exchange; InputError if none is due."""
         if not self.due:
             raise InputError(f"client {self.index} has no report due before round {self.round + 1}")
         values = self._collector.values(self._sent + 1, self.x)
@@ -156,7 +189,18 @@ class ExpertClient(Once):
 
     @once
     def receive(self, choice: ExpertChoice) -> None:
-        """Take the server's answer."""
+        """Use the server's answer.
+
+        Parameters
+        ----------
+        choice : ExpertChoice
+            The answer, or at first the server's ``start()``.
+
+        Raises
+        ------
+        InputError
+            If it is not the choice that the client waits for.
+        """
         if not isinstance(choice, ExpertChoice):
             raise InputError(f"choice must be an ExpertChoice, got {type(choice).__name__}")
         waits = self.release + 1
@@ -181,8 +225,19 @@ class ExpertClient(Once):
 
     @once
     def observe(self, loss: np.ndarray | Gradient) -> None:
-        """Take in the loss of the round: d losses in [0, 1] (clipped here), or, where losses are
-        not linear, a function that gives the gradient (d,) at x (d,)."""
+        """Add the loss of the round.
+
+        Parameters
+        ----------
+        loss : array_like, shape (d,), or callable
+            Losses in [0, 1], clipped here; where losses are not linear, a function from x (d,) to
+            the gradient (d,).
+
+        Raises
+        ------
+        InputError
+            If a message is still due, or the plan has ended.
+        """
         if self.round == self.plan.horizon:
             raise InputError(f"the plan has {self.plan.horizon} rounds, got one more")
         if self._x is None or self.due or self._sent > self.release:
@@ -200,15 +255,23 @@ class ExpertClient(Once):
         self.round += 1
 
 
-# ---- The server of a federation that predicts from experts ---------------------------------------
+# ---- Server --------------------------------------------------------------------------------------
 
 
 class ExpertServer(Once):
-    """Adds up what all clients send and chooses what they play (gao-2024, Algorithms 2 and 5).
+    """Server of a federation of experts, step by step (gao-2024, Algorithms 2 and 5).
 
-    A bare ``ExpertServer(plan)`` draws from the operating system; pass ``SeededNoise`` only
-    to simulate.
+    It adds up the messages of all clients and chooses their next decision.
 
+    Parameters
+    ----------
+    plan : ExpertPlan
+        The curve's plan, such as ``system.plan``.
+    noise : NoiseSource, optional
+        By default the operating system's generator; pass ``SeededNoise`` only to simulate.
+
+    Notes
+    -----
     Guarantee: that of the system's certificate, for one loss of one client in one round.
     """
 
@@ -220,15 +283,29 @@ class ExpertServer(Once):
 
     @once
     def start(self) -> ExpertChoice:
-        """What all clients play first."""
+        """The first choice, for all clients."""
         if self._started is None:
             self._started = self._decider.start()
         return self._started
 
     @once
     def combine(self, reports: Sequence[ExpertReport]) -> ExpertChoice:
-        """The next choice; InputError unless every client has sent its report of this exchange, and
-        then nothing has changed."""
+        """The next choice, from one report of every client.
+
+        Parameters
+        ----------
+        reports : sequence of ExpertReport
+            One of each client, of this exchange.
+
+        Returns
+        -------
+        ExpertChoice
+
+        Raises
+        ------
+        InputError
+            If a report is missing, repeated or of another exchange; nothing changes then.
+        """
         plan = self.plan
         if self._started is None:
             raise InputError("combine needs start() before it")
@@ -263,5 +340,5 @@ class ExpertServer(Once):
 
     @property
     def events(self) -> dict[str, int]:
-        """What has happened so far, such as switches of the expert."""
+        """Counts of events so far, such as switches of the expert."""
         return self._decider.events

@@ -1,4 +1,8 @@
-"""Expert systems: the problem, registry entries, messages, and the plan that drivers execute."""
+"""Systems of experts: their problem, registry entries, messages and plans.
+
+An `ExpertPlan` is plain data; it makes the client's collector and the server's decider, which
+parties and drivers run.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +19,82 @@ from fastfed._random import CHOICE, NoiseSource
 from fastfed._system import System
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
+from fastfed.privacy.certificate import Condition
 from fastfed.protocols.messages import frozen
 from fastfed.protocols.plan import of_kind
 from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
 
 __all__ = ["Algorithm", "System"]
 
-# ---- The problem that experts' systems are put to: sizes, and what the adversary guarantees ------
+# ---- Problem and registry entry ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ProblemSpec:
-    """What a system may know before the first round; no losses, only guarantees about them."""
+    """Sizes and guarantees that a system may use before the first round: no losses.
 
-    silos: int  # m clients
-    horizon: int  # T
-    experts: int  # d
-    #: alpha: no coordinate of a gradient is larger (Lipschitz in the L1 norm).
+    Parameters
+    ----------
+    silos : int
+        m, the number of clients.
+    horizon : int
+        T, rounds.
+    experts : int
+        d, the number of experts.
+    lipschitz : float, default 1
+        alpha: no coordinate of a gradient is larger (Lipschitz in the L1 norm).
+    spread : float, default 1
+        Length of an interval that holds every coordinate of every gradient, at most 2 alpha.
+    smoothness : float, default 0
+        beta: gradients are beta-Lipschitz from the L1 to the maximum norm; 0 for linear losses.
+    loss_range : float, default 1
+        The most that a loss exceeds its least value on the simplex by.
+    linear : bool, default True
+        True if a loss is <l, x> with l in [0, 1]^d.
+    iid : bool, default False
+        True if losses are drawn independently from one distribution.
+    optimal_loss : float, optional
+        L*: the best expert loses at most so much at any client, if that is guaranteed.
+    multiplicity : int, default 1
+        The most losses, of any clients in any rounds, that one record can be behind.
+    notes : tuple of str
+        Caveats about the losses for readers of the certificate.
+    """
+
+    silos: int
+    horizon: int
+    experts: int
     lipschitz: float = 1.0
-    #: Length of the interval that every coordinate of every gradient lies in, at most 2 alpha.
     spread: float = 1.0
-    #: beta: gradients are beta-Lipschitz from the L1 to the maximum norm; 0 of linear losses.
     smoothness: float = 0.0
-    #: What a loss exceeds its least value on the simplex by at most.
     loss_range: float = 1.0
-    #: Whether a loss is <l, x> with l in [0, 1]^d.
     linear: bool = True
-    #: Whether losses are drawn independently from one law.
     iid: bool = False
-    #: L*: the best expert loses at most so much at any client, if that is guaranteed.
     optimal_loss: float | None = None
-    #: How many losses, of any clients in any rounds, one record can be behind.
     multiplicity: int = 1
-    #: What a reader of the certificate should know about the losses.
     notes: tuple[str, ...] = ()
 
 
-# ---- What the systems of experts have in common: their entries of the registry -------------------
-
-
 class Algorithm(_system.Algorithm):
-    """A system of a paper that predicts from experts: it meets losses, no contexts."""
+    """A system of a paper that predicts from experts: it gets losses, and no contexts."""
 
 
-# ---- What travels between clients and server of a federation that predicts from experts ----------
+# ---- Messages ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ExpertReport:
-    """What one client sends in one exchange, a number for each expert, (d,)."""
+    """One client's message to the server in one exchange.
+
+    Parameters
+    ----------
+    release : int
+        The number of the exchange, from 1.
+    values : ndarray, shape (d,)
+        A number for each expert.
+    silo : int
+        The client's number.
+    """
 
     release: int
     values: np.ndarray
@@ -82,9 +113,16 @@ class ExpertReport:
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """What the server sends to all clients: an expert, or weights of all of them, (d,).
+    """The server's message to all clients: an expert, or weights of all of them.
 
-    Release 0 comes before the first round.
+    Parameters
+    ----------
+    release : int
+        The number of the exchange; 0 comes before the first round.
+    expert : int or None
+        The chosen expert.
+    weights : ndarray, shape (d,), optional
+        Weights >= 0 that add up to 1, in place of an expert.
     """
 
     release: int
@@ -104,10 +142,9 @@ class ExpertChoice:
         object.__setattr__(self, "weights", frozen(weights))
 
 
-# ---- A curve of experts as plain data, and what client, server and drivers ask of it -------------
+# ---- Plans ---------------------------------------------------------------------------------------
 
-
-#: A loss that is no vector: its gradient (d,) at x (d,).
+#: A loss that is not linear, as its gradient (d,) at x (d,).
 Gradient = Callable[[np.ndarray], np.ndarray]
 
 NO_PRIVACY = Protocol(
@@ -158,37 +195,53 @@ PLAIN_SCORES = Protocol(
 
 
 class Collector(Interface):
-    """What one client keeps of its losses."""
+    """State of one client: its losses since the last exchange."""
 
     def observe(self, round: int, loss: np.ndarray | Gradient) -> None:
-        """Take in the loss of a round."""
+        """Add the loss of a round."""
         ...
 
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
-        """What to send in one exchange, (d,), noise included, while x is played."""
+        """Values (d,) to send in one exchange, noise included; x (d,) is the current decision."""
         ...
 
 
 class Decider(Interface):
-    """What the server does."""
+    """State of the server: it chooses the next decision."""
 
     def start(self) -> ExpertChoice:
-        """What is played first."""
+        """The first choice."""
         ...
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """The next choice, from all clients' values added up in order, (d,)."""
+        """The next choice, from all clients' values added up in order, shape (d,)."""
         ...
 
     @property
     def events(self) -> dict[str, int]:
-        """What a reader of the results should hear of, counted."""
+        """Counts of events for the results, by name."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlan(ABC):
-    """One curve of experts: all clients play the same x, a point of the simplex."""
+    """Plan of one curve of experts: all clients play the same x, a point of the simplex.
+
+    Parameters
+    ----------
+    silos : int
+        m, clients.
+    horizon : int
+        T, rounds.
+    experts : int
+        d.
+    protocol : Protocol
+        The messages, and whom clients trust.
+    linear : bool, default True
+        True if losses are vectors in [0, 1]^d.
+    privacy : Claim, optional
+        The claim of the plan; None claims nothing.
+    """
 
     driver: ClassVar[str] = "experts"
     example: ClassVar[str] = "one of experts, such as system.plan of fed-svt"
@@ -196,21 +249,21 @@ class ExpertPlan(ABC):
     #: What clients send: sums of their losses, or "scores" of experts, from gradients.
     sends: ClassVar[str] = "sums"
 
-    silos: int  # m
-    horizon: int  # T
-    experts: int  # d
+    silos: int
+    horizon: int
+    experts: int
     protocol: Protocol
-    linear: bool = True  # whether losses are vectors in [0, 1]^d
-    privacy: Claim | None = None  # what is declared of it; None: nothing
+    linear: bool = True
+    privacy: Claim | None = None
 
     @property
     @abstractmethod
     def exchanges(self) -> int:
-        """How often clients and server exchange messages."""
+        """The number of exchanges of messages."""
 
     @abstractmethod
     def exchanges_before(self, round: int) -> int:
-        """Exchanges that must have been made before a round is played."""
+        """Exchanges that must have been completed before a round."""
 
     @abstractmethod
     def asking_rounds(self, last: int) -> np.ndarray:
@@ -218,14 +271,14 @@ class ExpertPlan(ABC):
 
     @abstractmethod
     def collector(self, index: int, noise: NoiseSource) -> Collector:
-        """What a client keeps."""
+        """Make the state of a client."""
 
     @abstractmethod
     def decider(self, noise: NoiseSource) -> Decider:
-        """What the server does."""
+        """Make the state of the server."""
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
-        """What is played after a choice, (d,), where x was played before."""
+        """The decision (d,) after a choice, where x was the last one."""
         if choice.weights is not None:
             return choice.weights
         if x is not None and x[choice.expert] == 1.0:
@@ -235,7 +288,7 @@ class ExpertPlan(ABC):
         return moved
 
     def memory(self) -> int:
-        """Bytes that all clients keep between exchanges; by default what one sum takes."""
+        """Bytes that all clients store between exchanges; by default those of one sum."""
         return 8 * self.experts
 
     def gradient_memory(self) -> int:
@@ -243,7 +296,7 @@ class ExpertPlan(ABC):
         return 0
 
     def sends_weights(self, release: int) -> bool:
-        """Whether the server answers an exchange with weights, and not with one expert."""
+        """True if the server answers an exchange with weights, and not with one expert."""
         return False
 
     def bits_up(self, exchanges: int) -> float:
@@ -256,7 +309,7 @@ class ExpertPlan(ABC):
 
 
 def check_expert_plan(plan: object) -> ExpertPlan:
-    """The plan if it is one of experts, and gives what it says that it gives."""
+    """Return the plan if it is one of experts, and its numbers give what it was sealed with."""
     found = of_kind(plan, ExpertPlan)  # type: ignore[type-abstract]
     verify(found)
     return found
@@ -265,3 +318,33 @@ def check_expert_plan(plan: object) -> ExpertPlan:
 def start_expert(experts: int, noise: NoiseSource) -> int:
     """A uniformly random expert before the first round."""
     return int(noise.uniform(CHOICE, 0) * experts)
+
+
+# ---- Text that certificates of experts share -----------------------------------------------------
+
+#: The unit of protection, and what is protected of it.
+USER = "a user is one loss function of one client in one round"
+PROTECTS_CHOICES = f"{USER}; what is protected is what is played"
+PROTECTS_MESSAGES = f"{USER}; what is protected is what the client sends"
+#: Neighbours of a guarantee for one of many losses that one record is behind.
+ONE_LOSS = "neighbours differ in one loss of one client in one round"
+#: Caveat of a trusted server.
+RAW_MESSAGES = "clients send the server raw numbers: it is trusted, and nobody else may see them"
+BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
+
+
+def budget_exceeded(uses: int) -> str:
+    """Caveat of an exact value above the claim, where one record is behind ``uses`` losses."""
+    if uses == 1:
+        return BUDGET_EXCEEDED
+    return (
+        f"one record can be behind {uses} losses, and the noise is for one: the exact value is of "
+        "all of these replaced together"
+    )
+
+
+def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
+    """Condition that the account covers all losses that one record can be behind."""
+    times = "two losses" if uses == 1 else f"more than {uses} losses"
+    text = f"no record is behind {times} (by how losses are made, or declared)"
+    return Condition(text, multiplicity <= uses)

@@ -1,6 +1,6 @@
-"""Fed-DP-OPE-Stoch's expected regret, from above: what is proven, and what is printed (gao-2024).
+"""Upper bounds on the expected regret of Fed-DP-OPE-Stoch: proven, and as printed (gao-2024).
 
-Arguments as in `fastfed.experts.bounds`.
+Parameters as in `fastfed.experts.bounds`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,27 @@ from scipy.optimize import minimize_scalar
 from scipy.special import digamma
 
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.experts import lower_bounds as check
 from fastfed.experts.frank_wolfe import MAX_TREES
+from fastfed.experts.lower_bounds import (
+    check_clients,
+    check_constant,
+    check_epsilon,
+    check_experts,
+    check_horizon,
+)
 
 
 class PhaseNoise(NamedTuple):
-    """A phase of Fed-DP-OPE-Stoch that updates: T_1, b, and the noise of each tree's leaves.
+    """A phase of Fed-DP-OPE-Stoch that updates.
 
-    scales: one >= 0 a tree, of Lap(lambda_j) at every client or Lap(mu_j) at the server.
+    Attributes
+    ----------
+    trees : int
+        T_1.
+    batch : int
+        b, losses at a tree's root.
+    scales : tuple of float
+        One >= 0 for each tree: of Lap(lambda_j) at every client or Lap(mu_j) at the server.
     """
 
     trees: int
@@ -30,7 +43,7 @@ class PhaseNoise(NamedTuple):
     scales: tuple[float, ...]
 
 
-# -- Theorem 2.2 as proven -------------------------------------------------------------------------
+# ---- Theorem 2.2 as proven -----------------------------------------------------------------------
 #
 # L is the expected loss, x* its minimizer, e = grad L(x_k) - v the error of the averaged gradient
 # at leaf k, xi the noise in the averaged scores, w = c_n* the vertex of the least noisy score.
@@ -93,6 +106,7 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
     top = min(math.sqrt(2.0 * log_d / (unit + 2.0 * draws)), 1.0 - 1e-9)
 
     def value(log_u: float) -> float:
+        """The bound at u = exp(log_u)."""
         u = math.exp(log_u)
         return (log_d + u * u * unit / 2.0 - draws * math.log1p(-u * u)) / u
 
@@ -103,6 +117,7 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
 
 
 def _phase(phase: PhaseNoise) -> PhaseNoise:
+    """The phase, checked."""
     if not isinstance(phase, PhaseNoise):
         raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
     trees = integer("trees", phase.trees, at_least=1, at_most=MAX_TREES)
@@ -115,7 +130,7 @@ def _phase(phase: PhaseNoise) -> PhaseNoise:
 
 
 def _ranges(alpha: float, spread: float | None, loss_range: float | None) -> tuple[float, float]:
-    """Length of the gradients' intervals, and what L can exceed its minimum by."""
+    """Length of the gradients' intervals, and the most that L can exceed its minimum by."""
     most = 2.0 * alpha
     return (
         most if spread is None else number("spread", spread, at_least=0, at_most=most),
@@ -142,13 +157,13 @@ def phase_suboptimality(
     alpha. loss_range: what L exceeds its minimum by at most, at most the default 2 alpha.
 
     Holds from any starting point that is independent of the phase's losses: x at the start comes
-    from the phases before, and the losses used are those of the last phase, played on it but not
-    learnt from. These must be i.i.d. over rounds and independent over clients (whose laws may then
-    differ), and each is used at one vertex only. Smoothness adds less than 8 beta/(K + 1), K =
-    2^(T_1 + 1) - 2 the leaves.
+    from the phases before, and the losses used are those of the last phase, whose decision they did
+    not influence. These must be i.i.d. over rounds and independent over clients (whose
+    distributions may then differ), and each is used at one vertex only. Smoothness adds less than
+    8 beta/(K + 1), K = 2^(T_1 + 1) - 2 the leaves.
     """
     trees, batch, scales = _phase(phase)
-    m, d = check.check_clients(clients), check.check_experts(experts)
+    m, d = check_clients(clients), check_experts(experts)
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     local = choice("noise", noise, ("local", "central")) == "local"
@@ -162,6 +177,7 @@ def phase_suboptimality(
 def _suboptimality(
     phase: PhaseNoise, m: int, d: int, beta: float, spread: float, local: bool
 ) -> float:
+    """`phase_suboptimality` of checked arguments."""
     trees, batch, scales = phase
     leaves = 2.0 ** (trees + 1) - 2.0
     total = 8.0 * beta * (leaves + 1.0 - _harmonic(leaves + 1.0)) / (leaves * (leaves + 1.0))
@@ -198,8 +214,8 @@ def stoch_regret(
     came, at most sqrt(T ln(d)/(2 m)) more for losses in [0, 1]. Other arguments as in
     `phase_suboptimality`.
     """
-    t = check.check_horizon(horizon)
-    check.check_clients(clients), check.check_experts(experts)
+    t = check_horizon(horizon)
+    check_clients(clients), check_experts(experts)
     number("smoothness", smoothness, at_least=0)
     choice("noise", noise, ("local", "central"))
     _, bound = _ranges(number("lipschitz", lipschitz, above=0), spread, loss_range)
@@ -230,7 +246,7 @@ def stoch_regret(
     return total
 
 
-# -- As printed ------------------------------------------------------------------------------------
+# ---- As printed ----------------------------------------------------------------------------------
 
 
 def theorem_2_2(
@@ -254,20 +270,15 @@ def theorem_2_2(
     what holds.
     """
     t, m, d = (
-        check.check_horizon(horizon),
-        check.check_clients(clients),
-        check.check_experts(experts),
+        check_horizon(horizon),
+        check_clients(clients),
+        check_experts(experts),
     )
     alpha = number("lipschitz", lipschitz, above=0)
     beta = number("smoothness", smoothness, at_least=0)
     first = (alpha + beta) * math.sqrt(t * math.log(d) / m)
-    second = (
-        math.sqrt(alpha * beta / check.check_epsilon(epsilon))
-        * math.sqrt(t)
-        * math.log(d)
-        / m**0.25
-    )
-    return check.check_constant(constant) * math.log(t) * (first + second)
+    second = math.sqrt(alpha * beta / check_epsilon(epsilon)) * math.sqrt(t) * math.log(d) / m**0.25
+    return check_constant(constant) * math.log(t) * (first + second)
 
 
 def corollary_2_3(
@@ -286,11 +297,11 @@ def corollary_2_3(
     algorithm never updates; Table 1 prints sqrt(m) epsilon in the second term.
     """
     t, m, d = (
-        check.check_horizon(horizon),
-        check.check_clients(clients),
-        check.check_experts(experts),
+        check_horizon(horizon),
+        check_clients(clients),
+        check_experts(experts),
     )
     alpha = number("lipschitz", lipschitz, above=0)
     first = alpha * math.sqrt(t * math.log(d) / m)
-    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check.check_epsilon(epsilon)
-    return check.check_constant(constant) * math.log(t) * (first + second)
+    second = math.sqrt(alpha) * math.log(d) / m**0.25 / check_epsilon(epsilon)
+    return check_constant(constant) * math.log(t) * (first + second)

@@ -1,7 +1,7 @@
-"""Fed-SVT's regret with a probability, from above: proven, and as printed (gao-2024).
+"""Upper bounds on the regret of Fed-SVT with a probability: proven, and as printed (gao-2024).
 
 Its switches (`switching_budget`), the noise of its comparisons (`noise_margin`), its `threshold`,
-and the regret that comes of them (`svt_regret`). Arguments as in `fastfed.experts.bounds`.
+and the regret that follows (`svt_regret`). Parameters as in `fastfed.experts.bounds`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from numpy.polynomial.legendre import leggauss
 from scipy.optimize import brentq
 
 from fastfed._validate import integer, number
-from fastfed.experts import lower_bounds as check
+from fastfed.experts.lower_bounds import (
+    check_clients,
+    check_constant,
+    check_epsilon,
+    check_experts,
+    check_failure,
+    check_horizon,
+)
 
-# -- The number of switches ------------------------------------------------------------------------
+# ---- The number of switches ----------------------------------------------------------------------
 #
 # Losses are fixed in advance and at least 0. Let S_n(x) be the sum of all clients' losses before
 # decision n, M_n(x) = max(S_n(x), m L*), phi_n = sum_x e^(-eta M_n(x)/2). As some expert has S <= m
@@ -31,15 +38,16 @@ from fastfed.experts import lower_bounds as check
 # early) + P(X_1 + ... + X_{kappa+1} <= ln d) with independent X. Lemma D.2 uses the same step once
 # a halving of phi, with 2/3 for 1/(2(1 - e^-2)) = .58 and three switches a halving granted.
 
-_CELLS = 512  # of the law of X
+_CELLS = 512  # grid cells of the distribution of X
 
 
 def _gap(gap: float) -> float:
+    """The gap, checked."""
     return number("gap", gap, at_least=1, at_most=32)
 
 
 def _steps(d: int, gap: float) -> tuple[np.ndarray, int]:
-    """Law of X rounded down to a grid, and how many of its points are <= ln d."""
+    """Distribution of X rounded down to a grid, and the number of its points <= ln d."""
     width = gap / 2.0 / _CELLS
     distribution = np.exp(-width * np.arange(_CELLS)) * math.expm1(-width) / math.expm1(-gap / 2.0)
     return distribution, int(math.log(d) / width * (1.0 + 1e-12)) + 1
@@ -53,7 +61,7 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
     is early (add `early_switch_failure`) and L - W >= m L* + gap/eta; gap in [1, 32], the paper's
     is 4. O(kappa ln(d) 2^19/gap).
     """
-    d, kappa = check.check_experts(experts), integer("switches", switches, at_least=0)
+    d, kappa = check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
         return 0.0
     distribution, points = _steps(d, _gap(gap))
@@ -70,7 +78,7 @@ def switching_budget(experts: int, failure_probability: float, *, gap: float = 4
 
     Proven under the same conditions; below `switching_budget_printed` for every d and rho.
     """
-    d, rho = check.check_experts(experts), check.check_failure(failure_probability)
+    d, rho = check_experts(experts), check_failure(failure_probability)
     if d == 1:
         return 0
     distribution, points = _steps(d, _gap(gap))
@@ -87,11 +95,11 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
     only. It is enough all the same: s = ceil(log2 d) halvings take s - 1 switches plus s geometric
     numbers of mean 1.37, and Chernoff's bound at 1/24 leaves less than rho.
     """
-    d, rho = check.check_experts(experts), check.check_failure(failure_probability)
+    d, rho = check_experts(experts), check_failure(failure_probability)
     return math.ceil(3 * (d - 1).bit_length() - 24.0 * math.log(rho))
 
 
-# -- The noise -------------------------------------------------------------------------------------
+# ---- The noise -----------------------------------------------------------------------------------
 #
 # Decision t keeps x iff q_t + gamma_t <= L + r, gamma_t ~ Lap(b) fresh, r ~ Lap(a) fresh after each
 # switch. Given the start of a stretch, x and all its q_t are fixed, and they do not fall.
@@ -104,6 +112,7 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
 
 
 def _scales(threshold_scale: float, query_scale: float) -> tuple[float, float]:
+    """Both Laplace scales, checked."""
     return (
         number("threshold_scale", threshold_scale, at_least=0),
         number("query_scale", query_scale, at_least=0),
@@ -129,6 +138,7 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
         return math.exp(-w / a) / 2.0
 
     def some(level: np.ndarray) -> np.ndarray:
+        """P(the largest draw exceeds ``level``)."""
         below = np.log1p(-0.5 * np.exp(-np.maximum(level, 0.0) / b))
         result: np.ndarray = -np.expm1(k * below)
         return result
@@ -153,6 +163,7 @@ def _some_above(w: float, k: float, a: float, b: float) -> float:
 
 
 def _stretches(decisions: int, switches: int) -> tuple[int, int]:
+    """Decisions n, checked, and the number of stretches, min(n, kappa + 1)."""
     n = integer("decisions", decisions, at_least=0)
     return n, min(n, integer("switches", switches, at_least=0) + 1)
 
@@ -170,6 +181,7 @@ def _least(failure: Callable[[float], float], rho: float, scale: float) -> float
     floor = math.log(rho)
 
     def excess(w: float) -> float:
+        """ln of the failure probability over rho."""
         return math.log(max(failure(w), 1e-320)) - floor
 
     if low == 0.0:
@@ -210,7 +222,7 @@ def noise_margin(
     """The least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss. Proven."""
     n, _ = _stretches(decisions, switches)
     a, b = _scales(threshold_scale, query_scale)
-    rho = check.check_failure(failure_probability)
+    rho = check_failure(failure_probability)
     if n == 0 or a == b == 0.0:
         return 0.0
     return _least(lambda w: early_switch_failure(w, n, switches, a, b), rho, a + b)
@@ -223,12 +235,10 @@ def noise_margin_printed(
 
     For its scales 4/epsilon and 8/epsilon early switches then have probability below rho N/(3 T).
     """
-    t = check.check_horizon(horizon)
+    t = check_horizon(horizon)
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
-    rho = check.check_failure(failure_probability)
-    return (
-        8.0 * (math.log(2.0) + 2.0 * math.log(t / n) - math.log(rho)) / check.check_epsilon(epsilon)
-    )
+    rho = check_failure(failure_probability)
+    return 8.0 * (math.log(2.0) + 2.0 * math.log(t / n) - math.log(rho)) / check_epsilon(epsilon)
 
 
 def late_switch_failure(
@@ -252,7 +262,7 @@ def threshold(
     optimal_loss L* >= 0 a client: the best expert's sum over clients is at most m L*. eta > 0: the
     exponential mechanism draws with weight e^(-eta s(x)/2). The paper has gap = 4.
     """
-    m, best = check.check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
+    m, best = check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
     margin = number("noise_margin", noise_margin, at_least=0)
     return m * best + margin + _gap(gap) / number("eta", eta, above=0)
 
@@ -277,12 +287,12 @@ def svt_regret(
     probability at least 1 - rho, against losses in [0, 1] fixed in advance, for the algorithm as
     its proof has it: q + gamma against the noisy threshold, all experts scored by their own sums.
     """
-    t, m = check.check_horizon(horizon), check.check_clients(clients)
+    t, m = check_horizon(horizon), check_clients(clients)
     n = integer("phase_length", phase_length, at_least=1)
     level = number("threshold", threshold, at_least=0)
     kappa = integer("switches", switches, at_least=0)
     a, b = _scales(threshold_scale, query_scale)
-    rho = check.check_failure(failure_probability)
+    rho = check_failure(failure_probability)
     late = 0.0
     if a > 0.0 or b > 0.0:
         late = _least(lambda w: late_switch_failure(w, kappa, a, b), rho, a + b)
@@ -310,18 +320,18 @@ def theorem_2_6(
     is too large for (epsilon, delta).
     """
     t, m, d = (
-        check.check_horizon(horizon),
-        check.check_clients(clients),
-        check.check_experts(experts),
+        check_horizon(horizon),
+        check_clients(clients),
+        check_experts(experts),
     )
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
-    log_rho = -math.log(check.check_failure(failure_probability))
+    log_rho = -math.log(check_failure(failure_probability))
     best = number("optimal_loss", optimal_loss, at_least=0)
     log_d = math.log(d)
     draws = log_d**2
     if delta is not None:
         draws = log_d**1.5 * math.sqrt(-math.log(number("delta", delta, above=0, below=1)))
     noise = draws + (2.0 * math.log(t / n) + log_rho) * (log_d + log_rho)
-    return check.check_constant(constant) * (
-        noise / m / check.check_epsilon(epsilon) + (n + best) * (log_d + log_rho)
+    return check_constant(constant) * (
+        noise / m / check_epsilon(epsilon) + (n + best) * (log_d + log_rho)
     )

@@ -31,9 +31,7 @@ from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.peers import Part, PeerPlan
-from fastfed.protocols.phases import PhasePlan
-from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.plan import NoiseStd, Part, PeerPlan, PhasePlan, Plan
 from fastfed.protocols.protocol import (
     NOISY_ADD,
     NOISY_TREE,

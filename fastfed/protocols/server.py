@@ -12,9 +12,15 @@ from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
 from fastfed.protocols.messages import Bits, Broadcast, Counts, Report, Shuffled, ShuffledBits
-from fastfed.protocols.peers import PeerPlan
-from fastfed.protocols.phases import LocalEstimate, Model, PhasePlan, check_phase_plan
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import (
+    LocalEstimate,
+    Model,
+    PeerPlan,
+    PhasePlan,
+    Plan,
+    check_phase_plan,
+    check_plan,
+)
 from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
 from fastfed.protocols.release import ExactAdder, make_adder
 from fastfed.protocols.vector_sum import counted, encoding_of

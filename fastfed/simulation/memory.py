@@ -17,10 +17,15 @@ from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
 from fastfed.simulation import dispatch
 from fastfed.simulation.compiled import scratch_term
-from fastfed.simulation.dispatch import AnyPlan
+from fastfed.simulation.dispatch import (
+    MOST_TOGETHER,
+    AnyPlan,
+    Resources,
+    check_threads,
+    missing_passes,
+)
 from fastfed.simulation.driver import NUMBER, OBJECT, Term, merged, sentence, spaced, total
 from fastfed.simulation.experiment import Experiment, Problem
-from fastfed.simulation.passes import MOST_TOGETHER, Resources, check_threads, missing_passes
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6

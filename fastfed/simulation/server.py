@@ -15,9 +15,8 @@ from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
 from fastfed.protocols.messages import Bits, Report
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.randomizer import User
+from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.server import Server
-from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation import compiled
 from fastfed.simulation.driver import (
     OBJECT,

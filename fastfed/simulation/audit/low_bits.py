@@ -38,11 +38,9 @@ from fastfed.privacy.mechanisms.winsorized import (
 from fastfed.privacy.releases.tree_release import TreeRelease
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
-from fastfed.protocols.phases import LocalEstimate
-from fastfed.protocols.plan import NoiseStd, Plan
-from fastfed.protocols.randomizer import User
+from fastfed.protocols.plan import LocalEstimate, NoiseStd, Plan
+from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.server import Averager, Server
-from fastfed.protocols.shuffler import Shuffler
 from fastfed.simulation.systems import make_system
 
 EPSILON, DELTA = 1.0, 1e-6

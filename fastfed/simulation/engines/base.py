@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.dispatch import RunBatch
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import RunBatch
 
 # ---- What every engine is, and how it is told that a batch of runs cannot be run -----------------
 

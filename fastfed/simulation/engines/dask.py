@@ -28,6 +28,7 @@ from distributed import (
 
 import fastfed
 from fastfed._validate import InputError
+from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, play_pass, seconds_of
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines.base import (
     GUARD,
@@ -45,7 +46,6 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass, seconds_of
 
 #: Short batches of runs share a task, which then takes about so long: a task costs some
 #: milliseconds.

@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fastfed.simulation import passes as playing
+from fastfed.simulation import dispatch as playing
+from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
 from fastfed.simulation.engines.base import Engine, Played, Progress
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Interrupted, RunBatch, check_threads
 
 
 @contextmanager

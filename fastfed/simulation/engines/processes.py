@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, play_pass
 from fastfed.simulation.engines.base import (
     GUARD,
     HOPELESS,
@@ -31,7 +32,6 @@ from fastfed.simulation.engines.base import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.passes import Interrupted, RunBatch, check_threads, play_pass
 
 # What a worker process does: it runs the batches of runs that come through its pipe, until that
 # closes.
