@@ -15,6 +15,14 @@ import numpy as np
 
 from fastfed._validate import InputError, array, integer, number
 
+__all__ = [
+    "PolicyValue",
+    "cross_fitted_ridge",
+    "doubly_robust",
+    "inverse_propensity",
+    "self_normalised",
+]
+
 #: Names of the estimators, as tables print them.
 IPW, SNIPW, DR = "inverse propensity", "self-normalised", "doubly robust"
 

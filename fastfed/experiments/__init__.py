@@ -21,6 +21,16 @@ from fastfed.simulation.experiment import (
     read_toml,
 )
 
+__all__ = [
+    "Figure",
+    "figure",
+    "figure_experiment",
+    "figure_ids",
+    "figure_spec",
+    "figures",
+    "with_panels",
+]
+
 FOLDER = Path(__file__).parent / "figures"
 
 #: Stands in a figure's environment for the files given with --data.

@@ -13,6 +13,8 @@ from fastfed._registry import Registry, first_line, must_be
 from fastfed._validate import InputError, array, show
 from fastfed.privacy.certificate import Condition
 
+__all__ = ["SCORES", "UCB", "Score", "score_signature"]
+
 #: The score of LinUCB, which the kernels have.
 UCB = "ucb"
 WANTED = "a numba.cfunc of fastfed.protocols.score.score_signature()"
