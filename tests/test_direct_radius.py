@@ -22,7 +22,7 @@ from fastfed.bandits.system import System
 from fastfed.environments import Sphere
 from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.server import Server
-from fastfed.simulation.systems import setting_of
+from fastfed.simulation.systems import problem_spec
 
 ALPHA = 0.2
 SPHERE = Sphere(dimension=3, actions=5)
@@ -47,7 +47,7 @@ RUNS = 80
 def system_of(curve: str, **more: object) -> System:
     keys = {"batch_size": 5, "delta": 0.01, "failure_probability": ALPHA, **CURVES[curve], **more}
     silos = 2 if CURVES[curve].get("lazy", True) else 3
-    setting = setting_of(SPHERE.facts(silos, 60), silos, 60)
+    setting = problem_spec(SPHERE.facts(silos, 60), silos, 60)
     return ALGORITHMS["private-fedlinucb"].make(keys, setting)
 
 

@@ -24,12 +24,12 @@ from fastfed.simulation.engines import ENGINES, open_engine
 from fastfed.simulation.engines.base import (
     HOPELESS,
     EngineError,
+    Finished,
     Left,
-    Played,
-    Suspect,
+    PoisonBatch,
     Tally,
     pack,
-    play_rounds,
+    run_all_rounds,
     unpack,
 )
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment
@@ -371,22 +371,22 @@ def rounds_of(deadly, alone_only=frozenset()):
     """A round that plays nothing really: what dies in company, and what dies alone."""
     log = []
 
-    def play_round(passes, alone):
+    def run_round(passes, alone):
         log.append((alone, tuple(passes)))
         left = Left()
         for position, work in enumerate(passes):
             if any(
                 (c, work.replicate) in (alone_only if alone else deadly) for c in work.positions
             ):
-                left.suspects.append(Suspect(work, "killed"))
-                if len(left.suspects) == HOPELESS == position + 1:
+                left.poisoned.append(PoisonBatch(work, "killed"))
+                if len(left.poisoned) == HOPELESS == position + 1:
                     left.untried = passes[position + 1 :]
                     break
             else:
-                yield Played(work, [], 0.0, 1)
+                yield Finished(work, [], 0.0, 1)
         return left
 
-    return log, play_round
+    return log, run_round
 
 
 NAMED = SimpleNamespace(curves=[SimpleNamespace(label="a"), SimpleNamespace(label="b")])
@@ -394,17 +394,17 @@ NAMED = SimpleNamespace(curves=[SimpleNamespace(label="a"), SimpleNamespace(labe
 
 def test_what_died_in_company_may_live_alone():
     passes = [RunBatch(r, (0, 1)) for r in range(3)]
-    log, play_round = rounds_of({(1, 2)})
-    played = [p.work for p in play_rounds(NAMED, passes, play_round)]
+    log, run_round = rounds_of({(1, 2)})
+    played = [p.work for p in run_all_rounds(NAMED, passes, run_round)]
     assert played == [*passes[:2], RunBatch(2, (0,)), RunBatch(2, (1,))]
     assert [alone for alone, _ in log] == [False, True, True]
 
 
 def test_only_the_curve_that_dies_is_named():
-    _, play_round = rounds_of({(1, 2)}, {(1, 2)})
+    _, run_round = rounds_of({(1, 2)}, {(1, 2)})
     played = []
     with pytest.raises(EngineError, match=r'^curve "b", replicate 2: .* all others are played'):
-        for p in play_rounds(NAMED, [RunBatch(r, (0, 1)) for r in range(3)], play_round):
+        for p in run_all_rounds(NAMED, [RunBatch(r, (0, 1)) for r in range(3)], run_round):
             played.append(p.work)
     assert played[-1] == RunBatch(2, (0,))
 
@@ -412,13 +412,13 @@ def test_only_the_curve_that_dies_is_named():
 def test_where_everything_dies_not_everything_is_tried():
     passes = [RunBatch(r, (0,)) for r in range(50)]
     everything = {(0, r) for r in range(50)}
-    log, play_round = rounds_of(everything, everything)
+    log, run_round = rounds_of(everything, everything)
     with pytest.raises(EngineError, match=r"and 5 more: .* 42 more passes were not tried"):
-        list(play_rounds(NAMED, passes, play_round))
+        list(run_all_rounds(NAMED, passes, run_round))
     assert len(log) == 1 + HOPELESS
     # If they live alone, company was the reason, and all are played.
-    log, play_round = rounds_of(everything)
-    assert len(list(play_rounds(NAMED, passes, play_round))) == 50
+    log, run_round = rounds_of(everything)
+    assert len(list(run_all_rounds(NAMED, passes, run_round))) == 50
 
 
 def test_a_pass_that_begins_again_is_not_counted_twice():

@@ -29,7 +29,7 @@ from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
 from fastfed.privacy.mechanisms.vertex_sets import max_change
-from fastfed.simulation.dispatch import missing_passes
+from fastfed.simulation.dispatch import missing_batches
 from fastfed.simulation.experiment import experiment_from_spec
 
 LINEAR = ProblemSpec(silos=4, horizon=2000, experts=6, iid=True, optimal_loss=0.0)
@@ -789,7 +789,7 @@ def test_a_run_resumes_and_repeats_nothing(tmp_path):
     for other in (again, straight, fastfed.load(tmp_path / "a")):
         same(grown, other)
         assert [c.events for c in other.curves] == [c.events for c in grown.curves]
-    assert missing_passes(experiment_from_spec(SPEC), {(i, 0) for i in range(13)})
+    assert missing_batches(experiment_from_spec(SPEC), {(i, 0) for i in range(13)})
 
 
 def invoke(*args: Any) -> str:

@@ -67,6 +67,7 @@ def commands(spec: str, folder: str) -> None:
 WRONG = (
     ("fastfed.simulate(", "fastfed.simulat(", "simulat"),
     ("action: int", "action: str", "int"),
+    ("status: str", "status: int", "str"),
     ("sentence: str", "sentence: int", "str"),
     ("paired: bool", "paired: list[int]", "bool"),
     ("first: str = str(", "first: str = abs(", "Path"),

@@ -22,7 +22,7 @@ from fastfed.environments import Sphere
 from fastfed.privacy import compose, epsilon_of, user_sensitivity
 from fastfed.privacy.releases.tree import depth
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
-from fastfed.simulation.systems import setting_of
+from fastfed.simulation.systems import problem_spec
 
 SETTING = ProblemSpec(silos=3, horizon=100, dimension=4)
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}
@@ -476,7 +476,7 @@ def test_confidence_sets_cover_in_a_whole_run(schedule):
     from fastfed.simulation import compiled
 
     sphere = Sphere(dimension=3, actions=5)
-    setting = setting_of(sphere.facts(2, 60), 2, 60)
+    setting = problem_spec(sphere.facts(2, 60), 2, 60)
     keys = {"epsilon": 50.0, "delta": 1e-3, "failure_probability": 0.2, "communication": 4.0}
     plan = make(setting, schedule=schedule, **keys).plan
     outside, often = 0, set()

@@ -16,7 +16,7 @@ from fastfed.bandits.system import System
 from fastfed.environments import Sphere
 from fastfed.privacy.certificate import SIMULATION
 from fastfed.results.store import FILE
-from fastfed.simulation.dispatch import missing_passes, predict_seconds
+from fastfed.simulation.dispatch import missing_batches, predict_seconds
 from fastfed.simulation.experiment import experiment_from_spec
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-4}
@@ -339,7 +339,7 @@ def test_an_interrupted_adaptive_run_is_finished_as_if_it_had_not_been(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         fastfed.run(e, tmp_path / "out", threads=1, progress=stop)
     done = {(c[0], c[1]) for c in stored(tmp_path / "out")[2]}
-    assert done == {(0, 0)} and len(missing_passes(e, done)) == 2
+    assert done == {(0, 0)} and len(missing_batches(e, done)) == 2
     fastfed.run(e, tmp_path / "out", threads=2)
     fastfed.run(e, tmp_path / "straight", threads=1)
     assert stored(tmp_path / "out") == stored(tmp_path / "straight")
@@ -370,7 +370,7 @@ def test_adaptive_curves_are_played_beside_others(tmp_path):
 
 def test_the_time_of_adaptive_curves_beside_others_is_predicted():
     e = experiment_from_spec(spec(curve=TOGETHER))
-    assert predict_seconds(e, missing_passes(e, set()), 2) > 0
+    assert predict_seconds(e, missing_batches(e, set()), 2) > 0
 
 
 def test_there_are_no_more_releases_than_rounds():

@@ -45,7 +45,7 @@ def small(experiment: Experiment) -> bool:
     """Whether it plays in an instant."""
     sizes = [
         (w.silos <= 8, w.facts.dimension <= 40, getattr(w.facts, "actions", 1) <= 200)
-        for w in (c.world for c in experiment.curves)
+        for w in (c.problem for c in experiment.curves)
     ]
     rounds = experiment.horizon <= 80 and experiment.replicates <= 3 and len(sizes) <= 6
     return rounds and all(map(all, sizes))

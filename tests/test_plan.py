@@ -31,7 +31,7 @@ from fastfed.cli import cli
 from fastfed.environments import Sphere
 from fastfed.simulation import dispatch
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.systems import setting_of
+from fastfed.simulation.systems import problem_spec
 
 SMALL: dict[str, Any] = {
     "silos": 8, "horizon": 300, "dimension": 3, "actions": 5, "epsilon": 2.0, "delta": 1e-5,
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 def question(**changes: Any) -> Question:
     sizes = {**SMALL, **changes}
     facts = Sphere(dimension=sizes["dimension"], actions=5).facts(sizes["silos"], sizes["horizon"])
-    setting: Any = setting_of(facts, sizes["silos"], sizes["horizon"])
+    setting: Any = problem_spec(facts, sizes["silos"], sizes["horizon"])
     return Question(setting, sizes["epsilon"], 1e-5, changes.get("relation", "replace"), 1.0)
 
 

@@ -14,15 +14,17 @@ from scipy import linalg, stats
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, ClaimCondition, as_text, mu_of, winsorized_mean
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.mechanisms.winsorized import (
-    WinsorizedMean,
+from fastfed.privacy.mechanisms.private_range import (
     bin_count,
-    calibrate_winsorized,
-    hadamard,
-    printed_composition,
     private_range,
     range_distribution,
     winsorized_mean_1d,
+)
+from fastfed.privacy.mechanisms.winsorized import (
+    WinsorizedMean,
+    calibrate_winsorized,
+    hadamard,
+    printed_composition,
 )
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed

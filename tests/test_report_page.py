@@ -246,7 +246,7 @@ def test_spec_lists_every_key(source: Source, folder: Path) -> None:
 
 
 def test_the_same_results_give_the_same_page(folder: Path, tmp_path: Path) -> None:
-    """Played again elsewhere, with another number of threads: only the times differ."""
+    """Run again elsewhere, with another number of threads: only the times differ."""
     run(an_experiment("first"), tmp_path / "again", threads=1)
     pages = []
     for path in (folder / "first", tmp_path / "again"):

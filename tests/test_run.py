@@ -21,7 +21,7 @@ from fastfed.results import store as store_module
 from fastfed.results.store import FILE, Store, made_now
 from fastfed.simulation import dispatch as passes_module
 from fastfed.simulation import run as run_module
-from fastfed.simulation.dispatch import RunBatch, missing_passes, predict_seconds
+from fastfed.simulation.dispatch import RunBatch, missing_batches, predict_seconds
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import experiment_from_spec, load_experiment, make_experiment
 from fastfed.simulation.run import collect
@@ -212,13 +212,13 @@ def test_more_replicates_later_repeat_nothing_and_equal_a_straight_run(tmp_path,
     few = experiment_from_spec(spec(replicates=2))
     fastfed.run(few, tmp_path / "a")
     played = []
-    original = passes_module.play_pass
+    original = passes_module.run_together
 
     def counted(experiment, work, *rest, **keys):
         played.append(work.replicate)
         return original(experiment, work, *rest, **keys)
 
-    monkeypatch.setattr(passes_module, "play_pass", counted)
+    monkeypatch.setattr(passes_module, "run_together", counted)
     grown = fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
     assert sorted(played) == [2, 3, 4]
     fastfed.run(experiment_from_spec(spec(replicates=5)), tmp_path / "a")
@@ -246,7 +246,7 @@ def test_an_interrupted_run_keeps_what_was_played(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fastfed.run(e, tmp_path / "out", threads=1, progress=stop)
-    left = missing_passes(e, {(c[0], c[1]) for c in cells(tmp_path / "out")[2]})
+    left = missing_batches(e, {(c[0], c[1]) for c in cells(tmp_path / "out")[2]})
     assert 0 < len(left) < 3
     finished = fastfed.run(e, tmp_path / "out")
     same(finished, fastfed.run(e, tmp_path / "straight"))
@@ -282,7 +282,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 def test_the_prediction_is_a_positive_time():
     e = experiment_from_spec(spec())
-    assert predict_seconds(e, missing_passes(e, set()), 2) > 0
+    assert predict_seconds(e, missing_batches(e, set()), 2) > 0
     assert predict_seconds(e, [], 2) == 0
 
 
@@ -404,11 +404,13 @@ def test_bounds_of_a_system_are_stored_at_the_checkpoints(tmp_path):
         "synchronisations-proposition-1": [math.sqrt(t) for t in rounds],
         "late": [math.inf, math.inf, math.inf, 35.0, 43.0, 52.0, 60.0],
     }
-    passes = missing_passes(e, set())
+    passes = missing_batches(e, set())
     outcomes = {
         (position, work.replicate): one
         for work in passes
-        for position, one in zip(work.positions, passes_module.play_pass(e, work, 1), strict=True)
+        for position, one in zip(
+            work.positions, passes_module.run_together(e, work, 1), strict=True
+        )
     }
     direct = collect(e, outcomes)
     for results in (played, loaded, direct):
@@ -427,7 +429,7 @@ def test_a_store_without_bounds_loads_and_gets_them_when_it_is_resumed(tmp_path,
     assert facts == [{"silos": 3, "dimension": 3}] * 3
     assert all(c.bounds == {} for c in fastfed.load(tmp_path).curves)
     before = cells(tmp_path)[2]
-    monkeypatch.setattr(passes_module, "play_pass", None)  # nothing is played again
+    monkeypatch.setattr(passes_module, "run_together", None)  # nothing is played again
     resumed = fastfed.run(with_bounds(e, 2), tmp_path)
     assert resumed.curves[2].bounds["theorem-1"][-1] == 180.0
     assert cells(tmp_path)[2] == before

@@ -113,10 +113,10 @@ def test_confidence_sets_cover_in_a_whole_run():
     """theta* stays inside every confidence set: 60 runs, failure probability 0.2."""
     from fastfed.environments import Sphere
     from fastfed.simulation import server
-    from fastfed.simulation.systems import setting_of
+    from fastfed.simulation.systems import problem_spec
 
     sphere = Sphere(dimension=3, actions=5)
-    setting = setting_of(sphere.facts(2, 60), 2, 60)
+    setting = problem_spec(sphere.facts(2, 60), 2, 60)
     system = private(setting, batch_size=5, epsilon=8.0, failure_probability=0.2, radius="lemma-c2")
     plan, outside = system.plan, 0
     for replicate in range(60):

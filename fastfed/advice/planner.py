@@ -42,9 +42,9 @@ from fastfed.privacy.sensitivity import RELATIONS
 from fastfed.reporting.table import plus_minus
 from fastfed.reporting.text import privacy_text
 from fastfed.simulation.dispatch import check_threads
-from fastfed.simulation.experiment import make_world
+from fastfed.simulation.experiment import make_problem
 from fastfed.simulation.systems import algorithm as registered
-from fastfed.simulation.systems import check_kind, setting_of
+from fastfed.simulation.systems import check_kind, problem_spec
 
 if TYPE_CHECKING:
     from fastfed.advice.successive_halving import Size
@@ -193,14 +193,14 @@ def plan(
     asked = _trusts(trust)
     simulated, table = _environment(environment, dimension, actions)
     horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
-    shared = make_world(simulated, silos, horizon)
+    shared = make_problem(simulated, silos, horizon)
     facts = shared.facts
     check_kind(registered("private-fedlinucb"), simulated.kind, facts)
     assert isinstance(facts, EnvironmentSpec)
     if shared.silos < 2:
         raise InputError(f"silos must be >= 2: a single one has nobody to share with, got {silos}")
     choice("relation", relation, RELATIONS)
-    problem = setting_of(facts, shared.silos, horizon)
+    problem = problem_spec(facts, shared.silos, horizon)
     assert isinstance(problem, ProblemSpec)
     question = Question(
         problem,

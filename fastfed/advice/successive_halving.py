@@ -292,9 +292,9 @@ def break_even(
     """
     alone = halving.regrets["alone"].mean
     one = halving.horizon * round_cost(halving.actions, question.problem.dimension)
-    plays = 2 * (STEPS + HALVINGS) * 2 * REPLICATES
+    simulations = 2 * (STEPS + HALVINGS) * 2 * REPLICATES
     least = halving.least_silos(question.problem.dimension)
-    few = max(least, min(question.problem.silos, int(seconds / (plays * one))))
+    few = max(least, min(question.problem.silos, int(seconds / (simulations * one))))
 
     def helps(asked: Question) -> bool:
         silos = asked.problem.silos

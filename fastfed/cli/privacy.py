@@ -206,7 +206,7 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
         for c in experiment.curves
         if curve in (None, c.label)
     ]
-    about = list(dict.fromkeys(n for c in experiment.curves for n in about_records(c.world)))
+    about = list(dict.fromkeys(n for c in experiment.curves for n in about_records(c.problem)))
     if as_json:
         found = [{"label": k, "certificate": v} for k, v in curves]
         print_json({"about_records": about, "curves": found})

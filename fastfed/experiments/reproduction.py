@@ -23,7 +23,7 @@ from fastfed.results.store import FILE
 from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, predict_seconds
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.memory import Layout
-from fastfed.simulation.run import layout_for, left_to_play, run_by
+from fastfed.simulation.run import layout_for, left_to_run, run_by
 
 #: Stands for every figure.
 ALL = "all"
@@ -180,7 +180,7 @@ def plan_figures(
     layouts = [
         layout_for(experiment, folder / figure.id, resources) for figure, experiment in ready
     ]
-    left = [left_to_play(experiment, folder / figure.id) for figure, experiment in ready]
+    left = [left_to_run(experiment, folder / figure.id) for figure, experiment in ready]
     if any(left) and on_predict is not None:
         on_predict()
     return [

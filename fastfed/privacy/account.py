@@ -15,6 +15,7 @@ whatever their certificate says is their package's own word.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, singledispatch
@@ -100,13 +101,21 @@ class PrivacyEvent(Protocol):
     """Interface of a description of a release that is sufficient for accounting."""
 
     @property
-    def noise_stds(self) -> dict[str, float]: ...
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviations by stream, as a certificate lists them."""
+        ...
 
-    def exact(self) -> float: ...
+    def exact(self) -> float:
+        """Epsilon of everything released, math.inf where none is proven."""
+        ...
 
-    def conditions(self) -> list[Condition]: ...
+    def conditions(self) -> list[Condition]:
+        """List the claim, computed, and the assumptions that are taken on trust."""
+        ...
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        """Hash of the content: accounts are cached by it."""
+        ...
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -479,3 +488,21 @@ def _shown(values: Sequence[float]) -> str:
     """Format the epsilons of an account."""
     texts = [rounded_up(v) if math.isfinite(v) else "infinity" for v in values]
     return ", ".join(texts) or "nothing"
+
+
+#: Deprecated names, to be removed in 0.3.
+_RENAMED: dict[str, Any] = {
+    "Described": PrivacyEvent,
+    "Nothing": NoRelease,
+    "epsilon_at": event_epsilon,
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return the value of a deprecated name, with a warning."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    message = f"{__name__}.{name} is deprecated: use {new.__name__}"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return new

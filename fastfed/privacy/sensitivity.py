@@ -48,6 +48,7 @@ class Budget(msgspec.Struct, frozen=True):
     unit: str = "user"
 
     def __post_init__(self) -> None:
+        """Check every field and keep numbers as floats."""
         epsilon = number("epsilon", self.epsilon, above=0)
         if not 1.0 / MAX_EPSILON <= epsilon <= MAX_EPSILON:
             number("epsilon", epsilon, at_least=1.0 / MAX_EPSILON, at_most=MAX_EPSILON)

@@ -212,8 +212,8 @@ def _together(verdicts: Sequence[str]) -> str:
 
 def _shared(results: Results, first: str, second: str) -> list[int]:
     """Replicates that both curves have; none where a curve has not been run yet."""
-    played = {c.label: set(c.replicates) for c in results.curves}
-    return sorted(played.get(first, set()) & played.get(second, set()))
+    finished = {c.label: set(c.replicates) for c in results.curves}
+    return sorted(finished.get(first, set()) & finished.get(second, set()))
 
 
 def _difference(results: Results, first: str, second: str) -> Difference:

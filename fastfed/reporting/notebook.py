@@ -124,13 +124,13 @@ def _of(value: Any) -> Summary:
         return Summary(f"Calibration of {value.mechanism}", "", calibration_sentences(value))
     if isinstance(value, System):
         plan = value.plan
-        played = (
+        problem = (
             f"{value.algorithm}, {plan.protocol.id}: M = {plan.silos} silos, "
             f"T = {plan.horizon} rounds. What follows holds for a deployment, whose parties draw "
             "their noise from the operating system."
         )
         found = _of_certificate(value.deployed_certificate.to_builtins())
-        return Summary(found.title, found.verdict, [played, *found.sentences], found.full)
+        return Summary(found.title, found.verdict, [problem, *found.sentences], found.full)
     if isinstance(value, SideCertificate):
         return _of_certificate(value.to_builtins())
     return _of_certificate(value)

@@ -45,7 +45,7 @@ def overview(
     ``left_out``: reasons for folders that could not be read.
     """
     many = f"{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}"
-    played = {drawn.name for drawn in experiments}
+    linked = {drawn.name for drawn in experiments}
     return _document(
         f"{folder}: all experiments",
         element(
@@ -59,7 +59,7 @@ def overview(
             "main",
             element("h2", "Statements"),
             element("p", VERDICTS, class_="quiet"),
-            _claims(rows, played),
+            _claims(rows, linked),
             [_section(drawn) for drawn in experiments],
         ),
     )
@@ -89,11 +89,11 @@ VERDICTS = (
 )
 
 
-def _claims(rows: Sequence[Row], played: set[str]) -> Html:
+def _claims(rows: Sequence[Row], linked: set[str]) -> Html:
     cells: list[list[str]] = []
     for row in rows:
         name: Html | str = row.figure
-        if row.figure in played:
+        if row.figure in linked:
             name = element("a", row.figure, href=f"#{anchor(row.figure)}")
         about = " · ".join(text for text in (row.title, row.paper) if text)
         cells.append(

@@ -168,7 +168,7 @@ def bench_experiment(
 
 
 def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
-    """What ours plays, and what the reference plays."""
+    """Experiments of our driver and of the reference."""
     environment, sizes = case.environment(), (case.silos, case.batch_size)
     other = case.reference_sizes or sizes
     return (

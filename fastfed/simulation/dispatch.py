@@ -130,27 +130,27 @@ class Interrupted(Exception):
     """A batch of runs was told to stop between two calls."""
 
 
-def missing_passes(
+def missing_batches(
     experiment: Experiment, done: set[tuple[int, int]], most: int = MOST_TOGETHER
 ) -> list[RunBatch]:
     """Batches of runs that are left, of at most ``most`` curves each.
 
-    Curves of one world share contexts where making them is work.
+    Curves of one problem share contexts where making them is work.
     """
-    worlds: list[tuple[Problem, list[int]]] = []
+    problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
-        for world, positions in worlds:
-            if world == curve.world:
+        for problem, positions in problems:
+            if problem == curve.problem:
                 positions.append(position)
                 break
         else:
-            worlds.append((curve.world, [position]))
+            problems.append((curve.problem, [position]))
     passes: list[RunBatch] = []
     for replicate in range(experiment.replicates):
-        for world, positions in worlds:
+        for problem, positions in problems:
             left = [i for i in positions if (i, replicate) not in done]
             shared = [i for i in left if together(experiment.curves[i].system.plan)]
-            size = min(most, MOST_TOGETHER) if world.facts.contexts_made else 1
+            size = min(most, MOST_TOGETHER) if problem.facts.contexts_made else 1
             passes.extend(
                 RunBatch(replicate, tuple(shared[i : i + size]))
                 for i in range(0, len(shared), size)
@@ -171,7 +171,7 @@ def check_threads(threads: int | None) -> int:
     return integer("threads", threads, at_least=1, at_most=1024)
 
 
-def play_pass(
+def run_together(
     experiment: Experiment,
     work: RunBatch,
     threads: int,
@@ -179,14 +179,14 @@ def play_pass(
     record: bool = False,
 ) -> list[Outcome]:
     """Run one batch of runs; ``progress`` hears agent-rounds."""
-    world = experiment.curves[work.positions[0]].world
+    problem = experiment.curves[work.positions[0]].problem
 
     def heard(rounds: int) -> None:
         if progress is not None:
-            progress(rounds * world.silos)
+            progress(rounds * problem.silos)
 
     return run(
-        world.open(experiment.seed, work.replicate),
+        problem.open(experiment.seed, work.replicate),
         [experiment.curves[i].system.plan for i in work.positions],
         experiment.checkpoints,
         threads=threads,
@@ -205,13 +205,13 @@ def predict_seconds(experiment: Experiment, passes: list[RunBatch], threads: int
         return 0.0
     kinds = Counter(work.positions for work in passes)
     alone = sum(seconds_of(experiment, kind) * times for kind, times in kinds.items())
-    silos = experiment.curves[passes[0].positions[0]].world.silos
+    silos = experiment.curves[passes[0].positions[0]].problem.silos
     return alone / min(threads, max(len(passes), silos))
 
 
 def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     """Seconds that one batch of runs over these curves takes on one thread."""
-    environment = experiment.curves[positions[0]].world.open(experiment.seed, 0)
+    environment = experiment.curves[positions[0]].problem.open(experiment.seed, 0)
     plans = [experiment.curves[i].system.plan for i in positions]
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
 

@@ -31,7 +31,7 @@ from fastfed.environments import (
 from fastfed.privacy.mechanisms.amplification import HIDING
 from fastfed.protocols.score import SCORES, UCB
 from fastfed.simulation.driver import check_before, checkpoint_rounds
-from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, setting_of
+from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, problem_spec
 
 #: Raised whenever the same spec would run other rounds than before: old results then differ.
 SEMANTICS = 3
@@ -80,7 +80,7 @@ class Curve:
     algorithm: str
     keys: dict[str, Any]  # every key with its value, defaults filled in
     system: System
-    world: Problem
+    problem: Problem
     sizes: dict[str, Any]  # what the curve changes of silos and environment
 
     @property
@@ -88,7 +88,7 @@ class Curve:
         """Packages, with their versions, that a part of it is from, where it is not fastfed's."""
         found = {
             "algorithm": ALGORITHMS.origin(self.algorithm),
-            "environment": ENVIRONMENTS.origin(self.world.environment.kind),
+            "environment": ENVIRONMENTS.origin(self.problem.environment.kind),
         }
         if getattr(self.system.plan, "score", None) is not None:
             found["score"] = SCORES.origin(self.keys.get("score", ""))
@@ -109,7 +109,7 @@ class Experiment:
     """Experiment that `run` runs. Equal identities run equal rounds."""
 
     name: str
-    world: Problem  # of every curve that does not say otherwise
+    problem: Problem  # of every curve that does not say otherwise
     horizon: int
     replicates: int
     seed: int
@@ -119,15 +119,15 @@ class Experiment:
 
     @property
     def environment(self) -> Environment:
-        return self.world.environment
+        return self.problem.environment
 
     @property
     def facts(self) -> EnvironmentSpec | LossSpec:
-        return self.world.facts
+        return self.problem.facts
 
     @property
     def silos(self) -> int:
-        return self.world.silos
+        return self.problem.silos
 
     @property
     def bound_names(self) -> dict[str, tuple[str, ...]]:
@@ -141,7 +141,7 @@ class Experiment:
 
     def agent_rounds(self, positions: Iterable[int]) -> int:
         """Silo-rounds of one replicate of these curves."""
-        return sum(self.curves[i].world.silos for i in positions) * self.horizon
+        return sum(self.curves[i].problem.silos for i in positions) * self.horizon
 
     def identity(self) -> dict[str, Any]:
         """All that decides the results, but for the number of replicates."""
@@ -233,7 +233,7 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
     """The curve of one expanded table; errors name curve and key.
 
-    Config that are none of the algorithm's but of the environment, or ``silos``, change the world.
+    Keys that are none of the algorithm's but of the environment, or ``silos``, change the problem.
     """
     label = spec["label"]
     try:
@@ -241,20 +241,22 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
         own = {"label", "algorithm", *entry.config.__struct_fields__}
         sizes = {k: v for k, v in spec.items() if k not in own and k in size_keys(base)}
         keys = {k: v for k, v in spec.items() if k not in ("label", "algorithm", *sizes)}
-        world = changed(base, sizes, horizon)
-        check_kind(entry, world.environment.kind, world.facts)
+        problem = changed(base, sizes, horizon)
+        check_kind(entry, problem.environment.kind, problem.facts)
         with ALGORITHMS.guard(entry.id):
             checked = entry.check(keys)
-            system = entry.make_checked(checked, setting_of(world.facts, world.silos, horizon))
+            system = entry.make_checked(
+                checked, problem_spec(problem.facts, problem.silos, horizon)
+            )
     except InputError as error:
         raise InputError(f'{error} (curve "{label}")') from None
-    return Curve(label, entry.id, complete(checked), system, world, sizes)
+    return Curve(label, entry.id, complete(checked), system, problem, sizes)
 
 
-def size_keys(world: Problem) -> set[str]:
+def size_keys(problem: Problem) -> set[str]:
     """Keys of a problem that a curve may change: the number of silos, and the environment's
     numbers, but for those whose name is a key of some system: they would mean two things."""
-    fields = dataclasses.fields(world.environment)  # type: ignore[arg-type]
+    fields = dataclasses.fields(problem.environment)  # type: ignore[arg-type]
     # What a spec may say does not depend on the packages that happen to be installed.
     keys = {key for e in ALGORITHMS.builtin.values() for key in e.config.__struct_fields__}
     numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
@@ -262,18 +264,18 @@ def size_keys(world: Problem) -> set[str]:
 
 
 def changed(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
-    """The world with these sizes; the base itself when nothing changes."""
+    """The problem with these sizes; the base itself when nothing changes."""
     if not sizes:
         return base
     environment = base.environment
     changes = {k: v for k, v in sizes.items() if k != "silos"}
     if changes:
         environment = dataclasses.replace(environment, **changes)  # type: ignore[type-var]
-    return make_world(environment, sizes.get("silos", base.silos), horizon)
+    return make_problem(environment, sizes.get("silos", base.silos), horizon)
 
 
-def make_world(environment: Environment, silos: int | None, horizon: int) -> Problem:
-    """A world whose number of silos agrees with its data."""
+def make_problem(environment: Environment, silos: int | None, horizon: int) -> Problem:
+    """A problem whose number of silos agrees with its data."""
     natural = environment.natural_silos()
     if silos is None:
         silos = natural
@@ -309,7 +311,7 @@ def make_experiment(
     check_integers("curve", curves)
     check_integers("figure", figure)
     horizon = integer("horizon", horizon, at_least=1, at_most=2**32 - 2)
-    base = make_world(environment, silos, horizon)
+    base = make_problem(environment, silos, horizon)
     if not curves:
         raise InputError("curve is required: at least one [[curve]] table")
     tables: list[dict[str, Any]] = []
@@ -337,7 +339,7 @@ def make_experiment(
         raise InputError(f"name must be a text, got {show(name)}")
     return Experiment(
         name=name,
-        world=base,
+        problem=base,
         horizon=horizon,
         replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
         seed=check_seed(seed),

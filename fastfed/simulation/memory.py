@@ -22,7 +22,7 @@ from fastfed.simulation.dispatch import (
     AnyPlan,
     Resources,
     check_threads,
-    missing_passes,
+    missing_batches,
 )
 from fastfed.simulation.driver import NUMBER, OBJECT, Term, merged, sentence, spaced, total
 from fastfed.simulation.experiment import Experiment, Problem
@@ -131,7 +131,7 @@ def estimate(
         return Layout(1, together, merged(terms))
     threads = check_threads(resources.threads)
     kinds = Counter(
-        p.positions for p in missing_passes(experiment.with_options(1), set(), together)
+        p.positions for p in missing_batches(experiment.with_options(1), set(), together)
     )
     many = replicates * sum(kinds.values())
     most = 1 if steps else max(1, min(threads, many))
@@ -139,9 +139,9 @@ def estimate(
     inner = max(1, threads // at_once)
     of_kinds = []
     for positions, count in kinds.items():
-        world = experiment.curves[positions[0]].world
+        problem = experiment.curves[positions[0]].problem
         plans = [experiment.curves[i].system.plan for i in positions]
-        of_kind = of_pass(world.environment, world.facts, plans, marks, inner, steps=steps)
+        of_kind = of_pass(problem.environment, problem.facts, plans, marks, inner, steps=steps)
         of_kinds += [of_kind] * count
     # The largest ones at the same time, as may happen.
     of_kinds.sort(key=total, reverse=True)
@@ -153,17 +153,21 @@ def estimate(
         if not left:
             break
     processes = 1 if resources.engine == "local" else at_once
-    worlds = {id(c.world): c.world for c in experiment.curves}.values()
-    terms += [term for world in worlds for term in _of_world(world, experiment.horizon, processes)]
+    problems = {id(c.problem): c.problem for c in experiment.curves}.values()
+    terms += [
+        term
+        for problem in problems
+        for term in _problem_terms(problem, experiment.horizon, processes)
+    ]
     if resources.engine != "local":
         workers = f"{processes} worker process{'es' if processes > 1 else ''}"
         terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
     return Layout(at_once, together, merged(terms))
 
 
-def _of_world(world: Problem, horizon: int, processes: int) -> list[Term]:
+def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
     """Memory that the replicates of a process share; workers have data of their own."""
-    environment, silos = world.environment, world.silos
+    environment, silos = problem.environment, problem.silos
     of = environment.kind
     terms = []
     if (shared := getattr(environment, "shared_memory", None)) is not None:

@@ -14,7 +14,7 @@ from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
-from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_passes
+from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_batches
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
@@ -32,9 +32,9 @@ UNCOVERED = (
 )
 
 
-def about_records(world: Problem) -> list[str]:
+def about_records(problem: Problem) -> list[str]:
     """Caveats about real records; none where records are drawn."""
-    facts = world.facts
+    facts = problem.facts
     if not facts.real_records:
         return []
     failed = [text for text, holds in getattr(facts, "conditions", ()) if not holds]
@@ -47,10 +47,10 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
     rounds = experiment.checkpoints
     for curve in experiment.curves:
         facts: dict[str, Any] = {
-            "silos": curve.world.silos,
-            "dimension": curve.world.facts.dimension,
+            "silos": curve.problem.silos,
+            "dimension": curve.problem.facts.dimension,
         }
-        if about := about_records(curve.world):
+        if about := about_records(curve.problem):
             facts["about_records"] = about
         if curve.packages:
             facts["packages"] = curve.packages
@@ -134,7 +134,7 @@ def run_by(
         open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as player,
         Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
     ):
-        passes = missing_passes(experiment, store.done(), layout.together)
+        passes = missing_batches(experiment, store.done(), layout.together)
         if on_start is not None:
             on_start(passes, player.threads)
         for played in player.play(experiment, passes, progress):
@@ -164,16 +164,31 @@ def cells(work: RunBatch, outcomes: Iterable[Outcome]) -> list[ReplicateRow]:
     ]
 
 
-def left_to_play(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
+def left_to_run(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
     """Curve replicates that ``run`` would run into an output folder; nothing is written.
 
     InputError where the folder holds another experiment.
     """
-    return missing_passes(experiment, Store.done_in(Path(folder), experiment.identity()))
+    return missing_batches(experiment, Store.done_in(Path(folder), experiment.identity()))
 
 
 def load(folder: str | Path) -> Results:
-    """The results of an output folder."""
+    """Load the results of an output folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Output folder; one that is still being written gives its finished replicates.
+
+    Returns
+    -------
+    Results
+
+    Raises
+    ------
+    InputError
+        Where the folder holds no results, or they are damaged.
+    """
     path = Path(folder)
     if not os.path.isdir(path):
         raise InputError(f"{path} is not a folder")
@@ -202,14 +217,49 @@ def simulate(
 ) -> Results:
     """Run one algorithm, or several curves, and return their regret and certificates.
 
-    ``environment``: an environment object, or a spec's table such as {"kind": "sphere"}.
-    ``algorithm`` with its ``keys`` (epsilon, delta, batch_size, ...) makes one curve, or one
-    per value of a list-valued key; ``curves`` is a list of such tables with labels instead.
-    ``horizon`` T and ``silos`` M; ``replicates`` independent runs. Results are a function of
-    ``seed`` alone: not of ``threads`` nor of ``driver`` ("compiled", or "step" for the readable
-    one). ``memory_limit``: bytes, or a text such as "40GB", that it may take (by default what is
-    available); InputError, before anything is run, where it needs more.
+    Nothing is written; see `fastfed.run` for runs into an output folder.
 
+    Parameters
+    ----------
+    environment : Environment or dict
+        One of `fastfed.environments`, or a spec's table such as {"kind": "sphere"}.
+    algorithm : str, optional
+        Makes one curve with ``keys``, or one for each value of a list-valued key.
+    horizon : int
+        T, rounds of each silo.
+    silos : int, optional
+        M; may be left to an environment that knows its own.
+    replicates : int
+        Independent runs of each curve.
+    seed : int
+        Of all randomness; results are a function of it, not of ``threads`` or ``driver``.
+    checkpoints : int
+        Rounds at which regret is kept, at most.
+    curves : sequence of dict, optional
+        Tables with "label", "algorithm" and its keys, in place of ``algorithm`` and ``keys``.
+    threads : int, optional
+        Default: all processors.
+    driver : {"compiled", "step"}
+        "step" sends every message between the parties of a deployment: slow, and readable.
+    memory_limit : int or str, optional
+        Bytes, or a text such as "40GB", that the call may take; by default what is available.
+    name : str
+        Of the experiment, in the results.
+    **keys
+        Of the algorithm, as in a spec: epsilon, delta, batch_size, ...
+
+    Returns
+    -------
+    Results
+        A curve's regret, messages and certificate, by label.
+
+    Raises
+    ------
+    InputError
+        For a wrong key or value, and where the runs do not fit into memory; before anything runs.
+
+    Examples
+    --------
     >>> r = simulate({"kind": "sphere", "dimension": 3, "actions": 5}, "fedlinucb",
     ...              horizon=50, silos=4, batch_size=10)
     >>> r.curves[0].certificate["status"]
@@ -251,7 +301,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
     """All of an experiment, by a layout."""
     outcomes: dict[tuple[int, int], Outcome] = {}
     if driver == "compiled":
-        passes = missing_passes(experiment, set(), layout.together)
+        passes = missing_batches(experiment, set(), layout.together)
         with open_engine("local", threads, at_once=layout.at_once) as engine:
             for played in engine.play(experiment, passes):
                 for position, outcome in zip(played.work.positions, played.outcomes, strict=True):
@@ -259,7 +309,7 @@ def _played(experiment: Experiment, layout: Layout, threads: int, driver: str) -
     else:
         for replicate in range(experiment.replicates):
             for position, curve in enumerate(experiment.curves):
-                opened = curve.world.open(experiment.seed, replicate)
+                opened = curve.problem.open(experiment.seed, replicate)
                 outcome = dispatch.run_steps(opened, curve.system.plan, experiment.checkpoints)
                 outcomes[position, replicate] = outcome
     return collect(experiment, outcomes)

@@ -55,7 +55,7 @@ def of_experts(entry: _system.Algorithm) -> bool:
     return isinstance(entry, experts.Algorithm)
 
 
-def setting_of(
+def problem_spec(
     facts: EnvironmentSpec | LossSpec, silos: int, horizon: int
 ) -> bandits.ProblemSpec | experts.ProblemSpec:
     """The environment's facts as a system wants them."""
@@ -111,18 +111,42 @@ def make_system(
     dimension: int,
     losses: LossSpec | None = None,
     **keys: object,
-) -> Any:
-    """The plan and certificate of one system, to deploy it step by step.
+) -> _system.System:
+    """Make the plan and the certificate of one system, to deploy it step by step.
 
-    Bandits go with Silo and Server, experts with ExpertClient and ExpertServer. ``silos`` M (1 for
-    the systems of a single agent), ``horizon`` T, ``dimension`` d, the number of experts where
-    there are experts; ``losses``: what is promised of experts' losses, such as LossSpec(
-    dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0), where they are no vectors
-    in [0, 1]; ``keys`` are the algorithm's own, as in a spec (epsilon, delta, batch_size,
-    ...). Rewards and losses are clipped to [0, 1] and features to norm 1 by default, so what is
-    observed needs no promise for the privacy to hold. The certificate to hand out is
-    ``deployed_certificate``: the noise of a deployment is the operating system's.
+    The parties in `fastfed.parties` take the plan: Silo and Server for bandits, ExpertClient and
+    ExpertServer for experts. Rewards and losses are clipped to [0, 1] and features to norm 1 by
+    default, so privacy needs no promise about the data.
 
+    Parameters
+    ----------
+    algorithm : str
+        Id of a system, as `fastfed list algorithms` prints them.
+    silos : int
+        M; 1 for the systems of a single agent.
+    horizon : int
+        T, rounds of each silo.
+    dimension : int
+        d, of the features; for experts their number.
+    losses : LossSpec, optional
+        Guarantees about experts' losses that are no vectors in [0, 1], such as
+        LossSpec(dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0).
+    **keys
+        Of the algorithm, as in a spec: epsilon, delta, batch_size, ...
+
+    Returns
+    -------
+    System
+        ``plan``, and ``deployed_certificate``: the certificate to hand out, since a deployment
+        draws its noise from the operating system.
+
+    Raises
+    ------
+    InputError
+        For an unknown algorithm or key, and values out of range.
+
+    Examples
+    --------
     >>> system = make_system("private-fedlinucb", silos=3, horizon=1000, dimension=4,
     ...                      batch_size=25, epsilon=1.0, delta=1e-6)
     >>> system.certificate.status
@@ -144,7 +168,7 @@ def make_system(
             raise InputError(f"losses must be LossSpec, got {type(promised).__name__}")
         if promised.dimension != d:
             raise InputError(f"losses must be of {d} experts, got {promised.dimension}")
-        setting = setting_of(promised, silos, horizon)
+        setting = problem_spec(promised, silos, horizon)
         return entry.make(keys, replace(setting, notes=(*setting.notes, LOSSES_ON_TRUST)))
     if losses is not None:
         raise InputError(f"losses go with systems of experts, not with {algorithm}")

@@ -470,11 +470,11 @@ _MOST_TRIALS = 2**28
 _CELLS = 2**14
 # What the Fourier transforms of a composition may be wrong by, with a wide margin.
 _FOURIER = 1e-12
-# Ratios of probabilities below exp(-this) are not tabulated, see `binomial_noise.masses`.
+# Ratios of probabilities below exp(-this) are not tabulated, see `masses`.
 
 #: One coordinate's encoded value before and after a record changes, in levels.
 Move = tuple[float, float]
-#: What `binomial_noise.masses` returns.
+#: The result of `masses`.
 Masses = tuple[int, np.ndarray, np.ndarray]
 
 

@@ -1,4 +1,4 @@
-"""An audit of a mechanism of one's own: any function from data to what it releases."""
+"""Audit a mechanism of one's own: any function from data to its output."""
 
 from __future__ import annotations
 

@@ -21,14 +21,13 @@ from fastfed.privacy.audit import experts
 from fastfed.privacy.audit.bounds import AuditResult, audit, open_uniforms
 from fastfed.privacy.audit.low_bits import reachable
 from fastfed.privacy.mechanisms.laplace import Exponential, Laplace, laplace_quantile, log_cdf
-from fastfed.privacy.mechanisms.sparse_vector import AboveThreshold, minimal_scales
-from fastfed.privacy.mechanisms.winsorized import (
-    calibrate_winsorized,
-    hadamard,
+from fastfed.privacy.mechanisms.private_range import (
     private_range,
     range_distribution,
     winsorized_mean_1d,
 )
+from fastfed.privacy.mechanisms.sparse_vector import AboveThreshold, minimal_scales
+from fastfed.privacy.mechanisms.winsorized import calibrate_winsorized, hadamard
 from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,

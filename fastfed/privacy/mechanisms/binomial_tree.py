@@ -52,11 +52,12 @@ _SOURCE = {
     "published-code": "constants of the published experiment code of zhou-chowdhury-2024, no "
     "composition over nodes",
 }
-_VARIANCE = ONES * (1.0 - ONES)
+VARIANCE = ONES * (1.0 - ONES)
 # "exact" raises g until the noise has at least this many levels of standard deviation: with it the
 # skewness of the binomial costs below two per cent of noise at every usual budget.
-_EXACT_LEVELS = 150.0
-# For returning users "exact" also raises g until their roundings cost at most this part of noise.
+EXACT_LEVELS = 150.0
+# For several batches of a user "exact" also raises g until their roundings cost at most this part
+# of noise.
 _EXACT_ROUNDING = 0.02
 
 
@@ -159,11 +160,11 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
     def counted(self, level: int) -> int:
         """The noise bits of a coordinate that the accounting relies on: floor(h n_j) b_j."""
-        return _honest(self.honest_fraction, self.users(level)) * self.b[level]
+        return counted_users(self.honest_fraction, self.users(level)) * self.b[level]
 
     def noise_std(self, level: int) -> float:
         """Standard deviation of a coordinate's binomial noise, in units of the sum."""
-        return math.sqrt(_VARIANCE * self.trials(level)) / self.g[level]
+        return math.sqrt(VARIANCE * self.trials(level)) / self.g[level]
 
     def rounding_std(self, level: int) -> float:
         """Largest standard deviation of a coordinate's rounding, sqrt(n_j)/(2 g_j)."""
@@ -205,7 +206,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return math.hypot(
             *(
                 math.sqrt(level_squares(self.releases, self.returning, j)[0])
-                * (d * g / math.sqrt(_VARIANCE * self.counted(j)))
+                * (d * g / math.sqrt(VARIANCE * self.counted(j)))
                 for j, g in enumerate(self.g)
             )
         )
@@ -265,7 +266,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return [Condition(who, True), *participation_conditions(self.returning), claim]
 
 
-def _honest(fraction: float, users: int) -> int:
+def counted_users(fraction: float, users: int) -> int:
     """Number of users whose noise is counted on."""
     return users if fraction == 1.0 else math.floor(fraction * users)
 
@@ -290,7 +291,7 @@ def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
     return epsilon / (2.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))), delta / (2.0 * kappa)
 
 
-def _usual_g(users: int, dimension: int) -> int:
+def usual_levels(users: int, dimension: int) -> int:
     """Compute max(ceil(2 sqrt n), d, 4) (zhou-chowdhury-2024, Appendix F.2) in integers."""
     return max(math.isqrt(4 * users - 1) + 1, dimension, 4)
 
@@ -365,7 +366,7 @@ def calibrate_vector_sum(
     check_gaussian_budget(budget)
     kappa = tree_levels(releases)
     users = [batch_points << j for j in range(kappa)]
-    levels = [_usual_g(n, d) for n in users]
+    levels = [usual_levels(n, d) for n in users]
     if calibration == "exact":
         changed = [level_squares(releases, returning, j) for j in range(kappa)]
         levels, bits = (
@@ -406,14 +407,14 @@ def _exact(
     """Find g_j and the smallest b_j, for the best share of delta for the windows."""
     coordinates = dimension + dimension * (dimension + 1) // 2
     joint = joint_sensitivity(budget.relation, "iid", dimension)
-    honest = [_honest(honest_fraction, n) for n in users]
+    honest = [counted_users(honest_fraction, n) for n in users]
     if honest[0] == 0:
         raise InputError(
             f"honest_fraction must leave at least 1 of {users[0]} users, got {honest_fraction:g}"
         )
     parts = math.sqrt(sum(squares for squares, _, _ in changed))
     share = gaussian_mu(budget.epsilon, budget.delta) / parts
-    least = math.ceil(_EXACT_LEVELS * share / joint)
+    least = math.ceil(EXACT_LEVELS * share / joint)
     others = [(1.0 - 1.0 / most) * math.sqrt(coordinates) for _, _, most in changed]
     levels = [
         max(g, least, math.ceil(extra / (_EXACT_ROUNDING * joint)))
@@ -439,7 +440,7 @@ def _exact(
     # The share of the windows is chosen where they are widest for their noise.
     widest = max(range(len(users)), key=lambda j: changed[j][2])
     first = node(widest, 0)
-    probits = Probits(math.ceil((first.norm / share) ** 2 / _VARIANCE))
+    probits = Probits(math.ceil((first.norm / share) ** 2 / VARIANCE))
     loss = []
     for part in TAIL_SHARES:
         mu, tail = wanted(part)
@@ -448,12 +449,12 @@ def _exact(
     _, mu, tail = min(loss)
     bits = []
     for j, n in enumerate(honest):
-        need = (node(j, 0).norm / mu) ** 2 / _VARIANCE / n
-        bits.append(_smallest(need, mu, partial(ratio, j)))
+        need = (node(j, 0).norm / mu) ** 2 / VARIANCE / n
+        bits.append(smallest_bits(need, mu, partial(ratio, j)))
     return levels, bits
 
 
-def _smallest(need: float, mu: float, ratio: Callable[[int], float]) -> int:
+def smallest_bits(need: float, mu: float, ratio: Callable[[int], float]) -> int:
     """Find the smallest b with ratio(b) <= mu (to one part in 2^40), ratio like 1/sqrt(b)."""
     low, high = 0, max(math.ceil(need), 1)  # low fails
     while not (found := ratio(high)) <= mu:

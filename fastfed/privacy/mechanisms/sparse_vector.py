@@ -303,7 +303,7 @@ def _log_tail(g: float) -> float:
 # before it be given. Up to the next switch, or the end, the comparisons are an AboveThreshold whose
 # queries up to t0 are the same and whose later ones all move by one constant, l'(x) - l(x) in [-1,
 # 1] for the expert x of round t0, which the outputs so far have fixed. It costs max(1/a, 1/b)
-# (`sparse_vector.AboveThreshold`, common_shift).
+# (`AboveThreshold`, common_shift).
 # 2. After that switch the threshold's noise is a new one, and queries start after t0: given the
 # outputs so far, the later comparisons have one distribution. So comparisons cost max(1/a, 1/b)
 # once, however many switches there are. (Were the old noise kept, the distribution of the later

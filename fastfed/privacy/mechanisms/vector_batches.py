@@ -21,11 +21,11 @@ from fastfed.privacy.accounting.binomial import (
 from fastfed.privacy.accounting.gdp import gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import (
-    _EXACT_LEVELS,
-    _VARIANCE,
-    _honest,
-    _smallest,
-    _usual_g,
+    EXACT_LEVELS,
+    VARIANCE,
+    counted_users,
+    smallest_bits,
+    usual_levels,
 )
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_ratio
 from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
@@ -138,13 +138,13 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counted(self) -> int:
         """The noise bits of a coordinate that the accounting relies on: floor(h B) b, or b."""
-        return self.b * (1 if self.local else _honest(self.honest_fraction, self.batch_size))
+        return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
     @property
     def noise_std(self) -> tuple[float, float]:
         """Standard deviations of one batch's binomial noise in a coordinate of the bias and of the
         covariance stream, in units of the sums."""
-        std = math.sqrt(_VARIANCE * self.trials)
+        std = math.sqrt(VARIANCE * self.trials)
         return std / self.g[0], std / self.g[1]
 
     @property
@@ -171,7 +171,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.counted == 0:
             return math.inf
-        return math.sqrt(self.returning / (_VARIANCE * self.counted)) * self.norm(relation)
+        return math.sqrt(self.returning / (VARIANCE * self.counted)) * self.norm(relation)
 
     def account(self, relation: str | None = None) -> VectorSumAccount:
         """The proven account of all batches of one user."""
@@ -352,12 +352,12 @@ def calibrate_vector_batches(
     check_exact_ratio(calibration, covariance_ratio)
     _own_bits_only(local, honest_fraction)
     check_gaussian_budget(budget)
-    if (honest := _honest(honest_fraction, batch_size)) == 0:
+    if (honest := counted_users(honest_fraction, batch_size)) == 0:
         raise InputError(
             f"honest_fraction must leave at least 1 of {batch_size} users, got {honest_fraction:g}"
         )
     users = 1 if local else batch_size
-    usual = _usual_g(users, d)
+    usual = usual_levels(users, d)
     levels = usual, usual
     if calibration == "exact":
         adding = 1 if local else honest
@@ -454,7 +454,7 @@ def _exact(
     coordinates = _coordinates(dimension)
     joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
     whole = gaussian_mu(epsilon, delta) / math.sqrt(returning)
-    first = math.ceil(max(usual * max(1.0, ratio), _EXACT_LEVELS * whole / joint))
+    first = math.ceil(max(usual * max(1.0, ratio), EXACT_LEVELS * whole / joint))
     g = first, math.ceil(first / ratio)
     norm = _norm(budget.relation, dimension, g)
     # For each share of delta that the windows may lose: it, and the ratio left to the rest.
@@ -468,7 +468,7 @@ def _exact(
         account = _account(adding * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in parts)
 
-    return g, _smallest((norm / whole) ** 2 / _VARIANCE / adding, 1.0, excess)
+    return g, smallest_bits((norm / whole) ** 2 / VARIANCE / adding, 1.0, excess)
 
 
 def _down(value: float) -> str:

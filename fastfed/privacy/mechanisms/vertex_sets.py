@@ -26,7 +26,7 @@ and one client: sets, trees, phases and clients compose in parallel, and a total
    induction x_s = P x_parent + (1 - P) w for some w in the simplex and P = prod (1 - eta_k) =
    prod (k - 1)/(k + 1) = (a - 1) a / ((a + n - 1) (a + n)). So D <= 2 (1 - P). P grows with a: the
    first right child of each depth, with a = 2^j - 1, is the worst.
-3. Experts. Each leaf's argmin is (2 change/lambda_j, 0)-private (`noisy_argmin`, also for the sum
+3. Experts. Each leaf's argmin is (2 change/lambda_j, 0)-private (`NoisyArgmin`, also for the sum
    of all clients' noises), and the leaves below compose adaptively. With all d scores each leaf
    would tell more, so the account of messages holds as well: the lesser of both is taken.
 4. Messages of one client: d scores at every leaf below, all of which may move, each a Laplace

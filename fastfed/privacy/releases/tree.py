@@ -51,8 +51,7 @@ def tree_levels(releases: int) -> int:
 
 
 def touches(leaf: int, releases: int) -> tuple[int, ...]:
-    """List the releases, in increasing order, whose node contains the leaf, 1 <= leaf <=
-    releases."""
+    """List the releases, in increasing order, whose node contains the leaf (1 to releases)."""
     releases = integer("releases", releases, at_least=1)
     k = integer("leaf", leaf, at_least=1, at_most=releases)
     found = []

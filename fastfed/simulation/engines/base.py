@@ -36,7 +36,7 @@ class EngineError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Played:
+class Finished:
     """A batch of runs that was run to its end."""
 
     work: RunBatch
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     def play(
         self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
-    ) -> Iterator[Played]:
+    ) -> Iterator[Finished]:
         """Every batch of runs as it ends. What an environment raises is raised here too.
 
         Where workers can die, a batch of runs that ends every worker which runs it is named by an
@@ -154,7 +154,7 @@ def _loaded(body: bytes, digest: str) -> Experiment:
     except (ImportError, AttributeError) as error:
         raise InputError(f"{_here()} cannot load the experiment: {error}") from None
     # Here, where one thread loads: files are then read once for all that run.
-    for world in {id(c.world): c.world for c in experiment.curves}.values():
+    for world in {id(c.problem): c.problem for c in experiment.curves}.values():
         world.environment.facts(world.silos, experiment.horizon)
     if experiment.digest() != digest:
         raise InputError(
@@ -210,7 +210,7 @@ HOPELESS = 8
 
 
 @dataclass(frozen=True)
-class Suspect:
+class PoisonBatch:
     """A batch of runs that has lost too many workers."""
 
     work: RunBatch
@@ -221,27 +221,27 @@ class Suspect:
 class Left:
     """Batches of runs that a round did not finish."""
 
-    suspects: list[Suspect] = field(default_factory=list)
+    poisoned: list[PoisonBatch] = field(default_factory=list)
     untried: list[RunBatch] = field(default_factory=list)
 
 
 #: (batches of runs, whether one at a time): yields what is run, returns what is not.
-Round = Callable[[list[RunBatch], bool], Generator[Played, None, Left]]
+Round = Callable[[list[RunBatch], bool], Generator[Finished, None, Left]]
 
 
-def play_rounds(
-    experiment: Experiment, passes: list[RunBatch], play_round: Round
-) -> Iterator[Played]:
+def run_all_rounds(
+    experiment: Experiment, passes: list[RunBatch], run_round: Round
+) -> Iterator[Finished]:
     """All batches of runs together; then those that lost their workers alone, curve by curve.
 
     EngineError names the ones that die even so, after everything else has been run.
     """
-    left = yield from play_round(passes, False)
-    waiting = deque([*_singles(s.work for s in left.suspects), *left.untried])
-    dead: list[Suspect] = []
+    left = yield from run_round(passes, False)
+    waiting = deque([*_singles(s.work for s in left.poisoned), *left.untried])
+    dead: list[PoisonBatch] = []
     lived = not left.untried
     while waiting and (lived or len(dead) < HOPELESS):
-        died = (yield from play_round([waiting.popleft()], True)).suspects
+        died = (yield from run_round([waiting.popleft()], True)).poisoned
         dead += died
         lived = lived or not died
     if dead:
@@ -255,11 +255,11 @@ def _singles(passes: Iterable[RunBatch]) -> Iterator[RunBatch]:
             yield RunBatch(work.replicate, (position,))
 
 
-def _sentence(experiment: Experiment, dead: list[Suspect], untried: int) -> str:
+def _sentence(experiment: Experiment, dead: list[PoisonBatch], untried: int) -> str:
     cells = [
-        f'curve "{experiment.curves[position].label}", replicate {suspect.work.replicate}'
-        for suspect in dead
-        for position in suspect.work.positions
+        f'curve "{experiment.curves[position].label}", replicate {poison.work.replicate}'
+        for poison in dead
+        for position in poison.work.positions
     ]
     shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
     rest = f"{untried} more passes were not tried" if untried else "all others are played"

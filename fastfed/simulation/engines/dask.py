@@ -2,7 +2,7 @@
 
 Batches of runs go out in blocks, each a task without dependencies whose key says what it runs. The
 scheduler gives a dead worker's tasks to others by itself; what has cost it too many workers comes
-back as a KilledWorker, and is then played alone (``suspects``).
+back as a KilledWorker, and is then played alone (``poisoned``).
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ from distributed import (
 
 import fastfed
 from fastfed._validate import InputError
-from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, play_pass, seconds_of
+from fastfed.simulation.dispatch import (
+    Interrupted,
+    RunBatch,
+    check_threads,
+    run_together,
+    seconds_of,
+)
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines.base import (
     GUARD,
     HOPELESS,
     Engine,
     EngineError,
+    Finished,
     Left,
-    Played,
+    PoisonBatch,
     Progress,
-    Suspect,
     Tally,
     no_interrupts,
     pack,
-    play_rounds,
+    run_all_rounds,
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
@@ -91,7 +97,7 @@ class Dask:
 
     def play(
         self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
-    ) -> Iterator[Played]:
+    ) -> Iterator[Finished]:
         packed = pack(experiment)
         if not passes:
             return
@@ -103,7 +109,7 @@ class Dask:
             _heard(client, name, Tally(experiment, progress)) as tally,
         ):
 
-            def play_round(passes: list[RunBatch], alone: bool) -> Generator[Played, None, Left]:
+            def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
                 inner = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(passes) // (4 * workers))
                 tasks = {
@@ -112,7 +118,7 @@ class Dask:
                 }
                 return (yield from _play_tasks(client, name, tasks, inner, tally))
 
-            yield from play_rounds(experiment, passes, play_round)
+            yield from run_all_rounds(experiment, passes, run_round)
 
 
 def blocks(experiment: Experiment, passes: list[RunBatch], most: int) -> Iterator[Block]:
@@ -139,7 +145,7 @@ def _named(block: Block) -> str:
 
 def _play_tasks(
     client: Client, name: str, tasks: dict[str, Block], threads: int, tally: Tally
-) -> Generator[Played, None, Left]:
+) -> Generator[Finished, None, Left]:
     """One round: every task as it ends."""
     left, played = Left(), 0
     futures = client.map(
@@ -158,7 +164,7 @@ def _play_tasks(
                 for work, (found, seconds, used) in zip(block, outcomes, strict=True):
                     played += 1
                     tally.ended(work)
-                    yield Played(work, found, seconds, used)
+                    yield Finished(work, found, seconds, used)
                 continue
             for work in block:
                 tally.heard(work, 0)
@@ -168,8 +174,8 @@ def _play_tasks(
                 end = "out of memory"
             else:
                 raise error
-            left.suspects += [Suspect(work, end) for work in block]
-            if len(left.suspects) >= HOPELESS and not played:
+            left.poisoned += [PoisonBatch(work, end) for work in block]
+            if len(left.poisoned) >= HOPELESS and not played:
                 left.untried.extend(work for key in waiting for work in tasks[key])
                 break
     finally:
@@ -220,7 +226,7 @@ def play_block(
     played = []
     for work in block:
         start = time.perf_counter()
-        outcomes = play_pass(experiment, work, threads, _telling(worker, name, key, work))
+        outcomes = run_together(experiment, work, threads, _telling(worker, name, key, work))
         played.append((outcomes, time.perf_counter() - start, threads))
     return played
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastfed.simulation import dispatch as playing
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
-from fastfed.simulation.engines.base import Engine, Played, Progress
+from fastfed.simulation.engines.base import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
 
 
@@ -33,7 +33,7 @@ class Local:
 
     def play(
         self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
-    ) -> Iterator[Played]:
+    ) -> Iterator[Finished]:
         stop = threading.Event()
         workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
         inner = max(1, self.threads // workers)
@@ -44,14 +44,14 @@ class Local:
             if progress is not None:
                 progress(agent_rounds)
 
-        def job(work: RunBatch) -> Played:
+        def job(work: RunBatch) -> Finished:
             start = time.perf_counter()
-            outcomes = playing.play_pass(experiment, work, inner, heard)
-            return Played(work, outcomes, time.perf_counter() - start, inner)
+            outcomes = playing.run_together(experiment, work, inner, heard)
+            return Finished(work, outcomes, time.perf_counter() - start, inner)
 
         waiting = iter(passes)
         with ThreadPoolExecutor(workers, thread_name_prefix="fastfed") as pool:
-            running: set[Future[Played]] = set()
+            running: set[Future[Finished]] = set()
             try:
                 while True:
                     while len(running) < workers and (work := next(waiting, None)) is not None:

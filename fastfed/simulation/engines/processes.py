@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, play_pass
+from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, run_together
 from fastfed.simulation.engines.base import (
     GUARD,
     HOPELESS,
     MOST_TRIES,
     Engine,
     EngineError,
+    Finished,
     Left,
-    Played,
+    PoisonBatch,
     Progress,
-    Suspect,
     Tally,
     no_interrupts,
     pack,
-    play_rounds,
+    run_all_rounds,
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
@@ -55,7 +55,7 @@ def serve(connection: Connection, threads: int) -> None:
             try:
                 experiment = experiment or unpack(packed)
                 start = time.perf_counter()
-                outcomes = play_pass(experiment, work, threads, _heard(connection))
+                outcomes = run_together(experiment, work, threads, _heard(connection))
                 connection.send((ENDED, (outcomes, time.perf_counter() - start)))
             except Interrupted:
                 return
@@ -124,18 +124,18 @@ class Processes:
 
     def play(
         self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
-    ) -> Iterator[Played]:
+    ) -> Iterator[Finished]:
         packed, tally = pack(experiment), Tally(experiment, progress)
 
-        def play_round(passes: list[RunBatch], alone: bool) -> Generator[Played, None, Left]:
+        def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
             count = 1 if alone else min(self.threads, len(passes), self.at_once or self.threads)
-            crew = WorkerPool(packed, count, max(1, self.threads // max(1, count)), tally)
+            pool = WorkerPool(packed, count, max(1, self.threads // max(1, count)), tally)
             try:
-                return (yield from crew.play(passes, 1 if alone else MOST_TRIES))
+                return (yield from pool.play(passes, 1 if alone else MOST_TRIES))
             finally:
-                crew.dismiss()
+                pool.dismiss()
 
-        return play_rounds(experiment, passes, play_round)
+        return run_all_rounds(experiment, passes, run_round)
 
 
 class Worker:
@@ -186,11 +186,11 @@ class WorkerPool:
     played: int = 0
     never_ready: int = 0
 
-    def play(self, passes: list[RunBatch], tries: int) -> Generator[Played, None, Left]:
-        """Run batches of runs; one that has lost ``tries`` workers is a suspect."""
+    def play(self, passes: list[RunBatch], tries: int) -> Generator[Finished, None, Left]:
+        """Run batches of runs; one that has lost ``tries`` workers is a poison batch."""
         waiting, lost, left = deque(passes), Counter[RunBatch](), Left()
         while waiting or any(w.queue for w in self.workers):
-            self._hire(waiting)
+            self._spawn(waiting)
             by_connection = {w.connection: w for w in self.workers}
             for connection in wait(list(by_connection)):
                 assert isinstance(connection, Connection)
@@ -198,7 +198,7 @@ class WorkerPool:
                 try:
                     kind, value = connection.recv()
                 except (EOFError, OSError):
-                    self._bury(worker, worker.end(), tries, waiting, lost, left)
+                    self._reap(worker, worker.end(), tries, waiting, lost, left)
                     continue
                 if kind == HELLO:
                     worker.ready, self.never_ready = True, 0
@@ -210,7 +210,7 @@ class WorkerPool:
                     raise value
                 elif kind == EXHAUSTED:
                     worker.kill()
-                    self._bury(worker, value, tries, waiting, lost, left)
+                    self._reap(worker, value, tries, waiting, lost, left)
                 elif kind == ENDED:
                     work = worker.queue.popleft()
                     outcomes, seconds = value
@@ -219,7 +219,7 @@ class WorkerPool:
                     self.tally.ended(work)
                     # Before the owner keeps what was run: nobody waits for its disk.
                     self._give(worker, waiting)
-                    yield Played(work, outcomes, seconds, self.threads)
+                    yield Finished(work, outcomes, seconds, self.threads)
         return left
 
     def dismiss(self) -> None:
@@ -230,7 +230,7 @@ class WorkerPool:
             worker.end()
         self.workers.clear()
 
-    def _hire(self, waiting: deque[RunBatch]) -> None:
+    def _spawn(self, waiting: deque[RunBatch]) -> None:
         """Work for whoever has none, and workers for what is left."""
         for worker in self.workers:
             self._give(worker, waiting)
@@ -243,7 +243,7 @@ class WorkerPool:
             worker.queue.append(waiting.popleft())
             worker.send(worker.queue[-1])
 
-    def _bury(
+    def _reap(
         self,
         worker: Worker,
         end: str,
@@ -270,7 +270,7 @@ class WorkerPool:
         if lost[running] < tries:
             waiting.append(running)
             return
-        left.suspects.append(Suspect(running, end))
-        if len(left.suspects) >= HOPELESS and not self.played:
+        left.poisoned.append(PoisonBatch(running, end))
+        if len(left.poisoned) >= HOPELESS and not self.played:
             left.untried.extend(waiting)
             waiting.clear()
