@@ -533,5 +533,5 @@ def test_what_is_no_plan_is_refused():
     peers = fastfed.make_system(
         "feducb-decentralized", silos=2, horizon=9, dimension=2, graph="complete", private=False
     )
-    with pytest.raises(InputError, match="plan has no server"):
+    with pytest.raises(InputError, match="got PeerPlan: it has no server"):
         fastfed.parties.User(peers.plan, 1)

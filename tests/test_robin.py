@@ -802,7 +802,7 @@ def test_plans_are_for_those_who_can_play_them():
         lambda p: fastfed.parties.User(p, 1),
     ):
         with pytest.raises(
-            InputError, match=r"plan is in phases: use fastfed\.parties\.Client\(plan, index\)"
+            InputError, match=r"got PhasePlan: it is in phases, for Client\(plan, index\)"
         ):
             made(system.plan)
     alone = fastfed.make_system("local-linucb", horizon=9, dimension=2)

@@ -321,9 +321,7 @@ def _learning_caveats(
             )
         )
     if not problem.iid:
-        found.append(
-            "these losses are not promised to be of one law, as the regret bound needs"
-        )
+        found.append("these losses are not promised to be of one law, as the regret bound needs")
     return tuple(found)
 
 
