@@ -1148,7 +1148,9 @@ def test_one_source_for_all_never_draws_twice():
 def test_wrong_objects_are_one_clear_sentence():
     made = system(**STEADY)
     central = fastfed.make_system("feducb", silos=2, horizon=9, dimension=2, private=False)
-    with pytest.raises(InputError, match=r"plan must be a PeerPlan, such as system\.plan, got Sys"):
+    with pytest.raises(
+        InputError, match=r"a PeerPlan, such as system\.plan of feducb-\w+, got Sys"
+    ):
         fastfed.parties.Peer(made)
     with pytest.raises(InputError, match="plan must be a PeerPlan"):
         fastfed.parties.Peer(central.plan)
