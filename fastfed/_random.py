@@ -7,17 +7,20 @@ remembers the nodes that it drew, so that none is drawn twice.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
 from fastfed._kernels import rng
 from fastfed._once import Once, once
-from fastfed._sampling import Laplaces, Normals, Uniforms
+from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials
 from fastfed._validate import InputError, integer
+
+T = TypeVar("T")
 
 #: Purposes of streams; the same numbers are in src/ff_random.h, and never change.
 CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
@@ -60,6 +63,13 @@ class NoiseSource(Protocol):
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
+        ...
+
+    def coins(
+        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
+    ) -> np.ndarray:
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each of the d + d (d + 1) / 2 entries of one
+        node: uint64, n = ``trials`` of bias, off-diagonal and diagonal entries, even."""
         ...
 
     def point_binomials(
@@ -172,6 +182,17 @@ class SeededNoise:
         key = self.seed, BIT_NOISE, self.replicate, silo, node
         return rng.binomials(*key, trials, count)
 
+    def coins(
+        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
+    ) -> np.ndarray:
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
+
+        The node's normals of variance n / 4, rounded to integers: for large n the law of the
+        binomial but for 1/n and the last bits of float64.
+        """
+        stds = [math.sqrt(n) / 2.0 for n in entries(dimension, trials)]
+        return np.rint(stds * self.node(silo, node, dimension)).astype(np.int64).view(np.uint64)
+
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
@@ -283,6 +304,12 @@ class InterleavedNoise:
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,)."""
         return self.source.binomials(self.names[silo], self._key(node), count, trials)
+
+    def coins(
+        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
+    ) -> np.ndarray:
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64."""
+        return self.source.coins(self.names[silo], self._key(node), dimension, trials)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
@@ -423,6 +450,14 @@ class SystemNoise(Once):
         self._once(silo, node)
         return system_binomials(count, trials)
 
+    def coins(
+        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
+    ) -> np.ndarray:
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
+        drawn = fair_binomials(entries(dimension, trials))
+        self._once(silo, node)
+        return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
+
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int
     ) -> np.ndarray:
@@ -466,6 +501,13 @@ class SystemNoise(Once):
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
         """Draw the order (count,) in which one silo takes the losses of a phase as samples."""
         return system_permutation(count)
+
+
+def entries(dimension: int, of: tuple[T, T, T]) -> list[T]:
+    """List what bias, off-diagonal and diagonal entries have, by entry of a packed statistic."""
+    bias, off, on = of
+    rows = [[off] * i + [on] for i in range(dimension)]
+    return [bias] * dimension + [each for row in rows for each in row]
 
 
 def system_uniforms(count: int) -> np.ndarray:

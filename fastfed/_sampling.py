@@ -3,14 +3,15 @@
 A draw is a function of uniforms with infinitely many bits. The first 64 bits of each are drawn at
 once and give a float64 within `ERROR` of the draw. Where that does not decide a rounding or a
 comparison, further bits are drawn, and exact arithmetic encloses the draw, so the decision is that
-of the real number. Error bounds and proof: docs/exact.md.
+of the real number. Error bounds and proof: docs/exact.md. Numbers of heads of fair coins are made
+of integers alone.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -213,3 +214,155 @@ def _pi(digits: int) -> Decimal:
 
     with localcontext(_context(digits + 5)):
         return Decimal(16 * arctan(5) - 4 * arctan(239)) / Decimal(scale)
+
+
+# ---- Fair coins: integers of an exact distribution -----------------------------------------------
+# Only integers are compared here, so every law is exact; proof: docs/secure-sum.md.
+
+#: Up to so many coins are tossed one by one; beyond, their number is found by rejection.
+TOSSED = 4096
+
+
+def fair_binomials(trials: Sequence[int], entropy: Entropy = os.urandom) -> list[int]:
+    """Draw Bin(n, 1/2) - n/2 for each even n >= 0 in ``trials``, exactly, for n of any size."""
+    return [fair_binomial(n, entropy) for n in trials]
+
+
+def fair_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
+    """Draw Bin(n, 1/2) - n/2, n even."""
+    if trials <= TOSSED:
+        return _bits(trials, entropy).bit_count() - trials // 2
+    return rejected_binomial(trials, entropy)
+
+
+def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
+    """Draw Bin(n, 1/2) - n/2, n even, from a discrete Gaussian of variance (n + 1)/4.
+
+    P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)) with R >= 0, about k^4 / (n/2)^3 / 6, see
+    `_excess`: a proposal k is kept with probability exp(-R(k)), which is 1 - O(1/n).
+    """
+    while True:
+        k = _discrete_gaussian(trials + 1, entropy)
+        if 2 * abs(k) <= trials and _kept(abs(k), trials, entropy):
+            return k
+
+
+def _bits(count: int, entropy: Entropy) -> int:
+    """Return so many uniform bits as an integer."""
+    size = (count + 7) // 8
+    return int.from_bytes(entropy(size), "big") >> (8 * size - count)
+
+
+def _below(n: int, entropy: Entropy) -> int:
+    """Draw a uniform integer in [0, n)."""
+    count = (n - 1).bit_length()
+    while True:
+        found = _bits(count, entropy)
+        if found < n:
+            return found
+
+
+def _exp_coin(num: int, den: int, entropy: Entropy) -> bool:
+    """Draw True with probability exp(-num / den) (Canonne et al. 2020, Algorithm 1)."""
+    while num > den:
+        if not _exp_coin(1, 1, entropy):
+            return False
+        num -= den
+    k = 1
+    while _below(den * k, entropy) < num:
+        k += 1
+    return k % 2 == 1
+
+
+def _discrete_laplace(scale: int, entropy: Entropy) -> int:
+    """Draw k with probability ~ exp(-|k| / scale) (Canonne et al. 2020, Algorithm 2)."""
+    while True:
+        size = _below(scale, entropy)
+        if not _exp_coin(size, scale, entropy):
+            continue
+        while _exp_coin(1, 1, entropy):
+            size += scale
+        if not _bits(1, entropy):
+            return size
+        if size:
+            return -size
+
+
+def _discrete_gaussian(quarters: int, entropy: Entropy) -> int:
+    """Draw k with probability ~ exp(-2 k^2 / quarters): a discrete Gaussian of variance
+    quarters / 4 (Canonne et al. 2020, Algorithm 3)."""
+    scale = math.isqrt(quarters) // 2 + 1
+    den = 8 * quarters * scale * scale
+    while True:
+        k = _discrete_laplace(scale, entropy)
+        away = 4 * abs(k) * scale - quarters
+        if _exp_coin(away * away, den, entropy):
+            return k
+
+
+def _kept(k: int, trials: int, entropy: Entropy) -> bool:
+    """Draw True with probability exp(-R(k)), k >= 0."""
+    parts = max(1, math.ceil(_excess(k, trials, 0)[1]))
+    for _ in range(parts):
+        # exp(-R / parts): the first j at which a uniform is not below R / (parts j) is odd.
+        j = 1
+        while _uniform_below(k, trials, parts * j, entropy):
+            j += 1
+        if j % 2 == 0:
+            return False
+    return True
+
+
+def _uniform_below(k: int, trials: int, divisor: int, entropy: Entropy) -> bool:
+    """Draw True with probability R(k) / divisor, <= 1, from as many bits as that takes."""
+    found, bits, terms = _bits(_WORD, entropy), _WORD, 0
+    while True:
+        low, high = _excess(k, trials, terms)
+        if found * divisor >= high * (1 << bits):
+            return False
+        if (found + 1) * divisor <= low * (1 << bits):
+            return True
+        found, bits, terms = found << _WORD | _bits(_WORD, entropy), bits + _WORD, terms + 8
+
+
+def _excess(k: int, trials: int, terms: int) -> Interval:
+    """Enclose R(k) = 2 sum_{i <= k} (artanh t_i - t_i), t_i = (2 i - 1) / (n + 1), k <= n / 2.
+
+    The series of artanh, summed over i, by so many terms; each further one is smaller by the
+    factor t_k^2 at least.
+    """
+    whole = trials + 1
+    low = Fraction(0)
+    for j in range(1, terms + 1):
+        p = 2 * j + 1
+        low += Fraction(2 * odd_powers(k, p), p * whole**p)
+    p = 2 * terms + 3
+    after = Fraction(2 * odd_powers(k, p), p * whole**p)
+    return low, low + after / (1 - Fraction(2 * k - 1, whole) ** 2)
+
+
+def odd_powers(count: int, power: int) -> int:
+    """Compute 1^p + 3^p + ... + (2 count - 1)^p for an odd p, by Bernoulli polynomials."""
+    if power == 3:
+        return count * count * (2 * count * count - 1)
+    total = Fraction(0)
+    for j in range(0, power + 1, 2):
+        # B_j(1/2) = (2^(1 - j) - 1) B_j, and 0 for odd j.
+        half = (Fraction(2, 1 << j) - 1) * _bernoulli(j)
+        total += math.comb(power + 1, j) * half * count ** (power + 1 - j)
+    result = total * (1 << power) / (power + 1)
+    return int(result)
+
+
+#: Bernoulli numbers B_0, B_2, B_4, ..., as far as they were needed.
+_EVEN = [Fraction(1)]
+
+
+def _bernoulli(n: int) -> Fraction:
+    """Return the Bernoulli number B_n of an even n."""
+    for m in range(2 * len(_EVEN), n + 1, 2):
+        total = 1 - Fraction(m + 1, 2)  # of B_0 and B_1
+        for j in range(2, m, 2):
+            total += math.comb(m + 1, j) * _EVEN[j // 2]
+        _EVEN.append(-total / (m + 1))
+    return _EVEN[n // 2]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Client, Peer, Silo
 from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.protocols.messages import Broadcast, Report
 from fastfed.protocols.network import Graph
 from fastfed.protocols.plan import LocalEstimate, Model
+from fastfed.protocols.protocol import Broadcast, Report
 from fastfed.protocols.randomizer import Shuffler, User
+from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Averager, Server
 from fastfed.protocols.vector_sum import VectorSum
 
@@ -20,6 +21,7 @@ __all__ = [
     "Averager",
     "Broadcast",
     "Client",
+    "Encoded",
     "ExpertClient",
     "ExpertServer",
     "Graph",

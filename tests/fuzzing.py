@@ -87,6 +87,7 @@ WORLDS = (
     {"kind": "fixed-set", "dimension": 3, "actions": 6, "basis_actions": True},
     {"kind": "hard-instance", "dimension": 4},
     {"kind": "no-diversity"},
+    {"kind": "rotated", "dimension": 3, "actions": 4, "rotation": 0.5},
     {"kind": "classification", "data": "digits", "dimension": 3},
 )
 LOSSES = (
@@ -248,7 +249,7 @@ def fit_key(rng: Random, curve: dict[str, Any]) -> None:
 KEYS_OF_WORLDS = (
     *("reward", "actions", "dimension", "gap", "experts", "mean", "path", "data", "losses"),
     *("function", "silo", "label", "columns", "sampling", "radius", "contexts", "burst"),
-    *("optimum", "features", "coding", "projection_seed", "multiplicity"),
+    *("optimum", "features", "coding", "projection_seed", "multiplicity", "rotation"),
 )
 
 

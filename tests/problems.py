@@ -9,7 +9,7 @@ import pytest
 
 PROTOCOLS = (
     *("none", "silo-ldp", "silo-ldp-prefix", "central"),
-    *("shuffle-amplified", "shuffle-vector"),
+    *("shuffle-amplified", "shuffle-vector", "secure-sum"),
 )
 
 # Systems of a single agent; in a problem they stand where others name their protocol.
@@ -49,6 +49,8 @@ def curve(protocol: str, **keys) -> dict:
         budget = {} if protocol == "linucb" else {"epsilon": 20.0, "delta": 0.01}
         return {"label": protocol, "algorithm": protocol, **budget, **keys}
     private = {"epsilon": 20.0, "delta": 0.01, "protocol": protocol}
+    if protocol == "secure-sum":
+        private["release"] = "tree"  # whose noise the oracle of a trusted server knows
     return {"label": protocol, "algorithm": "private-fedlinucb", **private, **keys}
 
 
@@ -169,3 +171,94 @@ def agents() -> list[tuple[str, dict]]:
         )
         for size, system, keys in problems
     ]
+
+
+def schedules() -> list[tuple[str, dict]]:
+    """Batches that differ, factors, shuffles without a tree, centred rewards and ledgers."""
+    sizes = {
+        "growing": {"horizon": 41, "batch_size": "growing", "batch_ratio": 1.4},
+        "explicit": {"horizon": 30, "release_rounds": [1, 2, 9, 10, 24]},
+        "one release": {"horizon": 12, "release_rounds": [5]},
+        "to the horizon": {"horizon": 12, "release_rounds": [3, 12]},
+        "every round": {"horizon": 7, "release_rounds": [1, 2, 3, 4, 5, 6, 7]},
+        "one round": {"horizon": 1, "release_rounds": [1]},
+        "equal": {"horizon": 22, "batch_size": 5},
+    }
+    kinds = {
+        "none": ("none", {}),
+        "silo-ldp, tree": ("silo-ldp", {}),
+        "silo-ldp, factorised": ("silo-ldp", {"release": "factorised"}),
+        "silo-ldp, toeplitz": ("silo-ldp", {"release": "toeplitz"}),
+        "silo-ldp, honaker": ("silo-ldp", {"release": "honaker"}),
+        "silo-ldp-prefix": ("silo-ldp-prefix", {}),
+        "central, tree": ("central", {}),
+        "central, factorised": ("central", {"release": "factorised"}),
+        "shuffle-amplified": ("shuffle-amplified", {}),
+        "shuffle-vector, flat": ("shuffle-vector", {"release": "flat"}),
+        "shuffle-vector, flat, individual": (
+            "shuffle-vector", {"release": "flat", "messages": "individual"},
+        ),
+        "linucb": ("linucb", {}),
+        "linucb-jdp, tree": ("linucb-jdp", {}),
+        "linucb-jdp, factorised": ("linucb-jdp", {"release": "factorised"}),
+        "linucb-ldp": ("linucb-ldp", {}),
+        "linucb-ldp, individual": ("linucb-ldp", {"messages": "individual"}),
+        "linucb-ldp, vector": ("linucb-ldp", {"mechanism": "vector-sum"}),
+        "linucb-sdp-amp": ("linucb-sdp-amp", {}),
+        "linucb-sdp-vec": ("linucb-sdp-vec", {}),
+        "linucb-sdp-vec, individual": ("linucb-sdp-vec", {"messages": "individual"}),
+    }  # fmt: skip
+    made: list[tuple[str, dict]] = []
+
+    def add(name: str, protocol: str, keys: dict) -> None:
+        small = {"silos": 1 if protocol in AGENTS else 2, "dimension": 3, "actions": 5}
+        made.append((name, {**small, "protocol": protocol, **keys}))
+
+    everywhere = ("growing", "explicit")
+    for (size, rounds), (kind, (protocol, keys)) in itertools.product(sizes.items(), kinds.items()):
+        if size == "equal" and "factorised" not in kind and "flat" not in kind:
+            continue
+        if size not in (*everywhere, "equal") and kind not in (
+            "none", "silo-ldp, tree", "central, factorised", "shuffle-vector, flat", "linucb-ldp",
+            "linucb-sdp-vec",
+        ):  # fmt: skip
+            continue
+        add(f"{size}, {kind}, lazy", protocol, {**rounds, **keys})
+        eager = kind in ("none", "silo-ldp, tree", "silo-ldp, factorised", "central, factorised",
+                         "shuffle-vector, flat")  # fmt: skip
+        if eager and size in everywhere:
+            add(f"{size}, {kind}, eager", protocol, {**rounds, **keys, "lazy": False})
+    for size in everywhere:
+        rounds = sizes[size]
+        add(f"{size}, silo-ldp, factorised, lemma-c2", "silo-ldp",
+            {**rounds, "release": "factorised", "radius": "lemma-c2"})  # fmt: skip
+        add(f"{size}, one of everything, lazy", "silo-ldp",
+            {**rounds, "release": "factorised", "silos": 1, "dimension": 1,
+             "actions": 1})  # fmt: skip
+        add(f"{size}, low noise, lazy", "central",
+            {**rounds, "release": "factorised", "epsilon": 3000.0, "silos": 3})  # fmt: skip
+        add(f"{size}, unclipped, lazy", "shuffle-vector",
+            {**rounds, "release": "flat", "clip": False})  # fmt: skip
+        feducb = {"algorithm": "feducb", "schedule": "fixed", "radius": "direct",
+                  "epsilon": 20.0, "delta": 0.01}  # fmt: skip
+        add(f"{size}, feducb", "none", {**rounds, **feducb})
+        peers = {**feducb, "algorithm": "feducb-decentralized", "graph": "line", "silos": 3}
+        add(f"{size}, feducb-decentralized", "none", {**rounds, **peers, "horizon": 60})
+    centred = {"reward_centre": 0.5}
+    for kind in ("none", "silo-ldp, tree", "silo-ldp, factorised", "silo-ldp-prefix",
+                 "central, tree", "central, factorised", "shuffle-amplified",
+                 "shuffle-vector, flat", "linucb-jdp, factorised", "linucb-ldp",
+                 "linucb-ldp, individual", "linucb-sdp-vec"):  # fmt: skip
+        protocol, keys = kinds[kind]
+        add(f"centred, {kind}", protocol, {**sizes["equal"], **keys, **centred})
+        add(f"centred, {kind}, growing", protocol, {**sizes["growing"], **keys, **centred})
+    add("centred, base rate, eager", "silo-ldp",
+        {**sizes["growing"], "reward_centre": 0.4, "base_rates": [0.3, 0.6],
+         "lazy": False})  # fmt: skip
+    for bonus, size in itertools.product((0.0, 0.3), ("equal", "growing")):
+        for kind in ("none", "silo-ldp", "central, factorised", "shuffle-vector, flat",
+                     "linucb-jdp, tree", "linucb-sdp-vec"):  # fmt: skip
+            protocol, keys = kinds.get(kind, ("silo-ldp", {}))
+            add(f"ledger, {kind}, {size}, {bonus}", protocol,
+                {**sizes[size], **keys, "bonus": bonus, "ledger": 0.2})  # fmt: skip
+    return made

@@ -14,8 +14,8 @@ from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.system import System
 from fastfed.environments import FixedSet, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
-from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.simulation import compiled
 from fastfed.simulation.server import run_one
 

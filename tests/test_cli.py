@@ -151,7 +151,7 @@ def test_list_one_kind(kind: str) -> None:
 
 
 def test_calibrate_json_has_the_keys() -> None:
-    sized = ("vector-sum", "vector-batches")
+    sized = ("vector-sum", "vector-batches", "secure-sum")
     users = (*sized, "shuffled-points")
     for mechanism in MECHANISMS:
         result = fastfed(

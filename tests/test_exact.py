@@ -21,11 +21,13 @@ import fastfed
 from fastfed import _sampling
 from fastfed._random import SystemNoise
 from fastfed._sampling import ERROR, Laplaces, Normals, Uniforms
-from fastfed.privacy import exact
+from fastfed.bandits.problem import ProblemSpec
+from fastfed.privacy import centred_sensitivity, exact
 from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
 from fastfed.protocols.plan import Clip, NoiseStd
 from fastfed.protocols.release import ExactAdder, fixed_point, make_adder, spread
+from fastfed.simulation.systems import ALGORITHMS
 
 ALARM = 1e-6
 REPEAT = settings(max_examples=150, deadline=None, derandomize=True)
@@ -281,7 +283,7 @@ def plan_of(release="tree", protocol="silo-ldp", horizon=12, dimension=3):
     ).plan  # fmt: skip
 
 
-@pytest.mark.parametrize("release", ["honaker", "toeplitz"])
+@pytest.mark.parametrize("release", ["honaker", "toeplitz", "factorised"])
 def test_a_prefix_is_the_combination_of_its_draws(release):
     """Against dense factors: every prefix is the rounded exact sum, whatever the driver's order."""
     plan = plan_of(release)
@@ -298,6 +300,10 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
         if release == "toeplitz":
             f = toeplitz.coefficients(k)
             wanted = {j: f[step - j] for j in range(1, step + 1)}
+        elif release == "factorised":
+            row = plan.factor.matrix[step - 1]
+            wanted = {j: row[j - 1] for j in range(1, step + 1)}
+            assert all(Fraction(float(row[j - 1])) == terms[j] for j in terms)
         else:
             wanted = {
                 honaker.node_number(*node): c for node, c in honaker.coefficients(step).items()
@@ -314,8 +320,73 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
             assert Fraction(float(released[j])) == math.floor(real / grid + Fraction(1, 2)) * grid
 
 
+def centred_plan(centre=0.5, **keys):
+    spec = ProblemSpec(silos=2, horizon=12, dimension=3, intercept=3.0)
+    table = {"batch_size": 1, "epsilon": 1.0, "delta": 1e-6, "reward_centre": centre, **keys}
+    return ALGORITHMS.choose("private-fedlinucb").make(table, spec).plan
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
+@pytest.mark.parametrize("release", ["tree", "factorised"])
+def test_a_public_constant_is_released_as_it_is(protocol, release):
+    """The entry (c, c) of deployed sums is c^2 times the rows; every other entry is noisy."""
+    if protocol == "silo-ldp-prefix" and release != "tree":
+        return
+    plan = centred_plan(protocol=protocol, release=release)
+    silos = [fastfed.parties.Silo(plan, i) for i in range(2)]
+    server = fastfed.parties.Server(plan)
+    c = plan.clip.constant
+    seen = []
+    for round in range(1, plan.horizon + 1):
+        for silo in silos:
+            silo.select(np.array([[0.3, 0.2, c], [0.1, 0.6, c]]))
+            silo.observe(1.0)
+        answer = server.combine([silo.report() for silo in silos])
+        for silo in silos:
+            silo.receive(answer)
+        total = np.asarray(answer.values)
+        assert total[-1] == pytest.approx(2 * round * c * c, abs=2 * round * 2.0**-40)
+        assert total[-1] == 2 * round * exact.quantise(np.array([c * c]), fixed_point(plan)[0])[0]
+        seen.append(total)
+    noise = np.array(seen)[:, :-1]
+    assert len(np.unique(noise)) == noise.size
+
+
+@pytest.mark.parametrize("centre", [0.5, 0.9])
+@pytest.mark.parametrize("layout", ["iid", "goe1", "goe2"])
+@pytest.mark.parametrize("ratio", [0.05, 1.0, 20.0])
+def test_inflation_pays_for_rounded_centred_records(centre, layout, ratio):
+    """With so many records that rounding shows: random and extreme pairs beside the constant."""
+    plan = centred_plan(centre)
+    unit, factor = fixed_point(plan, 2**40)
+    d, c = plan.dimension, plan.clip.constant
+    std = spread(NoiseStd(1.0, *layout_stds(layout, ratio)), d)[:-1]
+    low, high = plan.clip.centred
+    proven = centred_sensitivity(
+        "replace", layout, 3.0, (low, high), covariance_std=ratio, bias_std=1.0
+    )
+    # What D is at least, in every layout: the first term of the factor rests on it.
+    assert proven >= (1.0 - 1e-12) / (2.0 * math.sqrt(2.0) * std.min())
+    moved = 2.0 * math.sqrt(len(std) + 1) * 0.5 * unit / std.min()
+    assert (factor - 1.0) * proven >= moved
+    rng = np.random.default_rng(7)
+    worst = 0.0
+    for _ in range(2000):
+        z = rng.normal(size=(2, d - 1))
+        z *= math.sqrt(0.5) / np.linalg.norm(z, axis=1, keepdims=True)
+        if rng.random() < 0.5:
+            z[1] = -z[0]
+        points = []
+        for row, y in zip(z, rng.choice([low, high], size=2), strict=True):
+            x = np.append(row, c)
+            whole = np.concatenate([x * y, np.outer(x, x)[np.tril_indices(d)]])
+            points.append(exact.quantise(whole, unit)[:-1])
+        worst = max(worst, float(np.linalg.norm((points[0] - points[1]) / std)))
+    assert worst <= proven * factor
+
+
 def test_a_report_that_fails_can_be_made_again_and_counts_the_batch_once(monkeypatch):
-    for release in ("tree", "honaker", "toeplitz"):
+    for release in ("tree", "honaker", "toeplitz", "factorised"):
         plan = plan_of(release)
         silo = fastfed.parties.Silo(plan, 0)
         sums = []

@@ -149,8 +149,9 @@ def noisy(monkeypatch):
 
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
-    ("silos", "horizon", "batch_size"), [(3, 40, 8), (2, 37, 6), (2, 17, 1), (1, 6, 2), (2, 9, 9)]
-)
+    ("silos", "horizon", "batch_size"), [(3, 40, 8), (2, 37, 6), (2, 17, 1), (1, 6, 2), (2, 9, 9),
+                                        (2, 30, "growing")],
+)  # fmt: skip
 def test_noisy_batches_play_alike_in_both_drivers(noisy, lazy, silos, horizon, batch_size):
     e = make_experiment(
         name="x",

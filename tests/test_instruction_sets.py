@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from fastfed._kernels import _native, aggregation, linalg, rng
-from fastfed.environments import Gap, HardInstance
+from fastfed.environments import Gap, HardInstance, Sphere
 
 SOURCES = Path(__file__).resolve().parents[1] / "fastfed" / "_kernels" / "src"
 EXACT = (
@@ -82,8 +82,10 @@ SIGNATURES = {
     "ff_screen_f32_scratch": "ii:i",
     "ff_screen_f32": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
+    "ff_sphere_fill": "piiiipp:i",
+    "ff_sphere_mean": "pipi:d",
     "ff_gap_fill": "piiiipp:i",
-    "ff_gap_mean": "ppi:d",
+    "ff_gap_mean": "pipi:d",
     "ff_mean_error": "i:d",
     "ff_stride": "i:i",
     "ff_hard_fill": "piiiipp:i",
@@ -116,6 +118,20 @@ class Actions(ctypes.Structure):
         ("quantised", ctypes.c_void_p),
         ("query", ctypes.c_int64),
         ("first", ctypes.c_int64),
+        ("silo", ctypes.c_int64),
+    ]
+
+
+class SphereState(ctypes.Structure):
+    """ff_sphere of ff_environment.h."""
+
+    _fields_ = [
+        ("theta", ctypes.c_void_p),
+        ("theta_stride", ctypes.c_int64),
+        ("dimension", ctypes.c_int64),
+        ("actions", ctypes.c_int64),
+        ("basis_actions", ctypes.c_int64),
+        ("shared", ctypes.c_int64),
     ]
 
 
@@ -287,10 +303,24 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
         made = np.empty(leaves.fill_capacity(actions, d), np.float32)
         means = np.empty(actions)
         assert leaves.gap_fill(state, 4, 1, 2, 3, made, means) == actions
-        exact = np.array([leaves.gap_mean(state, made, a) for a in range(actions)])
+        exact = np.array([leaves.gap_mean(state, 2, made, a) for a in range(actions)])
         assert np.abs(means - exact).max() <= leaves.mean_error(d)
         rows = made[: leaves.stride(actions) * d].reshape(d, -1)
         keep(f"gap_fill {d}", rows[:, :actions], exact)
+
+    # One theta for all silos, and one for each, with the fixed actions and without.
+    for d, actions, each in ((1, 45, 0), (3, 5, 1), (10, 100, 0), (10, 100, 1)):
+        own = np.tile(Sphere(d).theta(4, 1), (3, 1)) * np.array([[1.0], [0.5], [0.25]])
+        fixed = d if each else 0
+        state = ctypes.byref(SphereState(own.ctypes.data, each * d, d, actions, fixed, 0))
+        made = np.empty(leaves.fill_capacity(actions, d), np.float32)
+        means = np.empty(actions)
+        assert leaves.sphere_fill(state, 4, 1, 2, 3, made, means) == actions
+        exact = np.array([leaves.sphere_mean(state, 2, made, a) for a in range(actions)])
+        assert np.abs(means - exact).max() <= leaves.mean_error(d)
+        rows = made[: leaves.stride(actions) * d].reshape(d, -1)[:, :actions]
+        np.testing.assert_allclose(exact, own[2 * each] @ rows, atol=1e-15)
+        keep(f"sphere_fill {d} {each}", rows, exact)
 
     for d in (2, 8, 5000):
         direction = HardInstance(d).theta(4, 1)

@@ -137,7 +137,7 @@ class TestPlot:
     def test_the_very_lines_of_the_report(self, results, pyplot):
         """Colours, dashes, widths and data as in the picture that `fastfed report` writes."""
         from fastfed.reporting import pictures
-        from fastfed.reporting.source import in_memory
+        from fastfed.reporting.figure import in_memory
 
         with pytest.MonkeyPatch.context() as patch:
             seen = []
@@ -438,7 +438,7 @@ def printed(value: Any, width: int = 200) -> str:
 
 class TestLooks:
     def test_results_show_the_table_of_the_report(self, results):
-        from fastfed.reporting.source import in_memory
+        from fastfed.reporting.figure import in_memory
 
         page, text = read(results), printed(results)
         for row in table_rows(in_memory(results)):

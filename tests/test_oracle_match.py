@@ -63,6 +63,12 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
     opened = experiment.environment.open(experiment.seed, 0, experiment.silos)
     noise = oracle_noise(plan, experiment.seed)
     clip = plan.clip
+    protocol = "local" if not plan.batch_size else plan.protocol.id
+    release = str(plan.release)
+    if plan.secure is not None:
+        # Nodes of a tree with the noise of all shares, drawn as a trusted server would.
+        assert np.isin(plan.factor.matrix, (0.0, 1.0)).all()
+        protocol, release = "central", "tree"
 
     r = plan.radius
 
@@ -94,12 +100,12 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
         actions=outcome.actions,
         rewards=outcome.rewards,
         batch_size=plan.batch_size or None,
-        protocol="local" if not plan.batch_size else plan.protocol.id,
+        protocol=protocol,
         lazy=plan.lazy,
         noise=noise,
         server_noise=lambda k: noise(plan.silos, k),
         clip=None if clip is None else (clip.feature, clip.low, clip.high),
-        release=str(plan.release),
+        release=release,
         **rule,
         **(oracle_bits(plan, experiment.seed) if plan.protocol.shuffled else {}),
     )

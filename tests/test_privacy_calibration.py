@@ -315,7 +315,7 @@ def test_noise_stds_by_stream() -> None:
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
 def test_registry(name: str, relation: str) -> None:
     budget = Budget(1, 1e-5, relation)
-    sized = ("vector-sum", "vector-batches")
+    sized = ("vector-sum", "vector-batches", "secure-sum")
     size = {"users": 50, "dimension": 3} if name in sized else {}
     if name == "shuffled-points":
         size = {"users": 50}

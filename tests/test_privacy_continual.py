@@ -9,12 +9,14 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
+from oracle import factorised as oracle
 from problems import ordinary_cases
 
 from fastfed._kernels import aggregation
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree, delta_of, mu_of
 from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import SHARED, GaussianRelease, calibrate_release
 from fastfed.privacy.releases.tree import max_prefix_nodes
 
@@ -249,7 +251,11 @@ def test_reference_calibration() -> None:
     assert worst == pytest.approx(11.166671944914844, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", SHARED)
+#: Releases by a formula; of "factorised" each has a factor of its own.
+FORMULAS = [name for name in SHARED if name != "factorised"]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
 def test_budget_is_met_and_not_wasted(name: str) -> None:
     draw = np.random.default_rng(8)
     for _ in range(60):
@@ -259,7 +265,9 @@ def test_budget_is_met_and_not_wasted(name: str) -> None:
             str(draw.choice(["replace", "zero-out"])),
         )
         layout = str(draw.choice(["iid", "goe1", "goe2"]))
-        release = calibrate_release(name, budget, int(draw.integers(1, 2000)), layout=layout)
+        # An optimal factor takes time in the cube of its releases.
+        releases = int(draw.integers(1, 60 if name == "factorised" else 2000))
+        release = calibrate_release(name, budget, releases, layout=layout)
         assert all(c.holds for c in release.conditions())
         assert delta_of(budget.epsilon, release.mu()) <= budget.delta
         assert release.exact() == pytest.approx(budget.epsilon, rel=1e-7)
@@ -267,13 +275,16 @@ def test_budget_is_met_and_not_wasted(name: str) -> None:
         assert not all(c.holds for c in less.conditions())
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize(("layout", "joint"), [("goe2", 2.0), ("iid", math.sqrt(4.5))])
 def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float) -> None:
     """mu against the norm of the change that each leaf makes in what is released."""
     releases = 13
     if name == "toeplitz":
         columns = (toeplitz.factor(releases) ** 2).sum(axis=0)
+    elif name == "factorised":
+        columns = np.array(oracle.encoder(optimal_factor(tuple(range(1, 14)), 13).matrix), float)
+        columns = (columns**2).sum(axis=0)
     else:
         columns = gram(releases).diagonal()
     release = calibrate_release(name, Budget(1.0, 1e-3), releases, layout=layout)

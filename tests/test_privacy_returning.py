@@ -82,10 +82,13 @@ def programmed(name: str, releases: int, returning: int) -> int:
     return int(whole[: returning + 1].max())
 
 
+#: Releases by a formula; of "factorised" each has a factor of its own (test_schedules_account.py).
+FORMULAS = [name for name in RELEASES if name != "factorised"]
+
 # ---- the worst leaves ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("releases", [*range(1, 11), 12])
 def test_brute_force_over_all_sets_of_leaves(name: str, releases: int) -> None:
     found = dict.fromkeys(range(1, releases + 1), 0.0)
@@ -127,7 +130,7 @@ def test_numbers_of_the_oracle() -> None:
         assert proposition_e_7_squared(releases, 8) == bound
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize(
     "releases",
     [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
@@ -209,7 +212,7 @@ def made(name: str, budget: Budget, releases: int, layout: str, returning: int) 
     return calibrate_release(name, budget, releases, layout=layout, returning=returning)
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_budget_is_met_and_not_wasted(name: str) -> None:
     draw = np.random.default_rng(21)
     for _ in range(25):

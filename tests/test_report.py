@@ -20,19 +20,21 @@ from fastfed.privacy.certificate import as_text
 from fastfed.reporting import table
 from fastfed.reporting.figure import (
     AXES,
+    Source,
     bound_curves,
     ceiling,
     check_figure,
     not_stored,
     off_picture,
     read_source,
+    regret,
+    spaced,
     synchronisation_bounds,
 )
 from fastfed.reporting.page import write_report
 from fastfed.reporting.pictures import ascii_plot, draw, draw_communication, sends
 from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE, Y_LABELS, line_styles
 from fastfed.reporting.sections import certificates_text
-from fastfed.reporting.source import Source, regret, spaced
 from fastfed.reporting.table import plus_minus, rate, sent, times
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.simulation.experiment import Experiment, make_experiment

@@ -18,11 +18,10 @@ from click.testing import CliRunner
 
 from fastfed.cli import cli
 from fastfed.environments import Sphere
-from fastfed.reporting.figure import read_source
+from fastfed.reporting.figure import Source, read_source
 from fastfed.reporting.html import element, join
 from fastfed.reporting.page import anchor, write_overview, write_report
 from fastfed.reporting.sections import NO_PICTURES, span
-from fastfed.reporting.source import Source
 from fastfed.reporting.text import as_toml
 from fastfed.results.store import Effort
 from fastfed.simulation.experiment import Experiment, make_experiment

@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.cli import cli
-from fastfed.cli import figures as cli_figures
-from fastfed.cli.figures import how_far
+from fastfed.cli import cli, execution
+from fastfed.cli.execution import how_far
 from fastfed.cli.lazy import RunFailed
 from fastfed.experiments import reproduction
 from fastfed.experiments.reproduction import PlannedFigure
@@ -213,7 +212,7 @@ def test_a_stop_keeps_what_was_played(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
     what = "write_report" if while_writing else "simulate_silently"
-    module = reproduction if while_writing else cli_figures
+    module = reproduction if while_writing else execution
     real = getattr(module, what)
     calls = []
 
@@ -242,14 +241,14 @@ def test_a_stop_keeps_what_was_played(
 
 
 def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cli_figures.simulate_silently
+    real = execution.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)
 
-    monkeypatch.setattr(cli_figures, "simulate_silently", failing)
+    monkeypatch.setattr(execution, "simulate_silently", failing)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 1 and "1 of 2 figures failed: exact" in result.stderr
     found = rows(figures)

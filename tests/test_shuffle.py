@@ -18,7 +18,7 @@ from fastfed.bandits.silo import Silo
 from fastfed.environments import RewardDistribution, Sphere
 from fastfed.experiments import figure, figure_spec
 from fastfed.parties import Shuffler
-from fastfed.protocols.messages import Counts, Report, Shuffled, ShuffledBits
+from fastfed.protocols.protocol import Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import experiment_from_spec, make_experiment

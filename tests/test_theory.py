@@ -332,7 +332,7 @@ def test_a_last_short_batch_is_never_released():
         ({"delta": 1.0}, "delta must be > 0 and < 1, got 1"),
         ({"batch_size": 10_001}, r"batch_size must be <= horizon \(10000\), got 10001"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
-        ({"batch_size": None}, "batch_size is required"),
+        ({"batch_first": 10**9}, 'batch_first belongs to batch_size "growing"'),
         ({"batch_size": "theorm"}, 'did you mean "theorem"'),
         ({"protocol": "silo-dp"}, 'did you mean "silo-ldp"'),
         ({"calibration": "exakt"}, 'did you mean "exact"'),

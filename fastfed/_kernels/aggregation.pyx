@@ -90,6 +90,13 @@ def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
     return np.asarray(out)
 
 
+def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
+    """Sum of weights[i] rows[i], over as many rows as there are weights, (s,)."""
+    cdef double[::1] out = np.empty(rows.shape[1])
+    ff_weighted_sum(&rows[0, 0], &weights[0], weights.shape[0], rows.shape[1], &out[0])
+    return np.asarray(out)
+
+
 # ---- fixed point and bits ------------------------------------------------------------------------
 
 def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,

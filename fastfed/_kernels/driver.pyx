@@ -77,6 +77,9 @@ cdef class Run:
         # Aligned and padded, so that vectors lie in one cache line and threads share none.
         most = max(curve["levels"] for curve in curves)
         self.c.scratch_size = ff_run_scratch(environment.c.actions, d, most, len(curves))
+        if any(curve["share_until"] for curve in curves):
+            self.c.belief_scratch = ff_belief_scratch(d)
+            self.c.scratch_size += self.c.belief_scratch
         scored = [curve["score"] for curve in curves if curve["score"] is not None]
         if scored:
             state = max(0 if score.state is None else score.state.size for score in scored)
@@ -110,6 +113,11 @@ cdef class Run:
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))
         c.batch_size, c.lazy = curve["batch_size"], curve["lazy"]
+        c.releases, c.by_release = curve["releases"], curve["by_release"]
+        if curve["ends"] is not None:
+            c.ends = <const int64_t *>pointer(curve["ends"])
+        if curve["release_scale"] is not None:
+            c.release_scale = pointer(curve["release_scale"])
         c.random = curve["random"]
         cdef uintptr_t function
         if curve["score"] is not None:
@@ -122,18 +130,29 @@ cdef class Run:
         c.noise_std.bias, c.noise_std.off_diagonal, c.noise_std.diagonal = curve["noise_std"]
         c.radius.multiplier, c.radius.scale, c.radius.base = curve["radius"]
         c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
-        c.direct, c.inflation = curve["direct"], 1.0
+        c.direct, c.inflation, c.bonus = curve["direct"], 1.0, 1.0
+        c.least_bonus = curve["least_bonus"]
+        if curve["allowance"] is not None:
+            c.allowance = pointer(curve["allowance"])
         c.radius_count = curve["radius_count"]
         c.last_entry = len(curve["regularizer"]) - 1
         c.error_bound, c.floor = pointer(curve["error_bound"]), pointer(curve["floor"])
         c.release, c.coefficients = curve["release"], pointer(curve["coefficients"])
         c.history = pointer(curve["history"])
+        c.share_until = curve["share_until"]
+        if c.share_until:
+            fill_belief(&c.belief, curve["belief"])
+            c.own_bonus = curve["own_bonus"]
+            c.own_w, c.own_theta = pointer(curve["own_w"]), pointer(curve["own_theta"])
+            c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
         c.noise_scale = pointer(curve["noise_scale"])
         c.regularizer = pointer(curve["regularizer"])
         c.radius_offset = pointer(curve["radius_offset"])
         c.radius_lambda = pointer(curve["radius_lambda"])
         c.clip = curve["clip"]
         c.feature_bound = curve["feature_bound"]
+        c.constant, c.reward_centre = curve["constant"], curve["reward_centre"]
+        c.tau = curve["tau"]
         c.reward_low, c.reward_high = curve["reward_range"]
         c.levels, c.shuffled = curve["levels"], curve["shuffled"]
         c.bit_levels = <int64_t *>pointer(curve["bit_levels"])

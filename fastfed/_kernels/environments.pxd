@@ -8,6 +8,7 @@ cdef class Environment:
     cdef ff_environment c
     cdef readonly uint64_t seed
     cdef readonly int64_t replicate
+    cdef int64_t silos  # that have numbers of their own, or 0: any number will do
     cdef int64_t queries, rows  # of a pool that caches its actions in 16 bits, else 0
     cdef object keep  # whatever the C side points at
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,

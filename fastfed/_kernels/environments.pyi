@@ -26,11 +26,12 @@ class Sphere(Environment):
         self,
         seed: int,
         replicate: int,
-        theta: np.ndarray,
+        theta: np.ndarray,  # (1, d), or (M, d)
         actions: int,
         basis_actions: int,
         shared: bool,
         reward: tuple[int, float],
+        constant: float = ...,
     ) -> None: ...
 
 class Gap(Environment):

@@ -50,6 +50,8 @@ cdef class Environment:
     def round(self, int64_t silo, int64_t round):
         """(features (K, d), expected rewards (K,)) of one silo in one round; copies."""
         cdef int64_t d = self.c.dimension, k = self.c.actions, status
+        if self.silos and not 0 <= silo < self.silos:
+            raise IndexError(f"silo must be below {self.silos}, got {silo}")
         cdef object buffer = np.empty(ff_fill_capacity(k, d),
                                       np.float64 if self.c.is_double else np.float32)
         cdef uintptr_t address = buffer.__array_interface__["data"][0]
@@ -77,19 +79,26 @@ cdef class Environment:
 
 
 cdef class Sphere(Environment):
-    """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6)."""
+    """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6).
+
+    theta (1, d) serves any number of silos, theta (M, d) has one for each.
+    """
 
     cdef ff_sphere state
 
-    def __init__(self, seed, replicate, const double[::1] theta, actions, basis_actions, shared,
-                 reward):
+    def __init__(self, seed, replicate, const double[:, ::1] theta, actions, basis_actions, shared,
+                 reward, constant=0.5**0.5):
+        cdef int64_t d = theta.shape[1]
         self.seed, self.replicate, self.keep = seed, replicate, theta
-        self.state.theta = &theta[0]
-        self.state.dimension, self.state.actions = theta.shape[0], actions
+        self.state.theta = &theta[0, 0]
+        if theta.shape[0] > 1:
+            self.silos, self.state.theta_stride = theta.shape[0], d
+        self.state.dimension, self.state.actions = d, actions
         self.state.basis_actions, self.state.shared = basis_actions, shared
-        self.describe(theta.shape[0], actions, 0, ff_stride(actions), reward)
+        self.state.constant = constant
+        self.describe(d, actions, 0, ff_stride(actions), reward)
         self.c.fill, self.c.state = ff_sphere_fill, &self.state
-        self.c.mean, self.c.mean_error = ff_sphere_mean, ff_mean_error(theta.shape[0])
+        self.c.mean, self.c.mean_error = ff_sphere_mean, ff_mean_error(d)
 
 
 cdef class Gap(Environment):

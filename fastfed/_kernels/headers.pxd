@@ -97,7 +97,8 @@ cdef extern from "ff_environment.h" nogil:
                                 int64_t round, void *x, double *mean) noexcept nogil
     ctypedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                                   int64_t round, ff_actions *out) noexcept nogil
-    ctypedef double (*ff_mean)(const void *state, const void *x, int64_t a) noexcept nogil
+    ctypedef double (*ff_mean)(const void *state, int64_t silo, const void *x,
+                               int64_t a) noexcept nogil
     ctypedef struct ff_environment:
         ff_fill fill
         ff_borrow borrow
@@ -128,13 +129,15 @@ cdef extern from "ff_environment.h" nogil:
                         int64_t silo, int64_t round, double mean)
     ctypedef struct ff_sphere:
         const double *theta
+        int64_t theta_stride
         int64_t dimension
         int64_t actions
         int64_t basis_actions
         int64_t shared
+        double constant
     int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, void *x, double *mean) noexcept
-    double ff_sphere_mean(const void *state, const void *x, int64_t a) noexcept
+    double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a) noexcept
     ctypedef struct ff_gap:
         const double *theta
         int64_t dimension
@@ -144,7 +147,7 @@ cdef extern from "ff_environment.h" nogil:
         double width
     int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                         int64_t round, void *x, double *mean) noexcept
-    double ff_gap_mean(const void *state, const void *x, int64_t a) noexcept
+    double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a) noexcept
     ctypedef struct ff_hard:
         const double *theta
         int64_t dimension
@@ -206,14 +209,31 @@ cdef extern from "ff_estimate.h" nogil:
     double ff_log_inflation(const ff_radius *radius, double inflation)
     double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                                  double log_inflation, double log_det, int64_t d)
+    double ff_missing_bonus(const double *w, double beta, double gamma, double m, int64_t d,
+                            double *scratch)
     double ff_choose_regularizer(const double *statistic, double full, double floor, int64_t d,
                                  double *w, double *scratch)
+
+cdef extern from "ff_belief.h" nogil:
+    enum:
+        FF_MAX_GRID
+    ctypedef struct ff_belief_model:
+        int64_t count
+        double *spread
+        double *ridge
+        double scale2
+        double prior
+    int64_t ff_belief_scratch(int64_t d)
+    int ff_belief(const ff_belief_model *model, const double *rest, const double *own, int64_t d,
+                  double *w, double *theta, double *weights, double *scratch)
 
 cdef extern from "ff_release.h" nogil:
     void ff_honaker(double *estimate, const double *node, const double *sibling, int64_t level,
                     int64_t s)
     int64_t ff_honaker_number(int64_t k)
     void ff_toeplitz(const double *history, const double *f, int64_t k, int64_t s, double *out)
+    void ff_weighted_sum(const double *rows, const double *weights, int64_t k, int64_t s,
+                         double *out)
     int64_t ff_round_noisy(const double *values, const double *noise, const double *std,
                            const double *grid, double error, int64_t s, double *out,
                            uint8_t *doubtful)
@@ -245,6 +265,10 @@ cdef extern from "ff_run.h" nogil:
         int64_t action
     ctypedef struct ff_curve:
         int64_t batch_size
+        int64_t releases
+        const int64_t *ends
+        const double *release_scale
+        int64_t by_release
         ff_trigger trigger
         int64_t lazy
         int64_t random
@@ -264,9 +288,14 @@ cdef extern from "ff_run.h" nogil:
         const double *regularizer
         const double *radius_offset
         const double *radius_lambda
+        double tau
         const double *error_bound
         const double *floor
+        double least_bonus
+        const double *allowance
         int64_t clip
+        double constant
+        double reward_centre
         double feature_bound
         double reward_low
         double reward_high
@@ -275,11 +304,15 @@ cdef extern from "ff_run.h" nogil:
         const int64_t *bit_levels
         const int64_t *noise_bits
         const double *unit
+        int64_t share_until
+        ff_belief_model belief
+        double own_bonus
         int64_t *synchronised
         uint8_t *requested
         uint8_t *synchronised_rounds
         double second_bonus
         double inflation
+        double bonus
         ff_choice *choice
         ff_candidates *candidates
         ff_bonus_cache bonus_cache
@@ -290,6 +323,10 @@ cdef extern from "ff_run.h" nogil:
         double *sums
         double *nodes
         double *messages
+        double *own_w
+        double *own_theta
+        double *own_sums
+        double *own_rest
         int64_t *order
         double *total
         double *regret
@@ -314,6 +351,7 @@ cdef extern from "ff_run.h" nogil:
         int64_t curve_count
         int64_t threads
         double *scratch
+        int64_t belief_scratch
         int64_t scratch_size
         int64_t *status
     int64_t ff_run_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves)
@@ -384,3 +422,15 @@ cdef inline void *address_of(array) except? NULL:
         return NULL
     cdef uintptr_t address = array.__array_interface__["data"][0]
     return <void *>address
+
+
+cdef inline int fill_belief(ff_belief_model *m, model) except -1:
+    """The model (R^2, prior, spreads, ridges) of own rounds, as C has it."""
+    scale2, prior, spreads, ridges = model
+    if not 1 <= len(spreads) == len(ridges) <= FF_MAX_GRID:
+        raise ValueError(f"a belief has 1 to {FF_MAX_GRID} deviations, got {len(spreads)}")
+    m.scale2, m.prior, m.count = scale2, prior, len(spreads)
+    cdef int64_t i
+    for i in range(m.count):
+        m.spread[i], m.ridge[i] = spreads[i], ridges[i]
+    return 0

@@ -34,10 +34,21 @@ def has_screen_i16() -> bool: ...
 def screen_i16(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float
 ) -> np.ndarray | None: ...
+
+MAX_GRID: int
+
+def belief(
+    model: tuple[float, float, tuple[float, ...], tuple[float, ...]],
+    rest: np.ndarray,
+    own: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+) -> np.ndarray | None: ...
 def refresh(
     statistic: np.ndarray, regularizer: float, w: np.ndarray, theta: np.ndarray
 ) -> float: ...
 def choose_regularizer(statistic: np.ndarray, full: float, floor: float, d: int) -> float: ...
+def missing_bonus(w: np.ndarray, beta: float, gamma: float, m: float) -> float: ...
 def radius_at(
     multiplier: float,
     scale: float,

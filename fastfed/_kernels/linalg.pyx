@@ -169,6 +169,27 @@ def screen_i16(actions, const double[:, ::1] w, const double[::1] theta, double 
     return None if kept < 0 else np.asarray(out)[:kept]
 
 
+# ---- own rounds ----------------------------------------------------------------------------------
+
+#: The most deviations on the grid of a belief.
+MAX_GRID = FF_MAX_GRID
+
+
+def belief(model, const double[::1] rest, const double[::1] own, double[:, ::1] w,
+           double[::1] theta):
+    """In place: W and theta of a silo's belief; the weights of deviations, None if hopeless.
+
+    model: (R^2, prior, spreads, ridges), see ``src/ff_belief.h``.
+    """
+    cdef int64_t d = w.shape[0]
+    cdef ff_belief_model m
+    fill_belief(&m, model)
+    cdef double[::1] scratch = np.empty(ff_belief_scratch(d)), weights = np.empty(m.count)
+    if ff_belief(&m, &rest[0], &own[0], d, &w[0, 0], &theta[0], &weights[0], &scratch[0]):
+        return None
+    return np.asarray(weights)
+
+
 # ---- estimates and radii -------------------------------------------------------------------------
 
 def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, double[::1] theta):
@@ -183,6 +204,13 @@ def choose_regularizer(const double[::1] statistic, double full, double floor, i
     cdef double[:, ::1] w = np.empty((d, d))
     cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
     return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
+
+
+def missing_bonus(const double[:, ::1] w, double beta, double gamma, double m):
+    """Bound on a round's gain in regret where both bonuses are multiplied by m < 1."""
+    cdef int64_t d = w.shape[0]
+    cdef double[::1] scratch = np.empty(2 * d * d)
+    return ff_missing_bonus(&w[0, 0], beta, gamma, m, d, &scratch[0])
 
 
 def radius_at(double multiplier, double scale, double base, double offset, double lam,

@@ -198,6 +198,7 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: Systems that are never candidates, with the reason.
 ELSEWHERE = {
     "silo-ldp-prefix": 'plays as "silo-ldp" with release "tree" does: the same noise, sent as sums',
+    "secure-sum": "trusts that most silos add their share of the noise; see docs/secure-sum.md",
     "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
     "robin": "its unit is all that one client holds, another guarantee than that of a user",

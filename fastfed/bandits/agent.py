@@ -15,17 +15,17 @@ the protocol has released. Deviations from the paper, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import COUPLING_SHARE, Noise, assemble, make_plan
+from fastfed.bandits.assemble import Noise, assemble, flat_bits, make_plan
 from fastfed.bandits.certify import certify
 from fastfed.bandits.fedlinucb import DIRECT_RATIO, check_bits
-from fastfed.bandits.noise_distributions import NoiseDistribution, batch_distribution
+from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import REGULARIZERS, Theory, reward_conditions
 from fastfed.bandits.system import Config, System, batches_of_user, check_returning
@@ -34,7 +34,8 @@ from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
-from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
+from fastfed.protocols.account import centred_of
+from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius, Schedule
 from fastfed.protocols.protocol import Protocol
 
 # ---- Config --------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ class AgentConfig(Config, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    batch_size : int or "theorem", default 1
+    batch_size : int, "theorem" or "growing", default 1
         B, users of one batch.
     """
 
@@ -83,10 +84,6 @@ class AgentConfig(Config, frozen=True, kw_only=True):
         if self.regularizer is None and self.radius == "lemma-a4":
             return "lemma-a4"
         return super().regularizer_rule
-
-    def batch(self, problem: ProblemSpec, rule: Callable[[], int]) -> int:
-        """B: as given, or the value of ``rule`` for "theorem"."""
-        return rule() if self.batch_size == "theorem" else self.rounds_per_batch(problem)
 
 
 class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
@@ -183,7 +180,7 @@ def plan_and_theory(
     config: AgentConfig,
     problem: ProblemSpec,
     protocol: Protocol,
-    batch_size: int,
+    schedule: Schedule,
     published: PublishedCode,
     noise: Noise | None = None,
     *,
@@ -195,8 +192,8 @@ def plan_and_theory(
     Every round (B = 1) without noise the agent's estimate changes by rank-one steps.
     """
     clip = config.bounds(published=False)
-    alone = noise is None and batch_size == 1
-    rounds = 0 if alone else batch_size
+    alone = noise is None and schedule.every_round
+    rounds = Schedule(problem.horizon, 0) if alone else schedule
     if config.radius == "published-code":
         theory = published_theory(published, config, problem, noise, clip)
         plan = make_plan(config, problem, protocol, rounds, clip, theory, noise)
@@ -209,7 +206,7 @@ def private_system(
     config: PrivateAgentConfig,
     problem: ProblemSpec,
     protocol: Protocol,
-    batch_size: int,
+    schedule: Schedule,
     published: PublishedCode,
     noise: Noise,
     *,
@@ -221,7 +218,7 @@ def private_system(
         config,
         problem,
         protocol,
-        batch_size,
+        schedule,
         published,
         noise,
         individual=individual,
@@ -237,7 +234,7 @@ def private_system(
 
 
 def gaussian_noise(
-    config: GaussianConfig, problem: ProblemSpec, batch_size: int, *, shuffled: bool
+    config: GaussianConfig, problem: ProblemSpec, schedule: Schedule, *, shuffled: bool
 ) -> Noise:
     """Gaussian noise of every user: in a release it adds up over all users so far.
 
@@ -247,8 +244,8 @@ def gaussian_noise(
         The curve's keys.
     problem : ProblemSpec
         Sizes, and guarantees about the data.
-    batch_size : int
-        B, users of one batch.
+    schedule : Schedule
+        The batches of users.
     shuffled : bool
         True if a shuffler mixes the messages of a batch.
 
@@ -256,10 +253,11 @@ def gaussian_noise(
     -------
     Noise
     """
-    releases = problem.horizon // batch_size
+    releases = schedule.releases
     mechanism = calibrate_local_gaussian(
         config.budget,
-        batch_size,
+        # The fewer users a shuffler mixes, the less it hides.
+        min(schedule.lengths) if schedule.rounds else schedule.batch_size,
         returning=config.participations(releases),
         shuffled=shuffled,
         calibration=config.calibration,
@@ -268,15 +266,17 @@ def gaussian_noise(
         if config.calibration == "exact"
         else config.covariance_ratio or 1,
     )
-    std = NoiseStd(*mechanism.stds).times(math.sqrt(batch_size))
-    distribution = NoiseDistribution(std, 1, np.arange(releases + 1.0))
+    std = NoiseStd(*mechanism.stds).times(math.sqrt(schedule.batch_size))
+    users = np.concatenate([[0.0], schedule.ends / schedule.batch_size])
+    public = centred_of(config.clipping(problem)) is not None
+    distribution = NoiseDistribution(std, 1, users, public_constant=public)
     return Noise(mechanism, distribution, std)
 
 
 def vector_noise(
     config: PrivateAgentConfig,
     problem: ProblemSpec,
-    batch_size: int,
+    schedule: Schedule,
     *,
     local: bool = False,
     vector_scale: float = 1.0,
@@ -291,8 +291,8 @@ def vector_noise(
         The curve's keys.
     problem : ProblemSpec
         Sizes, and guarantees about the data.
-    batch_size : int
-        B, users of one batch.
+    schedule : Schedule
+        The batches of users.
     local : bool, default False
         True if the bits of each user protect that user without a shuffler.
     vector_scale : float, default 1
@@ -306,24 +306,23 @@ def vector_noise(
     -------
     Noise
     """
-    releases = problem.horizon // batch_size
-    mechanism = calibrate_vector_batches(
-        config.budget,
-        batch_size,
-        problem.dimension,
-        returning=config.participations(releases),
-        local=local,
-        calibration=config.calibration,
-        vector_scale=vector_scale,
-        honest_fraction=honest_fraction,
-        covariance_ratio=ratio,
+    return flat_bits(
+        schedule,
+        partial(
+            calibrate_vector_batches,
+            config.budget,
+            dimension=problem.dimension,
+            returning=config.participations(schedule.releases),
+            local=local,
+            calibration=config.calibration,
+            vector_scale=vector_scale,
+            honest_fraction=honest_fraction,
+            covariance_ratio=ratio,
+            centred=centred_of(config.clipping(problem)),
+        ),
+        users=1,
+        failure_probability=config.failure_probability,
     )
-    distribution = batch_distribution(
-        mechanism, releases, COUPLING_SHARE * config.failure_probability
-    )
-    g, b = mechanism.g, mechanism.b
-    encoding = Encoding((g[0],), (b,), (g[1],))
-    return Noise(mechanism, distribution, encoding=encoding)
 
 
 # ---- Ridge and width of the published experiment code --------------------------------------------

@@ -57,7 +57,9 @@ from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint_dp
+from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import RELEASES
+from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 
@@ -67,10 +69,8 @@ from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as
 def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one linucb curve."""
     check_agent("linucb", problem)
-    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
-    plan, theory = plan_and_theory(
-        config, problem, AGENT_PROTOCOLS["agent"], batch_size, NOT_PRIVATE
-    )
+    schedule = config.batches(problem, lambda: batch_size_f_4(problem.horizon))
+    plan, theory = plan_and_theory(config, problem, AGENT_PROTOCOLS["agent"], schedule, NOT_PRIVATE)
     plan, certificate = certify(plan, problem, theory, None, "chowdhury-zhou-2022, Algorithm 1")
     return System("linucb", plan, certificate, theory=theory)
 
@@ -92,7 +92,7 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    release : {"tree", "honaker", "toeplitz"}
+    release : {"tree", "honaker", "toeplitz", "factorised"}
         The continual release of prefix sums.
     """
 
@@ -106,10 +106,14 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one linucb-jdp curve."""
     check_agent("linucb-jdp", problem)
-    batch_size = config.batch(problem, lambda: batch_size_f_4(problem.horizon))
+    schedule = config.batches(problem, lambda: batch_size_f_4(problem.horizon))
     if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of 2 at least: ln 1 = 0')
-    releases = problem.horizon // batch_size
+    releases = schedule.releases
+    factor = None
+    if config.release == "factorised":
+        factor = optimal_factor(tuple(int(n) for n in schedule.ends), problem.horizon)
+    centred = centred_of(config.clipping(problem))
     mechanism = calibrate_joint_dp(
         config.budget,
         releases,
@@ -119,9 +123,14 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
         layout=config.layout,
         covariance_ratio=config.ratio,
         returning=config.participations(releases),
+        factor=factor,
+        centred=centred,
     )
     std = NoiseStd(*mechanism.stds)
-    noise = Noise(mechanism, NoiseDistribution(std, 1, mechanism.variance_factors), std)
+    distribution = NoiseDistribution(
+        std, 1, mechanism.variance_factors, public_constant=centred is not None
+    )
+    noise = Noise(mechanism, distribution, std, factor=factor)
     release = "nested" if isinstance(mechanism, NestedNoise) else config.release
     budget = config.budget
     gamma = joint_gamma(budget.epsilon, budget.delta, max(problem.horizon, 2), problem.dimension)
@@ -130,7 +139,7 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
         config,
         problem,
         released_as(AGENT_PROTOCOLS["agent-central"], release),
-        batch_size,
+        schedule,
         PublishedCode(gamma),
         noise,
         release=release,
@@ -204,17 +213,17 @@ def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
             return batch_size_c_3(horizon, d, epsilon, delta)
         return batch_size_f_2(horizon)
 
-    batch_size = config.batch(problem, rule)
+    schedule = config.batches(problem, rule)
     if config.bits:
-        noise = vector_noise(config, problem, batch_size, local=True, ratio=config.ratio)
+        noise = vector_noise(config, problem, schedule, local=True, ratio=config.ratio)
     else:
-        noise = gaussian_noise(config, problem, batch_size, shuffled=False)
+        noise = gaussian_noise(config, problem, schedule, shuffled=False)
     return private_system(
         "linucb-ldp",
         config,
         problem,
         AGENT_PROTOCOLS["user-ldp-vector" if config.bits else "user-ldp"],
-        batch_size,
+        schedule,
         PublishedCode(user_gamma(epsilon, delta, 1, horizon, d)),
         noise,
         individual=config.messages == "individual",
@@ -259,15 +268,15 @@ def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
     epsilon, delta = config.budget.epsilon, config.budget.delta
     d, horizon = problem.dimension, problem.horizon
     rule = batch_size_b_2 if config.returning == 1 else batch_size_e_4
-    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
+    schedule = config.batches(problem, lambda: rule(horizon, d, epsilon, delta))
     return private_system(
         "linucb-sdp-amp",
         config,
         problem,
         AGENT_PROTOCOLS["user-shuffle-amplified"],
-        batch_size,
-        PublishedCode(user_gamma(epsilon, delta, batch_size, horizon, d)),
-        gaussian_noise(config, problem, batch_size, shuffled=True),
+        schedule,
+        PublishedCode(user_gamma(epsilon, delta, schedule.batch_size, horizon, d)),
+        gaussian_noise(config, problem, schedule, shuffled=True),
         individual=config.messages == "individual",
     )
 
@@ -335,11 +344,11 @@ def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
     epsilon, delta = config.budget.epsilon, config.budget.delta
     d, horizon = problem.dimension, problem.horizon
     rule = batch_size_c_2 if config.returning == 1 else batch_size_e_6
-    batch_size = config.batch(problem, lambda: rule(horizon, d, epsilon, delta))
+    schedule = config.batches(problem, lambda: rule(horizon, d, epsilon, delta))
     noise = vector_noise(
         config,
         problem,
-        batch_size,
+        schedule,
         vector_scale=config.vector_scale,
         honest_fraction=config.honest_fraction,
         ratio=config.ratio,
@@ -349,8 +358,8 @@ def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
         config,
         problem,
         AGENT_PROTOCOLS["user-shuffle-vector"],
-        batch_size,
-        PublishedCode(vector_gamma(epsilon, delta, batch_size, horizon, d)),
+        schedule,
+        PublishedCode(vector_gamma(epsilon, delta, schedule.batch_size, horizon, d)),
         noise,
         individual=config.messages == "individual",
     )

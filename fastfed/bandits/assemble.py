@@ -8,7 +8,9 @@ into a `Plan`. `certify.certify` then seals the plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from typing import Protocol as TypingProtocol
 
@@ -16,21 +18,37 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits.noise_distributions import NoiseDistribution, bit_distribution
+from fastfed.bandits.noise_distributions import (
+    NoiseDistribution,
+    batch_distribution,
+    batches_distribution,
+    bit_distribution,
+)
+from fastfed.bandits.own_rounds import factor_horizon
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.radius import Theory, make_theory
+from fastfed.bandits.radius import Theory, allowance, make_theory
 from fastfed.bandits.system import Config, batches_of_user
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
+from fastfed.privacy.mechanisms.reward_release import calibrate_rewards
+from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_sum
+from fastfed.privacy.mechanisms.vector_batches import (
+    UnequalBatches,
+    VectorBatches,
+    calibrate_vector_batches,
+)
+from fastfed.privacy.releases import toeplitz
+from fastfed.privacy.releases.factorised import MOST_RELEASES, Factor, optimal_factor
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
     release_for,
     tree_for,
 )
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
-from fastfed.protocols.protocol import PROTOCOLS, Protocol
+from fastfed.protocols.account import bounds_of, centred_of, tree_batch
+from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Schedule
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol
 from fastfed.protocols.score import score_named
 
 #: Protocols whose noise may be shared between prefixes.
@@ -77,6 +95,10 @@ class Noise:
         Where silos have budgets of their own: each one's noise, in units of ``std``.
     silo_epsilon : tuple of float, optional
         Each silo's own epsilon.
+    factor : Factor, optional
+        Of release "factorised".
+    secure : SecureSum, optional
+        What silos and server execute where sums are under masks.
     """
 
     mechanism: Mechanism
@@ -85,9 +107,11 @@ class Noise:
     encoding: Encoding | None = None
     silo_noise: tuple[float, ...] = ()
     silo_epsilon: tuple[float, ...] = ()
+    factor: Factor | None = None
+    secure: SecureSum | None = None
 
 
-def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
+def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Calibrate the noise of a private-fedlinucb curve for its protocol.
 
     Parameters
@@ -96,8 +120,8 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
         The curve's keys.
     problem : ProblemSpec
         Sizes, and guarantees about the data.
-    batch_size : int
-        B, rounds of each silo between two releases.
+    schedule : Schedule
+        The rounds after which there is a release.
 
     Returns
     -------
@@ -109,11 +133,22 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
         If the protocol has no such release, or no such calibration.
     """
     if config.silo_epsilon is not None:
-        return _noise_by_silo(config, problem, batch_size)
+        return _noise_by_silo(config, problem, schedule)
     budget = Budget(config.epsilon, config.delta, config.relation)
-    releases = problem.horizon // batch_size
+    releases = schedule.releases
     participations = batches_of_user(config.returning, releases)
+    centred = centred_of(config.clipping(problem))
     mechanism: GaussianRelease
+    factor = None
+    if config.release == FLAT:
+        return _flat_noise(config, problem, schedule, participations)
+    if PROTOCOLS[config.protocol].masked:
+        return _secure_noise(config, problem, schedule, participations)
+    if config.release == "factorised":
+        served = factor_horizon(config, problem, schedule)
+        factor = optimal_factor(tuple(int(n) for n in schedule.ends), served)
+    if config.protects == "reward":
+        return _reward_noise(config, problem, schedule, participations, factor)
     if config.release != "tree":
         if config.protocol not in RELEASABLE:
             raise InputError(
@@ -129,12 +164,19 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
             config.layout,
             config.ratio,
             returning=participations,
+            factor=factor,
+            centred=centred,
         )
     elif config.protocol == "shuffle-vector":
+        if schedule.rounds:
+            raise InputError(
+                f'batches that differ need release "{FLAT}" with protocol "shuffle-vector": its '
+                f'tree has equal batches, got release "{config.release}"'
+            )
         bits = calibrate_vector_sum(
             budget,
             releases,
-            problem.silos * batch_size,
+            problem.silos * schedule.batch_size,
             problem.dimension,
             config.calibration,
             config.vector_scale,
@@ -148,7 +190,7 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
             budget,
             releases,
             problem.silos,
-            batch_size,
+            tree_batch(schedule.ends),
             problem.horizon,
             config.calibration,
             config.layout,
@@ -162,13 +204,189 @@ def make_noise(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
             config.layout,
             config.ratio,
             returning=participations,
+            centred=centred,
         )
     std = NoiseStd(*mechanism.stds)
     noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
-    return Noise(mechanism, NoiseDistribution(std, noises, mechanism.variance_factors), std)
+    distribution = NoiseDistribution(
+        std, noises, mechanism.variance_factors, public_constant=centred is not None
+    )
+    return Noise(mechanism, distribution, std, factor=factor)
 
 
-def _noise_by_silo(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
+def _secure_noise(
+    config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
+) -> Noise:
+    """Noise of silos' shares on sums under masks (docs/secure-sum.md)."""
+    colluders = problem.silos // 3 if config.colluders is None else config.colluders
+    if colluders >= problem.silos:
+        raise InputError(
+            f"colluders must be below the number of silos ({problem.silos}), got {colluders}"
+        )
+    clip = config.clipping(problem, config.bounds(published=False))
+    centred, (feature, reward) = centred_of(clip), bounds_of(clip)
+    mechanism = calibrate_secure_sum(
+        Budget(config.epsilon, config.delta, config.relation),
+        secure_encoder(config.release, schedule, factor_horizon(config, problem, schedule)),
+        problem.silos,
+        colluders,
+        problem.dimension,
+        points=problem.silos * problem.horizon,
+        layout=config.layout or "goe2",
+        # Of the two noises, where the mechanism asks for that of them over their largest norms.
+        covariance_ratio=config.ratio * reward / feature,
+        feature_bound=feature,
+        reward_bound=reward,
+        max_participations=participations,
+        centred=centred,
+    )
+    std = NoiseStd(*mechanism.stds)
+    distribution = NoiseDistribution(
+        std, 1, mechanism.variance_factors, public_constant=centred is not None
+    )
+    factor = Factor(mechanism.prefix_weights)
+    return Noise(mechanism, distribution, std, factor=factor, secure=mechanism)
+
+
+def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray:
+    """C (K, K) of a release: what a secure sum adds up of the batches so far.
+
+    Parameters
+    ----------
+    release : {"factorised", "toeplitz", "tree"}
+        The continual release: an optimal factor, the square-root Toeplitz one, or the nodes of the
+        binary tree, one completed by each batch.
+    schedule : Schedule
+        The batches.
+    horizon : int
+        T.
+
+    Returns
+    -------
+    ndarray, shape (K, K)
+        Lower triangular.
+
+    Raises
+    ------
+    InputError
+        For another release, or too many batches.
+    """
+    count = schedule.releases
+    if count > MOST_RELEASES:
+        raise InputError(
+            f'protocol "secure-sum" is for at most {MOST_RELEASES} releases, got {count}: '
+            'batch_size = "growing" has fewer'
+        )
+    if release == "factorised":
+        return optimal_factor(tuple(int(n) for n in schedule.ends), horizon).encoder
+    if release == "toeplitz":
+        return toeplitz.factor(count)
+    if release == "tree":
+        ends, leaves = np.arange(1, count + 1)[:, None], np.arange(1, count + 1)
+        return ((leaves <= ends) & (leaves > ends - (ends & -ends))).astype(np.float64)
+    raise InputError(
+        'release must be "factorised", "toeplitz" or "tree" with protocol "secure-sum", got '
+        f'"{release}": its estimates are no sums that silos could send'
+    )
+
+
+def _reward_noise(
+    config: Any,
+    problem: ProblemSpec,
+    schedule: Schedule,
+    participations: int,
+    factor: Factor | None,
+) -> Noise:
+    """Noise of sums of x y alone, where contexts are public."""
+    clip = config.clipping(problem, Clip())
+    feature, _ = bounds_of(clip)
+    budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
+    mechanism = calibrate_rewards(
+        budget,
+        schedule.releases,
+        config.release,
+        returning=participations,
+        factor=factor,
+        feature_bound=feature,
+        reward_range=clip.centred,
+    )
+    std = NoiseStd(*mechanism.stds)
+    noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    distribution = NoiseDistribution(std, noises, mechanism.variance_factors)
+    return Noise(mechanism, distribution, std, factor=factor)
+
+
+def _flat_noise(
+    config: Any, problem: ProblemSpec, schedule: Schedule, participations: int
+) -> Noise:
+    """Noise of sums that are shuffled batch by batch, each once: no tree (docs/releases.md)."""
+    if config.protocol != "shuffle-vector":
+        raise InputError(
+            f'release "{FLAT}" needs protocol "shuffle-vector", got "{config.protocol}"'
+        )
+    if schedule.rounds and participations > 1:
+        raise InputError(
+            "returning must be 1 where batches of a vector sum differ in size: their costs have "
+            f"no common account, got {config.returning}"
+        )
+    return flat_bits(
+        schedule,
+        partial(
+            calibrate_vector_batches,
+            Budget(config.epsilon, config.delta, config.relation),
+            dimension=problem.dimension,
+            returning=participations,
+            calibration=config.calibration,
+            vector_scale=config.vector_scale,
+            honest_fraction=config.honest_fraction,
+            covariance_ratio=config.ratio,
+            centred=centred_of(config.clipping(problem)),
+        ),
+        users=problem.silos,
+        failure_probability=config.failure_probability,
+    )
+
+
+def flat_bits(
+    schedule: Schedule,
+    calibrate: Callable[..., VectorBatches],
+    *,
+    users: int,
+    failure_probability: float,
+) -> Noise:
+    """Noise bits of sums of single batches, which the server adds up.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The batches.
+    calibrate : callable
+        ``calibrate(batch_size=n)``: noise for a batch of n data points.
+    users : int
+        Data points of a round.
+    failure_probability : float
+        alpha of the radius, of which the coupling of bits to normals takes a share.
+
+    Returns
+    -------
+    Noise
+    """
+    lengths = schedule.lengths if schedule.rounds else (schedule.batch_size,)
+    made = {n: calibrate(batch_size=users * n) for n in dict.fromkeys(lengths)}
+    batches = [made[n] for n in lengths]
+    share = COUPLING_SHARE * failure_probability
+    if schedule.rounds:
+        mechanism: Mechanism = UnequalBatches(tuple(batches))
+        distribution = batches_distribution(batches, share)
+    else:
+        mechanism = batches[0]
+        distribution = batch_distribution(batches[0], schedule.releases, share)
+    g = [batch.g for batch in batches]
+    encoding = Encoding(tuple(a for a, _ in g), tuple(b.b for b in batches), tuple(c for _, c in g))
+    return Noise(mechanism, distribution, encoding=encoding)
+
+
+def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Noise of each silo's own strength (zhou-chowdhury-2024, Definition 2.1)."""
     budgets = config.silo_epsilon
     if config.returning != 1:
@@ -185,7 +403,7 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, batch_size: int) -> Noise:
         epsilon: make_noise(
             msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None),
             problem,
-            batch_size,
+            schedule,
         )
         for epsilon in dict.fromkeys(budgets)
     }
@@ -206,7 +424,7 @@ def assemble(
     config: Config,
     problem: ProblemSpec,
     protocol: Protocol,
-    batch_size: int,
+    schedule: Schedule | int,
     clip: Clip | None,
     noise: Noise | None = None,
     individual: bool = False,
@@ -225,8 +443,8 @@ def assemble(
         Sizes, and guarantees about the data.
     protocol : Protocol
         The randomizer, the server and whom they trust.
-    batch_size : int
-        B; 0 never synchronises.
+    schedule : Schedule or int
+        The rounds of synchronisation, or B of equal batches; 0 never synchronises.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
     noise : Noise, optional
@@ -247,13 +465,15 @@ def assemble(
     theory : Theory
         Regularizer and radius, and what their proof rests on.
     """
-    releases = problem.horizon // batch_size if batch_size else 0
-    no_noise = NoiseDistribution(variances=np.zeros(releases + 1))
+    if isinstance(schedule, int):
+        schedule = Schedule(problem.horizon, schedule)
+    no_noise = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
     if only_released is None:
-        only_released = released_only(config, batch_size)
+        only_released = released_only(config, schedule)
+    clip = config.clipping(problem, clip)
     theory = make_theory(
         # A silo that never synchronises is its own federation of one.
-        problem if batch_size else replace(problem, silos=1),
+        problem if schedule.batch_size else replace(problem, silos=1),
         noise.distribution if noise else no_noise,
         radius=config.radius,
         radius_multiplier=config.radius_multiplier,
@@ -263,36 +483,43 @@ def assemble(
         released_only=only_released,
         union=problem.silos,
         ordered=ordered,
+        centred=config.centred_norm(problem),
     )
-    plan = make_plan(config, problem, protocol, batch_size, clip, theory, noise)
+    plan = make_plan(config, problem, protocol, schedule, clip, theory, noise)
+    if config.bonus < 1.0:
+        most = allowance(plan, theory, config.ledger)
+        plan = replace(plan, bonus=config.bonus, allowance=tuple(most.tolist()))
     return replace(plan, individual=individual, release=release), theory
 
 
-def released_only(config: Config, batch_size: int) -> bool:
+def released_only(config: Config, schedule: Schedule) -> bool:
     """True if actions depend on synchronised statistics alone.
 
-    With B = 1 the local batch is empty whenever an action is chosen, lazy or not.
+    After every round the local batch is empty whenever an action is chosen, lazy or not.
     """
-    return batch_size == 1 or (config.lazy and batch_size > 0)
+    return schedule.every_round or (config.lazy and schedule.batch_size > 0)
 
 
 def make_plan(
     config: Config,
     problem: ProblemSpec,
     protocol: Protocol,
-    batch_size: int,
+    schedule: Schedule | int,
     clip: Clip | None,
     theory: Theory,
     noise: Noise | None,
 ) -> Plan:
     """Put the numbers of a theory and its noise into a plan; parameters as in `assemble`."""
+    if isinstance(schedule, int):
+        schedule = Schedule(problem.horizon, schedule)
     return Plan(
         silos=problem.silos,
         horizon=problem.horizon,
         dimension=problem.dimension,
-        batch_size=batch_size,
+        batch_size=schedule.batch_size,
+        release_rounds=schedule.rounds,
         # Alone there is nothing to wait for: a silo uses all its own data.
-        lazy=config.lazy and batch_size > 0,
+        lazy=config.lazy and schedule.batch_size > 0,
         protocol=protocol,
         noise_std=noise.std if noise else NoiseStd(),
         regularizer=theory.regularizer,
@@ -300,5 +527,7 @@ def make_plan(
         clip=clip,
         encoding=noise.encoding if noise else None,
         silo_noise=noise.silo_noise if noise else (),
+        factor=noise.factor if noise else None,
+        secure=noise.secure if noise else None,
         score=score_named(config.score),
     )

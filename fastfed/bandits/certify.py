@@ -21,6 +21,7 @@ from fastfed.privacy.account import Claim, NoRelease, PrivacyEvent, event_epsilo
 from fastfed.privacy.certificate import (
     DRAWS,
     FLOATS,
+    LIMITS,
     REALS,
     SIMULATION,
     Certificate,
@@ -36,7 +37,9 @@ from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
-from fastfed.privacy.mechanisms.vector_batches import VectorBatches
+from fastfed.privacy.mechanisms.reward_release import RewardRelease
+from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
 from fastfed.protocols.plan import PeerPlan, PhasePlan, Plan
@@ -59,12 +62,27 @@ SAME_SILO = (
     "users of the same silo are not protected from each other: raw data of one choose the actions "
     "of those who come next"
 )
+#: Caveat of own rounds, whose actions follow the raw data of a silo's earlier users.
+OWN_ROUNDS = (
+    "users of the same silo are not protected from each other: raw data of one, of a shared round "
+    "too, choose the actions of own rounds, which must not be shown outside of the silo"
+)
 #: Condition of an agent that chooses for its users, and so sees what they are offered.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
 )
 #: Mechanisms whose conditions follow from the plan's numbers and claim; others bring their own.
-_BUILTIN = (GaussianRelease, AmplifiedTree, BinomialTree, LocalGaussian, VectorBatches, NestedNoise)
+_BUILTIN = (
+    GaussianRelease,
+    AmplifiedTree,
+    BinomialTree,
+    LocalGaussian,
+    VectorBatches,
+    UnequalBatches,
+    NestedNoise,
+    RewardRelease,
+    SecureSum,
+)
 
 
 # ---- Claims --------------------------------------------------------------------------------------
@@ -102,7 +120,11 @@ def declared(
         source=source,
         calibration=getattr(mechanism, "calibration", "exact"),
         remark=getattr(mechanism, "remark", "") if plain else "",
-        max_participations=getattr(mechanism, "returning", 1),
+        max_participations=(
+            mechanism.max_participations
+            if isinstance(mechanism, SecureSum)
+            else getattr(mechanism, "returning", 1)
+        ),
         honest_fraction=getattr(mechanism, "honest_fraction", 1.0),
         vector_scale=getattr(mechanism, "vector_scale", 1.0),
         by_silo=by_silo,
@@ -185,10 +207,7 @@ class Assumptions:
         where = "clipped" if clip is not None else "as the environment gives them"
         return cls(
             schedule=_schedule(plan),
-            released_only=Condition(
-                "actions depend on released statistics only (lazy play, or B = 1)",
-                released_only(plan),
-            ),
+            released_only=Condition(_what_actions_read(plan), released_only(plan)),
             features=Condition(
                 f"feature norms <= {feature:g} ({where})",
                 clip is not None or problem.features_bounded,
@@ -221,6 +240,16 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
     return (*problem.conditions, *((plan.score.condition,) if plan.score is not None else ()))
 
 
+def _what_actions_read(plan: Plan) -> str:
+    """The condition that no raw data choose what is released."""
+    if plan.own is not None:
+        return (
+            f"actions of shared rounds, 1 to {plan.share_until}, depend on released statistics "
+            "only, and nothing of later rounds is released"
+        )
+    return "actions depend on released statistics only (lazy play, or B = 1)"
+
+
 def _schedule(plan: Plan) -> Condition:
     """The condition on the schedule, and whether it holds."""
     if plan.trigger is None:
@@ -251,6 +280,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     known = math.isfinite(epsilon)
     exact = Guarantee(epsilon, budget.delta) if known else None
     assumed, lazy = Assumptions.of(plan, problem), released_only(plan)
+    unit = "reward" if budget.unit == "reward" else "user"
     trust = (PUBLIC_OFFER,) if protocol.senders == "users" else ()
     met = (*trust, *claim.conditions, *top.conditions())
     # Where nothing leaves a silo nothing has to be assumed; users of one silo are not protected.
@@ -284,11 +314,14 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
             side("item", f"{protocol.model}; neighbours differ in one realised pair (x, y)")
         )
     elif known and not covered:
-        also.append(side("user", protocol.model))
-    if lazy and protocol.senders == "silos":
+        also.append(side(unit, protocol.model))
+    # Where rounds are own, users of the same silo see what raw data choose.
+    if plan.own is not None:
+        also.append(_of_own_rounds(plan, budget.relation, assumed))
+    if lazy and protocol.senders == "silos" and plan.own is None:
         also.append(
             side(
-                "user",
+                unit,
                 "joint differential privacy against users of the same silo",
                 "zhou-chowdhury-2024, Appendix G.3 (Algorithm 8)",
             )
@@ -296,7 +329,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     for other in _side_guarantees(plan, top):
         also.append(
             SideCertificate(
-                unit="user",
+                unit=unit if lazy else "item",
                 relation=budget.relation,
                 model=other.model,
                 claimed=None,
@@ -312,7 +345,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         who = f"silo{'s' if len(silos) > 1 else ''} {', '.join(str(i) for i in silos)}"
         also.append(
             SideCertificate(
-                unit="user" if lazy else "item",
+                unit=unit if lazy else "item",
                 relation=budget.relation,
                 model=f"{protocol.model}; users of {who}",
                 claimed=Guarantee(asked, budget.delta),
@@ -328,7 +361,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         conditions = tuple(c for c in conditions if c.holds or c in assumed.environment)
     none = not assumed.schedule.holds and not silent
     return Certificate(
-        unit="user",
+        unit=unit,
         relation=budget.relation,
         model=protocol.model,
         claimed=claimed,
@@ -342,6 +375,23 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         ),
         source=claim.source,
         also=tuple(also),
+    )
+
+
+def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
+    """The side claim of users of own rounds: nothing that leaves a silo is a function of them."""
+    # Nothing is assumed of their records, which enter no sum that is sent.
+    conditions = (assumed.schedule, assumed.once, *assumed.environment)
+    return SideCertificate(
+        unit="user",
+        relation=relation,
+        model=f"{plan.protocol.model}; users of own rounds alone, after round {plan.share_until}",
+        claimed=None,
+        exact=Guarantee(0.0, 0.0),
+        status="proven" if all(c.holds for c in conditions) else "conditional",
+        noise_std={},
+        conditions=conditions,
+        source="docs/own-rounds.md, Privacy",
     )
 
 
@@ -368,8 +418,13 @@ def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
 
 
 def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
-    """Guarantees of a single agent's user noise towards others than the claim is about."""
-    if plan.protocol.senders != "users" or not isinstance(top, LocalGaussian | VectorBatches):
+    """Guarantees of the same noise towards others than the claim is about: of a single agent's
+    users, and of a silo whose peers all collude."""
+    if isinstance(top, SecureSum):
+        return top.sides()
+    if plan.protocol.senders != "users" or not isinstance(
+        top, LocalGaussian | VectorBatches | UnequalBatches
+    ):
         return []
     others, exact = list(top.sides()), event_epsilon(top)
     if plan.protocol.shuffled and math.isfinite(exact):
@@ -400,6 +455,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
             "that the paper's proof does not cover; lazy = true closes it"
         )
         caveats.append(SAME_SILO)
+    if plan.own is not None:
+        caveats.append(OWN_ROUNDS)
     if problem.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {problem.multiplicity} times: a user is not one round"
@@ -410,7 +467,7 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
             "full disclosure of some of them, and certifies almost nothing"
         )
     # Bits are integers on a wire as on paper; real numbers are not.
-    machine = DRAWS if plan.protocol.bits else FLOATS
+    machine = DRAWS if plan.protocol.bits else LIMITS if plan.protocol.masked else FLOATS
     return (*caveats, *claim.caveats, SIMULATION, machine, *problem.notes)
 
 

@@ -13,7 +13,10 @@ the paper, which both share where they can, so that two curves differ in privacy
   with its own constants, from the actual noise distribution and, without lazy updates, with a union
   over silos; so is Lemma C.4 as printed.
 - lambda is chosen for each release from the noise it has; the paper has one for all.
-- Releases "honaker" and "toeplitz" replace the tree by continual releases of less noise.
+- Releases "honaker", "toeplitz" and "factorised" replace the tree by continual releases of less
+  noise; with "flat" a shuffle needs no tree.
+- Batches may differ in length (``batch_size = "growing"``): a synchronisation costs more the sooner
+  the next one follows, and the first ones matter most.
 - Messages of the vector sum have 2 g + b bits, and g, b are integers rounded to the private side;
   the paper's g + b bits overflow. A matrix is sent once, i <= j, and mirrored.
 - A data point is rounded for all its tree nodes when it arrives, not when a node is released: the
@@ -28,15 +31,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastfed._validate import InputError, choice, number
-from fastfed.bandits.assemble import assemble, make_noise
+import msgspec
+
+from fastfed._validate import InputError, choice, integer, number
+from fastfed.bandits.assemble import RELEASABLE, assemble, make_noise
 from fastfed.bandits.certify import certify
+from fastfed.bandits.own_rounds import (
+    SharingConfig,
+    share_of,
+    shared_batches,
+    trusting,
+    with_own_rounds,
+)
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, Config, System, check_returning
+from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
-from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import PROTOCOLS, released_as
+from fastfed.protocols.plan import Plan, Schedule
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
 from fastfed.protocols.vector_sum import MOST_BITS
 
 # ---- FedLinUCB without privacy -------------------------------------------------------------------
@@ -45,9 +58,9 @@ from fastfed.protocols.vector_sum import MOST_BITS
 def build_fedlinucb(config: Config, problem: ProblemSpec) -> System:
     """Plan and certificate of one fedlinucb curve."""
     clip = config.bounds(published=config.radius == "published-code")
-    plan, theory = assemble(
-        config, problem, PROTOCOLS["none"], config.rounds_per_batch(problem), clip
-    )
+    schedule = shared_batches(config, problem)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip)
+    plan, theory = with_own_rounds(plan, theory, config)
     plan, certificate = certify(plan, problem, theory, None, "zhou-chowdhury-2024, Section 6")
     return System("fedlinucb", plan, certificate, theory=theory)
 
@@ -56,7 +69,7 @@ FEDLINUCB = Algorithm(
     id="fedlinucb",
     paper="zhou-chowdhury-2024",
     summary="federated LinUCB in fixed batches, not private",
-    config=Config,
+    config=SharingConfig,
     build=build_fedlinucb,
 )
 
@@ -65,13 +78,14 @@ FEDLINUCB = Algorithm(
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
+PROTECTS = ("user", "reward")
 #: Default covariance_ratio with the direct radius: of all with the same privacy it makes the bound
 #: on ||N theta* - h|| nearly least in any dimension, and that on ||N|| a quarter smaller.
 DIRECT_RATIO = 0.7
 
 
-class PrivateConfig(Config, frozen=True, kw_only=True):
-    """Keys of a private-fedlinucb curve, beside those of `Config`.
+class PrivateConfig(SharingConfig, frozen=True, kw_only=True):
+    """Keys of a private-fedlinucb curve, beside those of `SharingConfig`.
 
     Parameters
     ----------
@@ -86,8 +100,10 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     relation : {"replace", "zero-out"}
         Neighbouring data sets: one user's data replaced (bounded DP), or set to zero, its weaker
         cousin.
-    release : {"tree", "honaker", "toeplitz"}
-        The continual release of prefix sums.
+    release : {"tree", "honaker", "toeplitz", "factorised", "flat"}, optional
+        The continual release of prefix sums; "flat", for "shuffle-vector" alone: none, every batch
+        is shuffled once and the server adds them up. By default "tree" for equal batches, and for
+        others and for "secure-sum" what has the least noise: "factorised" or "flat".
     layout : str, optional
         Variances of the symmetric covariance noise; by default the calibration's own.
     covariance_ratio : float, optional
@@ -97,11 +113,17 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     returning : int or "every-batch", default 1
         Participations: the most batches, over all silos, of one user, at most once in each.
     messages : {"aggregate", "individual"}
-        For "shuffle-vector" alone: counts of bits, or every bit drawn by itself.
+        For "shuffle-vector": counts of bits, or every bit drawn by itself; for "secure-sum": the
+        noise of all shares at once, or every silo's masked message.
     vector_scale : float, default 1
         For "shuffle-vector" with published code alone: factor on b.
     honest_fraction : float, default 1
         For "shuffle-vector" alone: the share of users whose noise bits are counted on.
+    protects : {"user", "reward"}
+        One context with all its rewards, or rewards alone, where contexts are public.
+    colluders : int, optional
+        For "secure-sum" alone: t in 0..M - 1, the silos whose noise is not counted. By default a
+        third of all, rounded down.
     """
 
     protocol: str = "silo-ldp"
@@ -109,7 +131,7 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     delta: float | None = None
     calibration: str = "exact"
     relation: str = "replace"
-    release: str = "tree"
+    release: str | None = None
     layout: str | None = None
     covariance_ratio: float | None = None
     silo_epsilon: tuple[float, ...] | None = None
@@ -117,6 +139,8 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
     messages: str = "aggregate"
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
+    protects: str = "user"
+    colluders: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,30 +165,70 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
         choice("protocol", self.protocol, PRIVATE_PROTOCOLS)
         choice("calibration", self.calibration, CALIBRATIONS)
         choice("relation", self.relation, RELATIONS)
-        choice("release", self.release, RELEASES)
+        if self.release is None:
+            msgspec.structs.force_setattr(self, "release", self._usual_release())
+        choice("release", self.release, (*RELEASES, FLAT))
         if self.layout is not None:
             choice("layout", self.layout, LAYOUTS)
         if self.covariance_ratio is not None:
             number("covariance_ratio", self.covariance_ratio, at_least=1e-3, at_most=1e3)
         check_returning(self.returning)
         choice("messages", self.messages, MESSAGES)
+        if self.colluders is not None:
+            integer("colluders", self.colluders, at_least=0)
         number("vector_scale", self.vector_scale, above=0.0)
         number("honest_fraction", self.honest_fraction, above=0.0, at_most=1.0)
+        choice("protects", self.protects, PROTECTS)
+        if self.protects == "reward":
+            self._check_rewards()
         self._check_protocol()
+
+    def _usual_release(self) -> str:
+        """The release with the least noise where batches differ; the paper's tree elsewhere."""
+        if PROTOCOLS[self.protocol].masked:
+            return "factorised"
+        unequal = self.grows or self.release_rounds is not None or share_of(self) is not None
+        if not unequal or self.calibration != "exact":
+            return "tree"
+        if self.protocol in RELEASABLE:
+            return "factorised"
+        return FLAT if self.protocol == "shuffle-vector" else "tree"
+
+    def _check_rewards(self) -> None:
+        """Raise InputError for keys that rewards alone know nothing of."""
+        if self.protocol not in ("silo-ldp", "silo-ldp-prefix", "central"):
+            raise InputError(
+                'protects "reward" needs protocol "silo-ldp", "silo-ldp-prefix" or "central", got '
+                f'"{self.protocol}"'
+            )
+        if not self.lazy or self.clip is False:
+            raise InputError(
+                'protects "reward" needs lazy = true and clip = true: raw rewards must choose no '
+                "action, and must be bounded"
+            )
+        for key, usual in (("calibration", "exact"), ("layout", None), ("covariance_ratio", None)):
+            if getattr(self, key) != usual:
+                raise InputError(
+                    f'{key} has no meaning where protects is "reward", got {getattr(self, key)!r}'
+                )
 
     @property
     def ratio(self) -> float:
         """Noise of the covariance stream over that of the bias stream."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
+        if self.reward_centre is not None:
+            # Within 1 % of the best one for kappa from 2 to 4 (docs/centred.md).
+            return 1.0
         free = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and free else 1.0
 
     def _check_protocol(self) -> None:
         """Raise InputError for a key without effect here: whoever sets it expects one."""
-        if PROTOCOLS[self.protocol].shuffled and self.covariance_ratio not in (None, 1.0):
+        tree = PROTOCOLS[self.protocol].shuffled and self.release != FLAT
+        if tree and self.covariance_ratio not in (None, 1.0):
             raise InputError(
-                "covariance_ratio belongs to protocols that are not shuffled, got "
+                f'covariance_ratio belongs to release "{FLAT}" where messages are shuffled, got '
                 f'{self.covariance_ratio:g} for "{self.protocol}"'
             )
         if PROTOCOLS[self.protocol].bits:
@@ -178,11 +242,23 @@ class PrivateConfig(Config, frozen=True, kw_only=True):
                     'vector_scale belongs to calibration "published-code", got '
                     f'{self.vector_scale:g} with "{self.calibration}"'
                 )
-            return
-        for key, usual in (("messages", "aggregate"), ("vector_scale", 1), ("honest_fraction", 1)):
-            if getattr(self, key) != usual:
+        masked = PROTOCOLS[self.protocol].masked
+        if masked and self.calibration != "exact":
+            raise InputError(
+                f'calibration must be "exact" for {self.protocol}: no paper states other '
+                f'constants, got "{self.calibration}"'
+            )
+        of_bits, of_masks = ("shuffle-vector",), ("secure-sum",)
+        for key, usual, owners in (
+            ("messages", "aggregate", of_bits + of_masks),
+            ("vector_scale", 1, of_bits),
+            ("honest_fraction", 1, of_bits),
+            ("colluders", None, of_masks),
+        ):
+            if getattr(self, key) != usual and self.protocol not in owners:
+                named = " or ".join(f'"{owner}"' for owner in owners)
                 raise InputError(
-                    f'{key} belongs to protocol "shuffle-vector", '
+                    f"{key} belongs to protocol {named}, "
                     f'got {getattr(self, key)!r} for "{self.protocol}"'
                 )
 
@@ -206,23 +282,41 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     InputError
         If the protocol, release or calibration do not fit each other or the problem.
     """
-    protocol = released_as(PROTOCOLS[config.protocol], config.release)
-    batch_size = config.rounds_per_batch(problem)
-    noise = make_noise(config, problem, batch_size)
+    release = config.release or "tree"
+    protocol = released_as(PROTOCOLS[config.protocol], release)
+    schedule = shared_batches(config, problem)
+    noise = make_noise(config, problem, schedule)
+    if noise.secure is not None:
+        # Prefixes are sums of releases, whichever they are: a factor of its own.
+        protocol, release = replace(protocol, model=trusted(noise.secure)), "factorised"
+    protocol = trusting(protocol, share_of(config))
     plan, theory = assemble(
         config,
         problem,
         protocol,
-        batch_size,
+        schedule,
         config.bounds(published=config.calibration == "published-code"),
         noise,
         individual=config.messages == "individual",
-        release=config.release,
+        # Without a tree there is no noise of prefixes to make.
+        release="tree" if release == FLAT else release,
     )
     check_bits(plan)
+    spread = noise.distribution
+    plan, theory = with_own_rounds(
+        plan, theory, config, float(spread.variances[-1]), float(spread.noises)
+    )
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)
+
+
+def trusted(secure: SecureSum) -> str:
+    """Who is protected against whom by a secure sum, in a line."""
+    if not secure.colluders:
+        return "secure sum: the server, honest but curious, is not trusted"
+    others = f"{secure.colluders} of the {secure.silos} silos"
+    return f"secure sum: the server and {others}, honest but curious, are not trusted"
 
 
 def check_bits(plan: Plan) -> None:
@@ -277,8 +371,9 @@ class LocalConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size is not None:
-            raise InputError("batch_size has no meaning for local-linucb: silos never synchronise")
+        for key in ("batch_size", "release_rounds"):
+            if getattr(self, key) is not None:
+                raise InputError(f"{key} has no meaning for local-linucb: silos never synchronise")
         if self.lazy:
             raise InputError("lazy has no meaning for local-linucb: silos never synchronise")
 
@@ -286,7 +381,7 @@ class LocalConfig(Config, frozen=True, kw_only=True):
 def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one local-linucb curve."""
     clip = config.bounds(published=config.radius == "published-code")
-    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     source = "huang-2023, Algorithm 2; nothing leaves a silo"
     plan, certificate = certify(plan, problem, theory, None, source)
     return System("local-linucb", plan, certificate, theory=theory)
@@ -319,7 +414,7 @@ class RandomConfig(Config, frozen=True, kw_only=True):
 
 def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one random curve."""
-    plan, theory = assemble(config, problem, PROTOCOLS["none"], 0, None)
+    plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), None)
     plan = replace(plan, policy="random", lazy=True)
     plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")
     return System("random", plan, certificate, theory=theory)

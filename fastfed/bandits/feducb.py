@@ -76,7 +76,7 @@ from fastfed.privacy.releases.gaussian_release import (
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
 from fastfed.protocols.network import GRAPHS, Graph
-from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, Plan
+from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, Plan, Schedule
 from fastfed.protocols.protocol import PROTOCOLS
 
 # ---- With a server -------------------------------------------------------------------------------
@@ -142,8 +142,16 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             raise InputError(
                 f'communication "MT" is every round: batch_size must be 1, got {self.batch_size}'
             )
-        if self.schedule != "fixed" and self.batch_size is not None:
-            raise InputError(f'batch_size belongs to schedule "fixed", got "{self.schedule}"')
+        if self.every_round and self.release_rounds is not None:
+            raise InputError('communication "MT" is every round: it has no release_rounds')
+        for key in ("batch_size", "release_rounds"):
+            if self.schedule != "fixed" and getattr(self, key) is not None:
+                raise InputError(f'{key} belongs to schedule "fixed", got "{self.schedule}"')
+        if self.bonus < 1.0 and self.schedule != "fixed" and not self.every_round:
+            raise InputError(
+                'bonus below 1 needs schedule "fixed", whose rounds are known in advance, got '
+                f'"{self.schedule}"'
+            )
         self._check_privacy()
 
     @property
@@ -190,20 +198,22 @@ def privatizer(config: FedUCBConfig, releases: int) -> Privatizer | None:
     return calibrate_privatizer(budget, releases, config.calibration, schedule_rounds=rounds)
 
 
-def rounds_per_batch(config: FedUCBConfig, problem: ProblemSpec) -> int:
-    """B of a fixed schedule: as given, 1, or as often as Proposition 1 counts."""
+def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
+    """Rounds of a fixed schedule: as given, all, or as often as Proposition 1 counts."""
+    every = Schedule(problem.horizon, 1)
     if config.every_round:
-        return 1
+        return every
     if config.batch_size != "theorem":
-        return config.rounds_per_batch(problem)
+        return config.batches(problem)
     federation = Federation(problem)
     found = constants(config, federation, privatizer(config, problem.horizon))
     bar = threshold_of(config, federation, found)
     # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
     if not bar:
-        return 1
-    return batch_size_proposition_1(
-        problem.horizon, problem.dimension, bar, found.rho_min, found.rho_max
+        return every
+    horizon, d = problem.horizon, problem.dimension
+    return Schedule(
+        horizon, batch_size_proposition_1(horizon, d, bar, found.rho_min, found.rho_max)
     )
 
 
@@ -218,11 +228,11 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one feducb curve."""
     config = resolve_schedule(config)
     fixed = config.schedule == "fixed"
-    batch_size = rounds_per_batch(config, problem) if fixed else 1
-    noise = privatizer(config, problem.horizon // batch_size)
+    schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
+    noise = privatizer(config, schedule.releases)
     clip = config.bounds(published=False)
     federation = Federation(problem)
-    plan, theory = plan_and_theory(config, federation, noise, batch_size, clip)
+    plan, theory = plan_and_theory(config, federation, noise, schedule, clip)
     source = source_text(config, noise, "Algorithm 1")
     plan, certificate = certify(plan, problem, theory, _noise(config, problem, noise), source)
     return System(
@@ -243,16 +253,16 @@ def _bound_curves(
     return partial(centralised_bound_curves, config, federation.problem, found, bar)
 
 
-def released_only(config: FedUCBConfig, batch_size: int) -> bool:
+def released_only(config: FedUCBConfig, schedule: Schedule) -> bool:
     """True if actions depend on synchronised statistics alone."""
-    return config.lazy or (config.schedule == "fixed" and batch_size == 1)
+    return config.lazy or (config.schedule == "fixed" and schedule.every_round)
 
 
 def plan_and_theory(
     config: FedUCBConfig,
     federation: Federation,
     noise: Privatizer | None,
-    batch_size: int,
+    schedule: Schedule,
     clip: Clip | None,
 ) -> tuple[Plan, Theory]:
     """Plan and theory of the silos that share one estimator.
@@ -265,8 +275,8 @@ def plan_and_theory(
         The silos, and the whole that they are a part of.
     noise : Privatizer or None
         The calibrated noise.
-    batch_size : int
-        B of a fixed schedule, else 1.
+    schedule : Schedule
+        The rounds of synchronisation; where data decide, each of them.
     clip : Clip or None
         Bounds that features and rewards are clipped to.
     """
@@ -280,16 +290,16 @@ def plan_and_theory(
             config,
             problem,
             protocol,
-            batch_size,
+            schedule,
             clip,
             made,
-            only_released=released_only(config, batch_size),
+            only_released=released_only(config, schedule),
             ordered=config.schedule == "fixed",
         )
         return replace(plan, trigger=rule), theory
-    only = released_only(config, batch_size)
+    only = released_only(config, schedule)
     theory = proposition_2(config, federation, found, clip, only)
-    plan = make_plan(config, problem, protocol, batch_size, clip, theory, made)
+    plan = make_plan(config, problem, protocol, schedule, clip, theory, made)
     return replace(plan, trigger=rule), theory
 
 
@@ -361,7 +371,8 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
         integer("graph_seed", self.graph_seed, at_least=0, at_most=2**63 - 1)
         if self.gamma is not None:
             integer("gamma", self.gamma, at_least=1)
-        if self.schedule == "fixed" and self.batch_size is None and not self.every_round:
+        named = self.batch_size is not None or self.release_rounds is not None
+        if self.schedule == "fixed" and not named and not self.every_round:
             raise InputError("batch_size is required: an integer >= 1, in uses of an estimator")
         if self.batch_size == "theorem":
             raise InputError('batch_size "theorem" belongs to feducb: Proposition 1 has a server')
@@ -377,15 +388,30 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
         raise InputError(f"gamma must be <= horizon ({problem.horizon}), got {gamma}")
     config = resolve_schedule(config)
     rounds = -(-problem.horizon // gamma)
-    batch_size = 1
-    if config.schedule == "fixed" and not config.every_round:
-        batch_size = integer("batch_size", config.batch_size, at_least=1)
-        if batch_size > rounds:
+    chosen = config.schedule == "fixed" and not config.every_round
+    if chosen and isinstance(config.batch_size, int):
+        size = integer("batch_size", config.batch_size, at_least=1)
+        if size > rounds:
             raise InputError(
                 f"batch_size must be <= {rounds}, the uses of an estimator in {problem.horizon} "
-                f"rounds at gamma = {gamma}, got {batch_size}"
+                f"rounds at gamma = {gamma}, got {size}"
             )
-    noise = privatizer(config, rounds // batch_size)
+    elif chosen:
+        config.batches(replace(problem, horizon=rounds))  # refuses what no estimator can keep
+
+    def schedule_of(uses: int) -> Schedule:
+        """Rounds of synchronisation of an estimator with so many uses."""
+        if not chosen:
+            return Schedule(uses, 1)
+        if isinstance(config.batch_size, int):
+            return Schedule(uses, config.batch_size)
+        if config.release_rounds is not None:
+            # A last batch that an estimator's uses cut short is not sent.
+            kept = tuple(n for n in config.release_rounds if n <= uses)
+            return Schedule.at(kept, uses) if kept else Schedule(uses, uses + 1)
+        return config.batches(replace(problem, horizon=uses))
+
+    noise = privatizer(config, schedule_of(rounds).releases)
     clip = config.bounds(published=False)
     shape = PeerPlan(graph, gamma, problem.horizon, problem.dimension, ())
     parts, theories = [], []
@@ -404,7 +430,8 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
             # Parts of one size are alike, and some constants take long to compute.
             kind = own.silos, own.horizon
             if kind not in alike:
-                alike[kind] = plan_and_theory(config, federation, noise, batch_size, clip)
+                schedule = schedule_of(own.horizon)
+                alike[kind] = plan_and_theory(config, federation, noise, schedule, clip)
             plan, theory = alike[kind]
             parts.append(Part(clique, estimator, plan))
             theories.append(theory)

@@ -77,6 +77,9 @@ class NoiseDistribution:
     counted : int, default 0
         Releases that the bounds hold for, where that is more than ``variances`` lists; its last
         entry is then the largest of all.
+    public_constant : bool, default False
+        True if the last feature is a constant of the code, so that the last diagonal entry of N is
+        0 (docs/centred.md).
     """
 
     node: NoiseStd = field(default_factory=NoiseStd)
@@ -85,6 +88,7 @@ class NoiseDistribution:
     published_std: float | None = None
     remainder: Remainder | None = None
     counted: int = 0
+    public_constant: bool = False
 
     @property
     def releases(self) -> int:
@@ -111,8 +115,10 @@ class NoiseDistribution:
     @property
     def exact_goe(self) -> bool:
         """True if N is a GOE matrix, and not merely dominated by one."""
+        if self.remainder is not None or self.public_constant:
+            return False
         o, d = self.node.off_diagonal, self.node.diagonal
-        return self.remainder is None and math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
+        return math.isclose(d, math.sqrt(2.0) * o, rel_tol=1e-12)
 
     def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
         """Bounds on ||N|| at each release, which hold together with probability 1 - p.
@@ -166,23 +172,50 @@ class NoiseDistribution:
             bound = bound + _rounded(dimension, 1.0, 0.0, rounding) * self.remainder.rounding
         return bound
 
-    def errors(self, dimension: int, probability: float) -> np.ndarray:
+    def errors(
+        self, dimension: int, probability: float, tau: float = 1.0, along: float | None = None
+    ) -> np.ndarray:
         """Bounds on ||N theta - h|| at each release, as `operator_norms`.
 
-        theta is one vector with ||theta|| <= 1 that does not depend on the noise. The covariance of
-        N theta - h is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the std of bias
-        entries, o = ``goe_std``; a smaller covariance has smaller norms, by Anderson 1955).
+        Parameters
+        ----------
+        dimension : int
+            d, rows of N.
+        probability : float
+            p, shared equally by releases.
+        tau : float, default 1
+            Bound on ||theta||, theta being one vector that does not depend on the noise.
+        along : float, optional
+            Bound on what is left of the largest eigenvalue of the covariance of N theta, in units
+            of o^2, after tau^2 is taken off. By default tau^2, which needs nothing else; less
+            where N has a ``public_constant`` and theta a bounded reward
+            (`fastfed.bandits.centring.centred_norm`).
+
+        Returns
+        -------
+        ndarray, shape (K + 1,)
+
+        Notes
+        -----
+        The covariance of N theta - h is (b^2 + o^2 ||theta||^2) I + o^2 theta theta' at most (b the
+        std of bias entries, o = ``goe_std``), less where entries have less noise. A smaller
+        covariance has smaller norms (Anderson 1955), and so has the one with tau for ||theta||.
         <x, N theta - h> takes the rounding of N_ij with x_i theta_j + x_j theta_i, of N_ii with
-        x_i theta_i and of h_i with -x_i: squares that add up to x'(2 I + theta theta')x at most.
+        x_i theta_i and of h_i with -x_i: squares that add up to x'((1 + tau^2) I + theta theta')x
+        at most. Entries of N theta hold at most sqrt(d) tau times the coupling, those of h one.
         """
         if self.none:
             return np.zeros(self.releases + 1)
+        square = tau * tau
         b, o = self.node.bias**2, self.goe_std**2
         gaussian, rounding = self._shares(probability)
-        bound = norm_quantile(dimension, b + o, o, gaussian) * self.scales
+        extra = o * (square if along is None else along)
+        bound = norm_quantile(dimension, b + o * square, extra, gaussian) * self.scales
         if self.remainder is not None:
-            bound = bound + (dimension + math.sqrt(dimension)) * self.remainder.coupling
-            bound = bound + _rounded(dimension, 2.0, 1.0, rounding) * self.remainder.rounding
+            apart = dimension * tau + math.sqrt(dimension)
+            bound = bound + apart * self.remainder.coupling
+            rounded = _rounded(dimension, 1.0 + square, square, rounding)
+            bound = bound + rounded * self.remainder.rounding
         return bound
 
     def _shares(self, probability: float) -> tuple[float, float]:
@@ -394,6 +427,13 @@ def batch_distribution(
     node = Node(batches.batch_size, batches.trials, batches.g)
     held = np.arange(releases + 1.0)[:, None]
     return _sum_distribution(held, [node], batches.coordinates, probability)
+
+
+def batches_distribution(batches: list[VectorBatches], probability: float) -> NoiseDistribution:
+    """Distribution of the noise of vector sums of batches that differ, which are added up."""
+    nodes = [Node(batch.batch_size, batch.trials, batch.g) for batch in batches]
+    held = np.tri(len(batches) + 1, len(batches), -1)
+    return _sum_distribution(held, nodes, batches[0].coordinates, probability)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,14 @@ class ProblemSpec:
         An interval that holds every reward, or None.
     linear : bool, default True
         True if the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
+    linear_by_silo : bool, default False
+        True if it is so at each silo with a theta* of its own, which is all that a silo alone
+        needs; ``linear`` implies it.
     features_bounded : bool, default True
         True if ||x|| <= 1 before any clipping.
+    intercept : float, optional
+        kappa, where the last feature is the constant 1 / sqrt(2 kappa) in every action, and the
+        others have a norm of at most 1 / sqrt 2.
     multiplicity : int, default 1
         The most times that one record can be served.
     notes : tuple of str
@@ -45,6 +51,8 @@ class ProblemSpec:
     reward_range: tuple[float, float] | None = (0.0, 1.0)
     linear: bool = True
     features_bounded: bool = True
+    intercept: float | None = None
     multiplicity: int = 1
     notes: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    linear_by_silo: bool = False

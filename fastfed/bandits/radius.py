@@ -7,15 +7,18 @@ direct radius, which is our own.
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fastfed._validate import InputError
+from fastfed.bandits.centring import CentredNorm
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, Plan, Radius
+from fastfed.protocols.plan import Clip, Plan, Radius, Schedule
 
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
@@ -42,6 +45,8 @@ class Theory:
         Numbers of the confidence radius, as drivers use them.
     conditions : tuple of Condition
         Conditions of the bound, and whether they hold.
+    most_regret : float, default 1
+        Most regret of one round, at least 1.
     """
 
     regularizer: np.ndarray
@@ -50,6 +55,7 @@ class Theory:
     nu: np.ndarray
     radius: Radius
     conditions: tuple[Condition, ...]
+    most_regret: float = 1.0
 
     @property
     def proven(self) -> bool:
@@ -103,6 +109,7 @@ def make_theory(
     released_only: bool,
     union: int,
     ordered: bool = True,
+    centred: CentredNorm | None = None,
 ) -> Theory:
     """Regularizer and confidence radius of one curve, at each release k = 0..K.
 
@@ -138,6 +145,9 @@ def make_theory(
         True if the rounds of synchronisation are known in advance. A union over silos needs it: the
         end of a batch must not depend on rounds of others that come after it in the silo's own
         order.
+    centred : CentredNorm, optional
+        Bounds on theta* - theta0, of which the statistics are (docs/centred.md), or on theta*
+        where it may be longer than 1.
 
     Returns
     -------
@@ -150,7 +160,7 @@ def make_theory(
     rewards = alpha - noise_share
     if radius == "direct":
         lam, made, definite = _direct(
-            distribution, problem, regularizer, n_bound, alpha, rewards / union
+            distribution, problem, regularizer, n_bound, alpha, rewards / union, centred
         )
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max, nu = lam + n_bound, np.zeros_like(lam)
@@ -180,7 +190,7 @@ def make_theory(
     # The published code takes R = 1 where rewards carry no noise.
     scale = 1.0 if radius == "published-code" and problem.noise_free else problem.reward_scale
     conditions = (
-        *reward_conditions(problem, clip),
+        *reward_conditions(problem, clip, any_norm=radius == "direct"),
         Condition(
             "the regularizer exceeds the noise's operator norm with high probability",
             bool(definite.all()),
@@ -192,6 +202,7 @@ def make_theory(
     )
     if not (released_only or ordered or union == 1):
         conditions += (Condition("each silo's own order of events is one of the proof's", False),)
+    low, high = problem.reward_range or (0.0, 1.0)
     return Theory(
         regularizer=lam,
         lambda_min=lambda_min,
@@ -199,18 +210,35 @@ def make_theory(
         nu=nu,
         radius=replace(made, multiplier=radius_multiplier, scale=scale),
         conditions=conditions,
+        most_regret=max(1.0, high - low),
     )
 
 
-def reward_conditions(problem: ProblemSpec, clip: Clip | None) -> tuple[Condition, ...]:
-    """Conditions of every proof here about the environment's rewards."""
+def reward_conditions(
+    problem: ProblemSpec, clip: Clip | None, any_norm: bool = False
+) -> tuple[Condition, ...]:
+    """Conditions of every proof here about the environment's rewards.
+
+    With an intercept of kappa > 1 theta* is longer than 1; ``any_norm``: the proof has a bound on
+    its norm.
+    """
+    longer = problem.intercept not in (None, 1.0)
     inside = problem.reward_range is not None and (
         clip is None
         or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
     )
+    # A silo alone is a federation of one, whose theta* is its own.
+    linear = problem.linear or (problem.silos == 1 and problem.linear_by_silo)
     return (
         Condition(
-            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1", problem.linear
+            "the expected reward is <x, theta*> with ||x|| <= 1, ||theta*|| <= 1",
+            linear and not longer,
+        )
+        if not (longer and any_norm)
+        else Condition(
+            "the expected reward is <x, theta*> and lies in the range of rewards for every x of "
+            "the allowed norm",
+            linear,
         ),
         Condition("rewards are bounded, and clipping does not move their mean", inside),
     )
@@ -223,6 +251,7 @@ def _direct(
     n_bound: np.ndarray,
     alpha: float,
     rewards: float,
+    centred: CentredNorm | None = None,
 ) -> tuple[np.ndarray, Radius, np.ndarray]:
     """The direct radius: a width without the detour by ||.||_V, and the least lambda that V allows.
 
@@ -238,10 +267,14 @@ def _direct(
         |<x, theta* - theta_hat>| <= R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c)))
                                      ||x||_{V^-1} + (lambda + E) ||V^-1 x||.
     V is private already, so its determinant and eigenvalues may be used. Once G outgrows the
-    noise, lambda falls to 0 and with it half of the second term.
+    noise, lambda falls to 0 and with it half of the second term. Where ||theta*|| <= tau, lambda
+    tau stands for lambda (docs/centred.md).
     """
     n_max = float(n_bound.max())
-    error = distribution.errors(problem.dimension, alpha / 4.0)
+    tau, along = (centred.tau, centred.along) if centred else (1.0, None)
+    if not distribution.public_constant:
+        along = None
+    error = distribution.errors(problem.dimension, alpha / 4.0, tau, along)
     if isinstance(regularizer, str) and regularizer == "published-code":
         regularizer = published_regularizer(problem, distribution, alpha)
     if isinstance(regularizer, str):
@@ -262,6 +295,7 @@ def _direct(
         determinant=True,
         direct=True,
         anchor=anchor,
+        tau=tau,
         error_bound=error,
         floor=floor,
     )
@@ -297,32 +331,55 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
        radius' multiplier, which is at least 1.
     2. Let A = G + c I. Where lambda is full, V >= A >= c I and f = 1. Where it was lowered, A <=
        f V, f <= 2, and V >= phi I with phi = n + c. So w <= C ||x||_{A^-1} with C = max(beta_1 +
-       gamma / sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= n + c + E.
+       gamma / sqrt(c), sqrt(2) (beta_2 + gamma / sqrt(n + c))), gamma <= tau (n + c) + E.
     3. V <= G + (2 n + c) I, whose trace is at most rows + d (2 n + c): this bounds ln det V and
        with it beta_f = R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c))).
     4. A batch adds to A the rows of M B rounds. L is ln of the growth of det A over it; all L add
        up to at most Lambda = d ln(1 + rows / (d c)). Where L <= ln 2, sum ||x||^2_{A^-1} over the
        batch is at most 2 sum ||x||^2 by the A after it, which is at most 2 L (1 - 1/r <= ln r for
        each eigenvalue r); so its regret is at most 2 C sqrt(2 M B L), by Cauchy and Schwarz.
-       Batches with L > ln 2 number at most Lambda / ln 2, and cost at most M B each.
+       Batches with L > ln 2 number at most Lambda / ln 2, and cost at most M B each (times the
+       most regret of a round, where rewards may differ by more than 1); where batches differ, at
+       most as much as so many of the longest.
     5. Cauchy and Schwarz over batches: M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
 
-    A silo alone adds one row at a time, at most doubling det A: the same with M = B = 1 and no bad
-    batch.
+    A silo alone adds one row at a time: the same with M = B = 1, and no bad batch where c >= 1, for
+    then a row at most doubles det A. Smaller bonuses add at most what the ledger may hold, see
+    `allowance`.
     """
-    radius = plan.radius
-    within = plan.batch_size > 1 and not plan.lazy  # actions use the batch before its release
-    if not theory.proven or not radius.direct or within or plan.trigger or plan.policy != "ucb":
+    if not (theory.proven and _direct_in_batches(plan)):
         return None
+    lengths, worst, growth = _widths(plan, theory)
+    alone = plan.batch_size == 0
+    bad = 0.0
+    if not alone or plan.radius.anchor < 1.0:
+        bad = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
+    good = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * worst**2).sum()))
+    whole = float((plan.silos if alone else 1) * (bad + plan.radius.multiplier * good))
+    # What smaller bonuses may add is never more than the ledger may hold.
+    return whole + (max(plan.allowance) if plan.bonus < 1.0 else 0.0)
+
+
+def _direct_in_batches(plan: Plan) -> bool:
+    """True if the proof of `direct_regret_bound` is about such plans."""
+    # Not lazily, without a release after every round, actions use a batch before its release.
+    within = plan.batch_size > 0 and plan.releases < plan.horizon and not plan.lazy
+    other = plan.trigger is not None or plan.policy != "ucb"
+    return plan.radius.direct and not within and not other
+
+
+def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Rounds of all silos in each batch, C of step 2, and Lambda by the end of each batch."""
+    radius = plan.radius
     d, c = plan.dimension, radius.anchor
     alone = plan.batch_size == 0
-    batch = plan.batch_size or 1
-    rows = (1 if alone else plan.silos) * batch
-    starts = np.arange(0, plan.horizon, batch)
-    entry = np.minimum(starts // batch, len(radius.error_bound) - 1)
+    silos = 1 if alone else plan.silos
+    ends = np.arange(1, plan.horizon + 1) if alone else Schedule.of(plan).ends
+    starts = np.unique(np.append(0, ends[ends < plan.horizon]))
+    entry = np.minimum(np.arange(len(starts)), len(radius.error_bound) - 1)
     n = np.maximum(theory.regularizer[entry] - c, 0.0)
-    gamma = n + c + radius.error_bound[entry]
-    seen = rows * (starts // batch) / d
+    gamma = radius.tau * (n + c) + radius.error_bound[entry]
+    seen = silos * starts / d
 
     def beta(f: float) -> np.ndarray:
         """beta_f of step 3 at the start of each batch."""
@@ -333,8 +390,74 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     worst = beta(1.0) + gamma / math.sqrt(c)
     lowered = math.sqrt(2.0) * (beta(2.0) + gamma / np.sqrt(n + c))
     worst = np.where(radius.floor[entry] > 0.0, np.maximum(worst, lowered), worst)
-    lengths = np.minimum(batch, plan.horizon - starts) * (rows // batch)
-    growth = d * math.log1p(float(lengths.sum()) / (d * c))
-    bad = 0.0 if alone else rows * growth / math.log(2.0)
-    good = 2.0 * math.sqrt(2.0 * growth * float((lengths * worst**2).sum()))
-    return float((plan.silos if alone else 1) * (bad + radius.multiplier * good))
+    lengths = np.diff(starts, append=plan.horizon) * silos
+    growth = [d * math.log1p(float(rows) / (d * c)) for rows in lengths.cumsum()]
+    return lengths, worst, growth
+
+
+def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[float]:
+    """Most rounds of all silos in batches with L > ln 2 (step 4), by the end of each batch."""
+    if not plan.release_rounds:
+        longest = np.maximum.accumulate(lengths)
+        return [float(n * g / math.log(2.0)) for n, g in zip(longest, growth, strict=True)]
+    # Of batches that differ, the bad ones may be the longest: their number only grows, so what
+    # is among them once leaves for longer ones alone.
+    found, chosen, others = [], list[int](), list[int]()
+    for n, g in zip(lengths.tolist(), growth, strict=True):
+        heapq.heappush(others, -heapq.heappushpop(chosen, n))
+        while others and len(chosen) < math.floor(g / math.log(2.0)):
+            heapq.heappush(chosen, -heapq.heappop(others))
+        found.append(float(sum(chosen)))
+    return found
+
+
+def allowance(plan: Plan, theory: Theory, share: float) -> np.ndarray:
+    """Most that the ledger of smaller bonuses may hold by the end of the batch after each release.
+
+    Parameters
+    ----------
+    plan, theory
+        As in `direct_regret_bound`.
+    share : float
+        kappa > 0.
+
+    Returns
+    -------
+    ndarray, shape (K + 1,)
+        kappa min(M t, B(t)) with t the end of the batch that follows release k, and B(t) the bound
+        of `direct_regret_bound` for t rounds without a ledger, under its conditions. It does not
+        decrease.
+
+    Raises
+    ------
+    InputError
+        For plans that its proof is not about: of another radius, that never synchronise, or where
+        rewards may differ by more than 1.
+
+    Notes
+    -----
+    With bonuses times m < 1 the action a of the largest m-fold bound has <x*, theta_hat> + m w(x*)
+    <= <a, theta_hat> + m w(a), so its regret is at most (1 + m) w(a) + (1 - m) w(x*). The first
+    terms add up to at most the bound B, which counts 2 w(a). The second, at most 1 since a round's
+    regret is, is charged to the ledger, with x* replaced by the worst row: w(x*) <= beta sqrt(q) +
+    gamma q for every eigenvalue of V^-1 at most q. All of this is a function of the released sums.
+    A batch that would take the ledger above its allowance has m = 1. So regret is at most (1 +
+    kappa) B, whatever m is (the idea without privacy: Luo and Bayati 2023).
+    """
+    if not _direct_in_batches(plan) or plan.batch_size == 0:
+        raise InputError(
+            "bonus below 1 needs batches that end after rounds known in advance, for a smaller "
+            "bonus is charged batch by batch: choose a batch_size or release_rounds"
+        )
+    if theory.most_regret > 1.0:
+        raise InputError(
+            "bonus below 1 needs rewards in an interval of length 1, for its ledger counts at most "
+            f"1 a round; here it is {theory.most_regret:g} long"
+        )
+    lengths, worst, growth = _widths(plan, theory)
+    rows = lengths.cumsum()
+    bad = np.array(_bad_rounds(plan, lengths, growth))
+    good = 2.0 * np.sqrt(2.0 * np.array(growth) * (lengths * worst**2).cumsum())
+    most = share * np.minimum(rows, bad + plan.radius.multiplier * good)
+    # After the last release nothing may follow: its batch is then empty.
+    return np.append(most, np.repeat(most[-1], plan.releases + 1 - len(most)))

@@ -35,7 +35,7 @@ from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
+from fastfed.protocols.plan import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, Schedule, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
 from fastfed.protocols.score import UCB
 
@@ -87,8 +87,9 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size is not None:
-            raise InputError("batch_size has no meaning for robin: phases double in length")
+        for key in ("batch_size", "release_rounds"):
+            if getattr(self, key) is not None:
+                raise InputError(f"{key} has no meaning for robin: phases double in length")
         if self.lazy:
             raise InputError("lazy has no meaning for robin: its phases say who learns from what")
         if self.score != UCB:
@@ -132,7 +133,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one robin curve."""
     clip = config.bounds(published=config.radius == "published-code")
-    local, theory = assemble(config, problem, PROTOCOLS["none"], 0, clip)
+    local, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     phases = phases_of(problem.horizon)
     first = initial(config, problem)
     shares = not config.memory or sharing_pays(problem, config.epsilon or 0.0)

@@ -6,15 +6,17 @@ for everything that leaves it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fastfed._kernels import environments, linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
+from fastfed.bandits.belief import OwnMemory
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
-from fastfed.protocols.messages import Bits, Broadcast, Report
 from fastfed.protocols.plan import (
     LocalEstimate,
     Model,
@@ -29,7 +31,9 @@ from fastfed.protocols.plan import (
     last_round,
     of_kind,
 )
+from fastfed.protocols.protocol import Bits, Broadcast, Report
 from fastfed.protocols.release import fixed_point
+from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
 
@@ -54,6 +58,9 @@ class Silo(Once):
     noise : NoiseSource, optional
         By default the operating system's generator, and no node's noise is drawn twice. Pass
         ``SeededNoise`` only to simulate.
+    keys : mapping of int to bytes, optional
+        With protocol "secure-sum": the key of the masks shared with each other silo, see
+        `fastfed.protocols.secure_sum.Masks`.
 
     Attributes
     ----------
@@ -69,11 +76,16 @@ class Silo(Once):
     Raises
     ------
     InputError
-        If the plan's numbers do not give the epsilon that it was sealed with.
+        If the plan's numbers do not give the epsilon that it was sealed with, and for keys that
+        are missing or of no use.
     """
 
     def __init__(
-        self, plan: Plan | PeerPlan, index: int = 0, noise: NoiseSource | None = None
+        self,
+        plan: Plan | PeerPlan,
+        index: int = 0,
+        noise: NoiseSource | None = None,
+        keys: Mapping[int, bytes] | None = None,
     ) -> None:
         plan = check_plan(plan)
         self.plan = plan
@@ -82,8 +94,12 @@ class Silo(Once):
         self.release = 0
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
         self._second_bonus, self._inflation = 0.0, 1.0
+        self._bonus = 1.0
+        # By release: what the ledger held before its batch was charged, so that a release that is
+        # received again is charged once.
+        self._charged = {0: 0.0}
         self._noise = noise if noise is not None else SystemNoise()
-        self._randomizer = make_randomizer(plan, self.index, self._noise)
+        self._randomizer = make_randomizer(plan, self.index, self._noise, keys)
         self.trigger: Clock | None = None
         if plan.trigger is not None:
             own = plan.dimension, plan.horizon, self.index, self._noise
@@ -92,16 +108,24 @@ class Silo(Once):
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
         self._chosen: np.ndarray | None = None
+        self._own = OwnMemory(plan.own, plan) if plan.own is not None else None
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
+        """theta_hat, (d,); in own rounds the mean of the silo's belief."""
+        if self._own is not None and self.plays_own:
+            return self._own.theta.copy()
         return self._estimate.theta.copy()
 
     @property
     def due(self) -> bool:
         """True if a report must be sent before the next round."""
         return self._required() > self._reports
+
+    @property
+    def plays_own(self) -> bool:
+        """True if the next round is the silo's own, so that nothing of it is sent."""
+        return self.plan.own is not None and self.round >= self.plan.own.until
 
     @property
     def acts_only(self) -> bool:
@@ -147,7 +171,7 @@ class Silo(Once):
     def _required(self) -> int:
         """Releases that must have come back before the next round."""
         if self.trigger is None:
-            return self.round // self.plan.batch_size if self.plan.batch_size else 0
+            return self.plan.due(self.round)
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once
@@ -183,6 +207,8 @@ class Silo(Once):
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features (d,) of the action of the largest score."""
+        if self._own is not None and self.plays_own:
+            return self._own.select(actions)
         radii = self._radius(), self._second_bonus
         if self.plan.score is None:
             return self._estimate.select(actions, *radii)
@@ -194,7 +220,7 @@ class Silo(Once):
         plan, entry = self.plan, self.plan.entry(self.release)
         radius, d = plan.radius, plan.dimension
         if radius.determinant:
-            return radius.of(entry, self._inflation, self._estimate.log_det, d)
+            return self._bonus * radius.of(entry, self._inflation, self._estimate.log_det, d)
         return radius.at(entry, plan.rows(self.release, self.round + 1), d)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
@@ -211,13 +237,25 @@ class Silo(Once):
             inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
         if plan.radius.direct:
-            bound = regularizer + shift + float(plan.radius.error_bound[k])
+            bound = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
             second = plan.radius.multiplier * bound
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
+        bonus, charges = self._bonus, self._charged
+        if plan.bonus < 1.0:
+            # What is charged is a bound on the regret that the smaller bonus may add in the batch.
+            beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
+            end = plan.end(release + 1) if release < plan.releases else plan.horizon
+            added = linalg.missing_bonus(estimate.w, beta, second, plan.bonus)
+            before = charges[release]
+            charged = before + float(plan.rows_per_round) * (end - plan.end(release)) * added
+            bonus = plan.bonus if charged <= plan.allowance[release] else 1.0
+            charges = {release: before, release + 1: charged if bonus < 1.0 else before}
+            second *= bonus
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)
         self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
+        self._bonus, self._charged = bonus, charges
         return shift
 
     @once
@@ -244,9 +282,7 @@ class Silo(Once):
             raise InputError("observe needs a select before it")
         x, clip, outside, beyond = self._chosen.copy(), self.plan.clip, False, False
         if clip is not None:
-            outside = linalg.clip_norm(x, clip.feature)
-            beyond = not clip.low <= y <= clip.high
-            y = min(max(y, clip.low), clip.high)
+            y, outside, beyond = clip.apply(x, y)
         self._learn(x, y)
         self._chosen = None
         self.clipped_features += outside
@@ -267,23 +303,28 @@ class Silo(Once):
         """Add (x, y) to trigger, randomizer and, without lazy updates, the own estimate."""
         if self.plan.policy == "random":
             return
+        if self._own is not None and self.plays_own:
+            self._own.observe(x, y, self.round + 1)
+            return
         # What can fail, a noise source, comes before anything has changed.
         fired = False
         if self.trigger is not None and self._asked is None:
             fired = self.trigger.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
+        if self._own is not None:
+            self._own.observe(x, y, self.round + 1)
         if not self.plan.lazy:
             self._estimate.observe(x, y)
         if fired and self.plan.trigger is not None:
             self._asked = self.round + 1 + self.plan.trigger.delay
 
     @once
-    def report(self) -> Report | Bits:
+    def report(self) -> Report | Bits | Encoded:
         """The batch since the last report, randomized; the batch is then forgotten.
 
         Returns
         -------
-        Report or Bits
+        Report, Bits or Encoded
             The message to the server.
 
         Raises
@@ -298,7 +339,11 @@ class Silo(Once):
             raise InputError(
                 f"silo {self.index} has no report due after round {self.round} ({when})"
             )
-        return self._randomizer.report()
+        report = self._randomizer.report()
+        last = report.release == self.plan.releases
+        if self._own is not None and last and isinstance(report, Report):
+            self._own.sends(report.values)
+        return report
 
     @once
     def receive(self, broadcast: Broadcast) -> None:
@@ -327,6 +372,9 @@ class Silo(Once):
             )
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
+        if self._own is not None and broadcast.release == self.plan.releases:
+            # Done again it gives the same.
+            self._own.begin(broadcast.values)
         shift = self._refresh(broadcast.values, broadcast.release)
         self.release, self._asked = broadcast.release, None
         self._synchronised_at = self.round
@@ -449,7 +497,7 @@ class Client(Silo):
         self._estimate.theta[:] = model.values
         self._second_bonus = 0.0
 
-    def report(self) -> Report | Bits:
+    def report(self) -> Report | Bits | Encoded:
         """Raise InputError: a client sends estimates."""
         raise InputError("a client in phases sends estimates: use estimate()")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,12 +12,18 @@ import msgspec
 from fastfed import _system
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
+from fastfed.bandits.centring import CentredNorm, centred_norm
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.privacy.account import Claim
+from fastfed.privacy.centred import FEATURE_BOUND, constant_of
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip
+from fastfed.protocols.plan import Clip, Schedule
 from fastfed.protocols.score import SCORES, UCB
+
+#: Value of ``batch_size`` for batches that grow; rounds of the first, and how fast they do, by
+#: default.
+GROWING, BATCH_FIRST, BATCH_RATIO = "growing", 3, 1.2
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,8 +77,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    batch_size : int or "theorem", optional
-        B, rounds of each silo between two synchronisations.
+    batch_size : int, "theorem" or "growing", default "growing"
+        B, rounds of each silo between two synchronisations; "growing": batches of ``batch_first``
+        rounds at first, each ``batch_ratio`` times as long as the one before.
+    batch_first : int, default 3
+        Rounds of the first batch that grows.
+    batch_ratio : float, default 1.2
+        Growth of batches, at least 1.
+    release_rounds : tuple of int, optional
+        The rounds after which silos synchronise, in place of ``batch_size``.
     lazy : bool, default True
         True if the policy changes at synchronisations only.
     radius : str, default "direct"
@@ -86,6 +101,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         constants of published code.
     score : str, default "ucb"
         The score whose maximiser is the action.
+    reward_centre : float, optional
+        r0: statistics are of the reward less r0, which needs less noise (docs/centred.md). Only
+        where the environment has an ``intercept``, a constant last feature.
+    base_rates : (float, float), optional
+        Declared interval of the mean reward at features 0 beside the intercept; by default nothing
+        is declared.
+    bonus : float, default 1
+        m in [0, 1]: factor on both bonuses of the direct radius, in every batch in which the ledger
+        allows it: less exploration, and still a bound.
+    ledger : float, default 1
+        kappa > 0: the regret that smaller bonuses may add, in units of the bound without them.
 
     Raises
     ------
@@ -94,6 +120,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     batch_size: int | str | None = None
+    batch_first: int | None = None
+    batch_ratio: float | None = None
+    release_rounds: tuple[int, ...] | None = None
     lazy: bool = True
     radius: str = "direct"
     radius_multiplier: float = 1.0
@@ -101,11 +130,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     regularizer: str | float | None = None
     clip: bool | None = None
     score: str = UCB
+    reward_centre: float | None = None
+    base_rates: tuple[float, float] | None = None
+    bonus: float = 1.0
+    ledger: float = 1.0
     #: Values that ``radius`` and ``regularizer`` may have.
     radii: ClassVar[tuple[str, ...]] = RADII
     regularizers: ClassVar[tuple[str, ...]] = REGULARIZERS
 
     def __post_init__(self) -> None:
+        self._check_batches()
+        self._check_centre()
+        self._check_bonus()
         SCORES.choose(self.score)
         choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
@@ -122,23 +158,147 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return self.regularizer
         return "published-code" if self.radius == "published-code" else "from-noise"
 
-    def rounds_per_batch(self, problem: ProblemSpec) -> int:
-        """B: as given, or by Corollary 5.2 of zhou-chowdhury-2024 for "theorem".
+    def _check_centre(self) -> None:
+        """Raise InputError for a centre that no proof is about."""
+        if self.reward_centre is None:
+            if self.base_rates is not None:
+                raise InputError("base_rates belongs to reward_centre")
+            return
+        number("reward_centre", self.reward_centre, above=0.0, below=1.0)
+        if self.radius != "direct":
+            raise InputError(f'reward_centre needs radius "direct", got "{self.radius}"')
+        if self.clip is False:
+            raise InputError("reward_centre needs clip = true: its proof is about clipped records")
+
+    def _check_bonus(self) -> None:
+        """Raise InputError for a smaller bonus that no proof is about."""
+        number("bonus", self.bonus, at_least=0.0, at_most=1.0)
+        number("ledger", self.ledger, above=0.0)
+        if self.bonus == 1.0:
+            if self.ledger != 1.0:
+                raise InputError("ledger belongs to a bonus below 1")
+            return
+        if self.radius != "direct" or not self.lazy or self.score != UCB:
+            raise InputError(
+                'bonus below 1 needs radius "direct", lazy = true and score "ucb", which its proof '
+                "is about"
+            )
+
+    def clipping(self, problem: ProblemSpec, clip: Clip | None = None) -> Clip | None:
+        """Bounds of records, with the constant and the centre where there are any.
+
+        Parameters
+        ----------
+        problem : ProblemSpec
+            Sizes, and guarantees about the data.
+        clip : Clip, optional
+            The bounds without a centre.
+
+        Returns
+        -------
+        Clip or None
 
         Raises
         ------
         InputError
-            If ``batch_size`` is missing, below 1 or above the horizon.
+            If the problem has no constant feature, or the centre lies outside of its rewards.
         """
-        if self.batch_size is None:
-            raise InputError('batch_size is required: an integer >= 1, or "theorem"')
+        if self.reward_centre is None:
+            return clip
+        if problem.intercept is None:
+            raise InputError(
+                "reward_centre needs an environment with an intercept, a constant last feature "
+                "that the code writes"
+            )
+        constant = constant_of(problem.intercept)
+        return Clip(feature=FEATURE_BOUND, constant=constant, centre=self.reward_centre)
+
+    def centred_norm(self, problem: ProblemSpec) -> CentredNorm | None:
+        """Bounds on theta* - theta0 for a problem with a constant feature; else None."""
+        if problem.intercept is None or (self.reward_centre is None and problem.intercept == 1.0):
+            return None
+        if self.reward_centre is None:
+            # Statistics of the reward itself, whose theta* is longer than 1.
+            return CentredNorm(math.sqrt(2.0 * problem.intercept), 2.0 * problem.intercept)
+        return centred_norm(problem.intercept, self.reward_centre, self.base_rates)
+
+    def _check_batches(self) -> None:
+        """Raise InputError for keys of batches that do not go together."""
+        for key, least in (("batch_first", 1), ("batch_ratio", 1.0)):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if not self.grows:
+                raise InputError(f'{key} belongs to batch_size "{GROWING}", got {value}')
+            check: Any = integer if key == "batch_first" else number
+            check(key, value, at_least=least)
+        if self.release_rounds is not None:
+            # An agent's default is 1, and stands beside release_rounds unsaid.
+            if self.batch_size not in (None, type(self).batch_size_default()):
+                raise InputError("give either batch_size or release_rounds, not both")
+            for round in self.release_rounds:
+                integer("release_rounds", round, at_least=1)
+
+    @property
+    def grows(self) -> bool:
+        """True if batches grow, as they do where no others are asked for."""
+        return self.batch_size == GROWING or (
+            self.batch_size is None and self.release_rounds is None
+        )
+
+    @classmethod
+    def batch_size_default(cls) -> int | str | None:
+        """Value of ``batch_size`` where a curve does not name one."""
+        found: Any = next(f for f in msgspec.structs.fields(cls) if f.name == "batch_size").default
+        return None if found is msgspec.NODEFAULT else found
+
+    def batches(self, problem: ProblemSpec, theorem: Callable[[], int] | None = None) -> Schedule:
+        """Rounds of synchronisation: as given, or by a theorem's rule for "theorem".
+
+        Parameters
+        ----------
+        problem : ProblemSpec
+            Sizes.
+        theorem : callable, optional
+            Returns B for "theorem"; by default Corollary 5.2 of zhou-chowdhury-2024.
+
+        Returns
+        -------
+        Schedule
+
+        Raises
+        ------
+        InputError
+            If ``batch_size`` is below 1 or above the horizon.
+        """
+        horizon = problem.horizon
+        if self.release_rounds is not None:
+            if not self.release_rounds:
+                raise InputError("release_rounds must hold one round at least, got none")
+            return Schedule.at(self.release_rounds, horizon)
+        if self.grows:
+            first = self.batch_first or min(BATCH_FIRST, horizon)
+            if first > horizon:
+                raise InputError(f"batch_first must be <= horizon ({horizon}), got {first}")
+            return Schedule.growing(horizon, first, self.batch_ratio or BATCH_RATIO)
         if isinstance(self.batch_size, str):
-            choice("batch_size", self.batch_size, ["theorem"])
-            return batch_size_corollary_5_2(problem.horizon, problem.silos)
+            choice("batch_size", self.batch_size, ["theorem", GROWING])
+            if theorem is not None:
+                return Schedule(horizon, theorem())
+            return Schedule(horizon, batch_size_corollary_5_2(horizon, problem.silos))
         b = integer("batch_size", self.batch_size, at_least=1)
-        if b > problem.horizon:
-            raise InputError(f"batch_size must be <= horizon ({problem.horizon}), got {b}")
-        return b
+        if b > horizon:
+            raise InputError(f"batch_size must be <= horizon ({horizon}), got {b}")
+        return Schedule(horizon, b)
+
+    def rounds_per_batch(self, problem: ProblemSpec) -> int:
+        """B of equal batches: what algorithms of other packages ask for."""
+        schedule = self.batches(problem)
+        if schedule.rounds:
+            raise InputError(
+                "batch_size must be an integer for this algorithm: it has equal batches"
+            )
+        return schedule.batch_size
 
     def bounds(self, published: bool) -> Clip | None:
         """Bounds that features and rewards are clipped to, or None for no clipping.

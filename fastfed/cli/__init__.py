@@ -12,18 +12,18 @@ from fastfed.cli.lazy import LazyGroup
 #: name: (module, what `fastfed --help` says). A new command is one file and one line here.
 COMMANDS = {
     "list": (
-        "listing",
+        "doctor",
         "Algorithms, environments, mechanisms, scores and figures by name.",
     ),
     "run": ("run", "Run the experiment of a spec, or what is missing of it."),
-    "reproduce": ("reproduce", "Reproduce figures of the papers, or all of them."),
+    "reproduce": ("run", "Reproduce figures of the papers, or all of them."),
     "results": ("results", "Results of an output folder: table, JSON or CSV."),
     "report": ("results", "Write page, pictures and tables of an output folder again."),
     "compare": ("results", "Compare two output folders, curve by curve."),
     "privacy": ("privacy", "Privacy certificates of a spec, without running it."),
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
     "plan": (
-        "plan",
+        "privacy",
         "Choose protocol, release and batch size, or decide against sharing.",
     ),
     "audit": (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import rich_click as click
 
 if TYPE_CHECKING:
-    from fastfed.reporting.source import Source
+    from fastfed.reporting.figure import Source
 
 # ---- Printing: JSON and tables to standard output, messages to standard error --------------------
 

@@ -35,6 +35,7 @@ from fastfed.environments.losses import (
 )
 from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
+from fastfed.environments.rotated import Rotated
 from fastfed.environments.synthetic import FixedSet, Gap, Sphere
 
 #: Environments of bandits by kind: the class and a summary.
@@ -44,6 +45,7 @@ BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {
     "fixed-set": (FixedSet, "one set of actions in all rounds of a replicate, linear rewards"),
     "hard-instance": (HardInstance, "blocks of two coordinates, one a round: for lower bounds"),
     "no-diversity": (NoDiversity, "two fixed actions, a coordinate that only the first silo sees"),
+    "rotated": (Rotated, "the sphere, theta* turned by an angle at each silo"),
     "letor": (Letor, "learning-to-rank files (MSLR-WEB10K, WEB30K, LETOR): queries and documents"),
     "classification": (Classification, "records and classes: scikit-learn's digits, or a CSV"),
     "replay": (Replay, "recorded rounds from NumPy arrays"),
@@ -168,6 +170,7 @@ __all__ = [
     "RealizableLosses",
     "Replay",
     "RewardDistribution",
+    "Rotated",
     "Sphere",
     "StochasticLosses",
     "described",

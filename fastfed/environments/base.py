@@ -108,6 +108,10 @@ class EnvironmentSpec:
         data; None where there is none.
     linear : bool
         The expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
+    linear_by_silo : bool
+        At silo i it is <x, theta_i>, ||theta_i|| <= 1 and ||x|| <= 1, also where silos have no
+        theta* in common: enough for a silo that learns alone. ``linear`` implies it, so it says
+        something where ``linear`` is False.
     features_bounded : bool
         ||x|| <= 1 holds by construction, not by the word of a user.
     multiplicity : int
@@ -120,6 +124,10 @@ class EnvironmentSpec:
         Further conditions of a guarantee: sentences, and True for each that holds.
     real_records : bool
         Records are real, so that output of a run is about their owners.
+    intercept : float or None
+        kappa, where the last feature of every action is the constant 1 / sqrt(2 kappa) and the
+        others have a norm of at most 1 / sqrt 2; for linear rewards their mean then lies in
+        reward_range for all such features.
     """
 
     dimension: int
@@ -133,6 +141,8 @@ class EnvironmentSpec:
     notes: tuple[str, ...] = field(default=())
     conditions: tuple[tuple[str, bool], ...] = field(default=())
     real_records: bool = False
+    intercept: float | None = None
+    linear_by_silo: bool = False
 
 
 class Environment(Protocol):
@@ -162,7 +172,11 @@ class Environment(Protocol):
 
 def described(environment: Any) -> dict[str, Any]:
     """Return kind and every field of an environment that is a dataclass of plain data."""
-    return {"kind": environment.kind, **asdict(environment)}
+    plain = {"kind": environment.kind, **asdict(environment)}
+    # A key that came later and says nothing is left out: stores of earlier versions stay valid.
+    if plain.get("intercept") == 1.0:
+        del plain["intercept"]
+    return plain
 
 
 # ---- Adversaries ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
@@ -79,8 +79,9 @@ def classification_pool(
     Parameters
     ----------
     data : str or Path
-        "digits" (scikit-learn's 1 797 images of 64 pixels, needs scikit-learn) or the path of a
-        CSV file with a header (.csv, .csv.gz; UTF-8).
+        "digits" (scikit-learn's 1 797 images of 64 pixels), "randhie" (4 902 people of the RAND
+        health insurance experiment, from statsmodels) or the path of a CSV file with a header
+        (.csv, .csv.gz; UTF-8).
     silos : int or None
         M. Without a silo column the records are split into M equal contiguous blocks; with one,
         silos may be None or must be the number of its values.
@@ -121,15 +122,16 @@ def classification_pool(
     seed = integer("seed", seed, at_least=0)
     if silos is not None:
         silos = integer("silos", silos, at_least=1)
-    if str(data) == "digits":
+    if str(data) in SHIPPED:
         given = {"label": label, "silo": silo, "columns": columns, "ranges": ranges}
         for name, value in given.items():
             if value is not None:
-                raise InputError(f'{name} must be left out with data "digits", got {show(value)}')
-        features, classes = _digits()
+                raise InputError(f'{name} must be left out with data "{data}", got {show(value)}')
+        features, classes, usual, *told = SHIPPED[str(data)]()
+        norm = usual if norm is None else norm
         owner = None
-        notes: tuple[str, ...] = ()
-        declared = True  # divided by 16, the largest value that a pixel can have
+        notes: tuple[str, ...] = tuple(told)
+        declared = True  # by limits that are known without the records
     else:
         table = _read(data)
         known = _ranges(table, ranges)
@@ -153,7 +155,7 @@ def classification_pool(
     return records_pool(records, silos, dimension, seed, coding, notes, declared)
 
 
-def _digits() -> tuple[np.ndarray, np.ndarray]:
+def _digits() -> tuple[Any, ...]:
     """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of scikit-learn's digits."""
     try:
         from sklearn.datasets import load_digits
@@ -162,7 +164,63 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
             'data "digits" needs scikit-learn, which is not installed: pip install fastfed[data]'
         ) from None
     loaded = load_digits()
-    return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64)
+    # Divided by the largest value that a pixel can have.
+    return np.asarray(loaded.data) / 16.0, np.asarray(loaded.target, dtype=np.int64), None
+
+
+#: Columns of the RAND experiment: (least, largest) by the code book, and their place in a row.
+_RANDHIE = {
+    "lncoins": (0.0, 4.62, -1.0, 1.0),
+    "idp": (0.0, 1.0, 0.0, 1.0),
+    "lpi": (0.0, 7.2, -1.0, 1.0),
+    "fmde": (0.0, 8.3, -1.0, 1.0),
+    "physlm": (0.0, 1.0, 0.0, 1.0),
+    "disea": (0.0, 60.0, 0.0, 3.0),
+    "hlthg": (0.0, 1.0, 0.0, 1.0),
+    "hlthf": (0.0, 1.0, 0.0, 1.0),
+    "hlthp": (0.0, 1.0, 0.0, 1.0),
+}
+#: What tells people apart: health as it was at the start, the same in all rows of a person.
+_PERSON = ("disea", "physlm", "hlthg", "hlthf", "hlthp")
+
+
+def _randhie() -> tuple[Any, ...]:
+    """Return the RAND health insurance experiment: who sees a doctor twice a year or more.
+
+    Features (people, 9) are terms of the insurance and health, by limits of the code book; the
+    first year of each person, as far as the rows tell people apart. Classes: fewer than two visits,
+    or more. People stand in a fixed random order, so that families, who stand together in the file,
+    are dealt out to all silos. Deb and Trivedi 2002; the file comes with statsmodels.
+    """
+    try:
+        from statsmodels.datasets import randhie  # type: ignore[import-untyped]
+    except ImportError:
+        raise InputError(
+            'data "randhie" needs statsmodels, which is not installed: pip install fastfed[data]'
+        ) from None
+    table = randhie.load_pandas().data
+    health = table[list(_PERSON)].to_numpy()
+    first = np.append(True, (health[1:] != health[:-1]).any(axis=1))
+    columns = []
+    for name, (low, high, to_low, to_high) in _RANDHIE.items():
+        share = (np.clip(table[name].to_numpy(dtype=np.float64), low, high) - low) / (high - low)
+        columns.append(to_low + (to_high - to_low) * share)
+    classes = (table["mdvis"].to_numpy() >= 2).astype(np.int64)
+    note = (
+        "randhie has no column of people: rows in a row with the same health are taken as one "
+        "person, of whom the first year is kept; people are dealt out at random, families too"
+    )
+    order = np.flatnonzero(first)
+    np.random.Generator(np.random.PCG64(0)).shuffle(order)
+    return np.column_stack(columns)[order], classes[order], 2.2, note
+
+
+#: Data that ship inside a package: features, classes, the usual norm, and notes.
+SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie": _randhie}
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 # ---- Columns of a CSV file -----------------------------------------------------------------------
@@ -410,9 +468,10 @@ def _read(data: str | Path) -> _Table:
     """Read header and records of a CSV file; cells are stripped, blank lines skipped."""
     path = Path(data)
     if not os.path.isfile(path):
-        hint = nearest(str(data), ["digits"])
+        hint = nearest(str(data), list(SHIPPED))
         raise InputError(
-            f'data must be "digits" or a CSV file (.csv, .csv.gz), got {show(str(data))}{hint}'
+            f"data must be {' or '.join(map(_quoted, SHIPPED))} or a CSV file (.csv, .csv.gz), "
+            f"got {show(str(data))}{hint}"
         )
     names: list[str] = []
     cells: list[list[str]] = []
@@ -475,7 +534,8 @@ class Classification(PoolEnvironment):
     Parameters
     ----------
     data : str or Path
-        "digits" (scikit-learn's, ten classes) or a CSV file. ``from_arrays`` takes arrays.
+        "digits" (scikit-learn's, ten classes), "randhie" (the RAND health insurance experiment,
+        from statsmodels: two classes, 4 902 people) or a CSV file. ``from_arrays`` takes arrays.
     dimension : int
         d of the projection.
     label : str, optional
@@ -493,7 +553,7 @@ class Classification(PoolEnvironment):
         Knowledge of columns that does not come from the data: [low, high] or a list of categories.
     norm : float, optional
         Bound on the norm of a scaled record and its constant 1, to which records are shrunk.
-    sampling, reward
+    sampling, reward, intercept
         See ``PoolEnvironment``.
 
     Raises
@@ -533,8 +593,9 @@ class Classification(PoolEnvironment):
                     raise InputError(f"{name} goes with a CSV file; arrays come by from_arrays")
             return
         named = isinstance(self.data, (str, Path))
-        if not named or (self.data != "digits" and not os.path.exists(self.data)):
-            raise InputError(f'data must be "digits" or an existing CSV file, got {self.data!r}')
+        if not named or (str(self.data) not in SHIPPED and not os.path.exists(self.data)):
+            known = " or ".join(map(_quoted, SHIPPED))
+            raise InputError(f"data must be {known} or an existing CSV file, got {self.data!r}")
 
     @classmethod
     def from_arrays(
@@ -548,6 +609,7 @@ class Classification(PoolEnvironment):
         dimension: int = DIMENSION,
         projection_seed: int = 0,
         sampling: str = "without-replacement",
+        intercept: float | None = None,
     ) -> Classification:
         """Make the environment of records in arrays.
 
@@ -563,7 +625,7 @@ class Classification(PoolEnvironment):
             Bound on the norm of a record and its constant 1, known without the data: longer
             records are shrunk to it, each by itself. With None the largest norm in the data is
             taken as public.
-        coding, dimension, projection_seed, sampling
+        coding, dimension, projection_seed, sampling, intercept
             See the class.
 
         Raises
@@ -578,6 +640,7 @@ class Classification(PoolEnvironment):
             dimension=dimension,
             projection_seed=projection_seed,
             sampling=sampling,
+            intercept=intercept,
         )
 
     def load(self, silos: int | None) -> Pool:
@@ -618,7 +681,7 @@ class Classification(PoolEnvironment):
             digest = self.data.digest()
         else:
             name = Path(self.data).name
-            if self.data != "digits":
+            if str(self.data) not in SHIPPED:
                 digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
         # The default coding is left out, so that results of earlier versions keep their identity.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
@@ -636,4 +699,5 @@ class Classification(PoolEnvironment):
             "projection_seed": self.projection_seed,
             "sampling": self.sampling,
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
+            **self.later_keys,
         }

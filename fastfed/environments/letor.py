@@ -494,4 +494,5 @@ class Letor(PoolEnvironment):
             # this key tells their results apart.
             **({"reward_range": None} if self.scaling == "row" else {}),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
+            **self.later_keys,
         }

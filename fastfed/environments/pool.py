@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from fastfed._kernels import driver, environments
 from fastfed._random import permutation
-from fastfed._validate import InputError, array, choice, integer
+from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution
 
 # ---- The pool ------------------------------------------------------------------------------------
@@ -141,6 +141,23 @@ class Pool:
         d = self.dimension
         return self.values[first * d : last * d].reshape(d, last - first).T
 
+    def with_intercept(self, kappa: float) -> Pool:
+        """Return the pool with one more feature: (x / sqrt 2, 1 / sqrt(2 kappa)), d + 1 numbers.
+
+        Means stay; that no theta* with rewards in range is promised, ``linear`` says.
+        """
+        d, count = self.dimension, len(self.means)
+        values = np.empty(count * (d + 1), dtype=np.float32)
+        constant = np.float32(math.sqrt(0.5 / kappa))
+        half = np.float32(math.sqrt(0.5))
+        for first, last in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            block = values[first * (d + 1) : last * (d + 1)].reshape(d + 1, last - first)
+            np.multiply(
+                self.values[first * d : last * d].reshape(d, last - first), half, out=block[:d]
+            )
+            block[d] = constant
+        return replace(self, values=values, dimension=d + 1, theta=None, linear=False)
+
     def check(self) -> None:
         """Raise InputError unless shapes, dtypes and offsets fit together.
 
@@ -250,10 +267,14 @@ class PoolEnvironment(ABC):
         The last two serve no query twice, so a horizon beyond the smallest silo is refused.
     reward : RewardDistribution
         Noise of the rewards; none by default.
+    intercept : float, optional
+        kappa >= 1: features are divided by sqrt 2 and get one more, the constant 1/sqrt(2 kappa),
+        which `reward_centre` of a curve needs (docs/centred.md).
     """
 
     sampling: str
     reward: RewardDistribution = field(default_factory=lambda: RewardDistribution("none"))
+    intercept: float | None = None
     _pools: dict[int | None, Pool] = field(default_factory=dict, init=False, repr=False)
 
     kind = ""
@@ -262,6 +283,8 @@ class PoolEnvironment(ABC):
 
     def __post_init__(self) -> None:
         choice("sampling", self.sampling, list(SAMPLING))
+        if self.intercept is not None:
+            number("intercept", self.intercept, at_least=1.0, at_most=1e6)
 
     @abstractmethod
     def load(self, silos: int | None) -> Pool:
@@ -274,12 +297,20 @@ class PoolEnvironment(ABC):
     def pool(self, silos: int | None) -> Pool:
         """Return the pool, loaded once for each number of silos."""
         if silos not in self._pools:
-            self._pools[silos] = self.load(silos)
+            made = self.load(silos)
+            self._pools[silos] = (
+                made if self.intercept is None else made.with_intercept(self.intercept)
+            )
         return self._pools[silos]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the pools: another process loads its own from the same files."""
         return {**self.__dict__, "_pools": {}}
+
+    @property
+    def later_keys(self) -> dict[str, Any]:
+        """Keys for `describe` that came later: left out where they say nothing."""
+        return {} if self.intercept is None else {"intercept": self.intercept}
 
     def natural_silos(self) -> int | None:
         """Return the number of silos that the data name, or None if any number will do."""
@@ -323,6 +354,7 @@ class PoolEnvironment(ABC):
             notes=(*pool.notes, *ABOUT_RECORDS),
             conditions=pool.conditions,
             real_records=True,
+            intercept=self.intercept,
         )
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:

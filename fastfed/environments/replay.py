@@ -334,6 +334,7 @@ class Replay(PoolEnvironment):
             # Present even if None: older versions read the range, and so the radius, from the data.
             "reward_range": None if self.reward_range is None else list(self.reward_range),
             "reward": {"kind": self.reward.kind, "std": self.reward.std},
+            **self.later_keys,
         }
 
 

@@ -42,11 +42,15 @@ class Sphere:
         Fix the first d actions as the published code does: (e_j, 1)/sqrt 2, then (0, 1).
     contexts : {"per-replicate", "shared"}
         "shared" gives every replicate the same contexts, as that code does too.
+    intercept : float
+        kappa >= 1: the constant feature is 1/sqrt(2 kappa), and theta*'s entry sqrt(kappa/2), so
+        that the rewards are the same. The paper has 1.
 
     Raises
     ------
     InputError
-        For values out of range, and for basis_actions with fewer than d actions.
+        For values out of range, for basis_actions with fewer than d actions, and for basis_actions
+        with another intercept than 1.
     """
 
     dimension: int = 10
@@ -54,6 +58,7 @@ class Sphere:
     reward: RewardDistribution = field(default_factory=RewardDistribution)
     basis_actions: bool = False
     contexts: str = "per-replicate"
+    intercept: float = 1.0
     kind = "sphere"
 
     def __post_init__(self) -> None:
@@ -61,6 +66,9 @@ class Sphere:
         integer("actions", self.actions, at_least=1, at_most=MAX_ACTIONS)
         boolean("basis_actions", self.basis_actions)
         choice("contexts", self.contexts, ["per-replicate", "shared"])
+        number("intercept", self.intercept, at_least=1.0, at_most=1e6)
+        if self.basis_actions and self.intercept != 1.0:
+            raise InputError("basis_actions are those of intercept 1")
         if self.basis_actions and self.actions < self.dimension:
             raise InputError(
                 f"basis_actions needs actions >= dimension, got actions = {self.actions}, "
@@ -81,12 +89,13 @@ class Sphere:
             reward_range=(0.0, 1.0) if bounded else None,
             # Norms are 1 up to the rounding of float32, which only clipping removes.
             features_bounded=False,
+            intercept=None if self.basis_actions else self.intercept,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
         """theta* of one replicate, (d,)."""
         d = self.dimension
-        theta = np.full(d, math.sqrt(0.5))
+        theta = np.full(d, math.sqrt(0.5 * self.intercept))
         if d > 1:
             v = instance_normals(seed, replicate, d - 1)
             theta[:-1] = v * (math.sqrt(0.5) / math.sqrt(math.fsum(v * v)))
@@ -97,11 +106,12 @@ class Sphere:
         return environments.Sphere(
             seed,
             replicate,
-            self.theta(seed, replicate),
+            self.theta(seed, replicate)[None],
             self.actions,
             self.dimension if self.basis_actions else 0,
             self.contexts == "shared",
             self.reward.c,
+            math.sqrt(0.5 / self.intercept),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -13,10 +13,9 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.experiments import Figure, figure_ids, with_panels
 from fastfed.experiments.specs import sized_experiment
-from fastfed.reporting.figure import read_source
+from fastfed.reporting.figure import Source, read_source
 from fastfed.reporting.page import PAGE, draw_all, drawn_experiment, write_overview, write_report
 from fastfed.reporting.sections import Drawn
-from fastfed.reporting.source import Source
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE

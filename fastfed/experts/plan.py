@@ -20,9 +20,8 @@ from fastfed._system import System
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.messages import frozen
 from fastfed.protocols.plan import of_kind
-from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol
+from fastfed.protocols.protocol import ADD, NOISY_ADD, SEND_BATCH, SEND_NOISY_SUM, Protocol, frozen
 
 __all__ = ["Algorithm", "System"]
 

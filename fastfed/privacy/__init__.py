@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fastfed.privacy.accounting.gdp import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.audit.bounds import AuditResult
+from fastfed.privacy.centred import centred_sensitivity
 from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
@@ -56,6 +57,7 @@ __all__ = [
     "calibrate",
     "calibrate_release",
     "calibrate_tree",
+    "centred_sensitivity",
     "compose",
     "delta_of",
     "epsilon_of",

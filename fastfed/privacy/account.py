@@ -26,12 +26,14 @@ import msgspec
 from fastfed._validate import InputError, choice
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
+from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
-from fastfed.privacy.releases.gaussian_release import RELEASES
-from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
+from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, squared_of
+from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.tree import tree_levels
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity, named_relation
 
@@ -167,7 +169,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     budget : Budget
         The budget that was asked for. Its delta and relation are the account's.
-    release : {"tree", "honaker", "toeplitz", "flat"}
+    release : {"tree", "honaker", "toeplitz", "factorised", "flat"}
         The noise of prefix sums; "flat" sends every batch once, with noise of its own.
     releases : int
         K >= 1.
@@ -184,6 +186,11 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         The most leaves of one of these trees; 0 for no such schedule.
     remark : str
         For the text of `conditions`.
+    factor : Factor, optional
+        Of release "factorised".
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code, and whose last diagonal
+        entry of x x^T is released without noise.
 
     Notes
     -----
@@ -201,9 +208,12 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     schedule: tuple[float, float] = (0.0, 0.0)
     schedule_rounds: int = 0
     remark: str = ""
+    factor: Factor | None = None
+    centred: Centred | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that no account is about."""
+        check_factor(self.release, self.releases, self.factor)
         # Plans are plain data that anyone may change, so their numbers are looked at once more.
         if self.release not in (*RELEASES, "flat"):
             choice("release", self.release, (*RELEASES, "flat"))
@@ -224,7 +234,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         """Squared sensitivity of the whole release to one user, per unit of one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
-        return squared_sensitivity(self.release, self.releases, self.max_participations)
+        return squared_of(self.release, self.releases, self.max_participations, self.factor)
 
     def mu(self, relation: str | None = None) -> float:
         """GDP parameter of all releases of one user; math.inf where a stream has no noise."""
@@ -234,7 +244,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         layout, covariance = recovered_layout(*self.stds[1:])
         if min(bias, covariance) == 0.0:
             return math.inf
-        joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+        if self.centred is None:
+            joint = joint_sensitivity(relation, layout, bias_std=bias, cov_std=covariance / area)
+        else:
+            joint = self.centred.joint(relation, layout, self.stds[0], covariance)
         own = math.sqrt(self.squares) * joint
         if not self.schedule_rounds:
             return own

@@ -46,6 +46,15 @@ DRAWS = (
     "the exact value is for ideal draws; roundings are decided by 32-bit words, noise bits are "
     "counted by a sampler of 53-bit numbers"
 )
+#: Caveats of a secure sum, simulated and deployed.
+LIMITS = (
+    "the exact value is for binomial noise on sums in fixed point; a simulation draws normals of "
+    "the same variance for it, and plays float64 sums unless every message is made"
+)
+COINS = (
+    "released values are exact: sums of fixed-point records and exact binomial draws, as integers "
+    "modulo 2^64, from the operating system's random bits (docs/secure-sum.md)"
+)
 
 #: 2^-100, the least delta for which the operating system's generator of 256 bits is trusted.
 MIN_DELTA = 2.0**-100
@@ -117,7 +126,7 @@ class SideCertificate(Displayed, msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    unit : {"user", "item", "silo"}
+    unit : {"user", "item", "silo", "reward"}
         The unit that is protected.
     relation : {"replace", "zero-out"}
         Neighbouring datasets.
@@ -255,7 +264,8 @@ def deployed(certificate: Certificate) -> Certificate:
 
     Raises InputError for a delta so small that it would be a claim about the generator itself.
     """
-    kept = tuple(c for c in certificate.caveats if c not in (SIMULATION, FLOATS, REALS, CHANCES))
+    seeded = (SIMULATION, FLOATS, REALS, CHANCES, LIMITS)
+    kept = tuple(c for c in certificate.caveats if c not in seeded)
     if len(kept) == len(certificate.caveats):
         return certificate
     exact = certificate.exact
@@ -266,6 +276,8 @@ def deployed(certificate: Certificate) -> Certificate:
         )
     if any(c in certificate.caveats for c in (FLOATS, REALS, CHANCES)):
         kept += (SAMPLER,)
+    if LIMITS in certificate.caveats:
+        kept += (COINS,)
     return msgspec.structs.replace(certificate, caveats=kept)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from fastfed._validate import choice, integer, number
 
 RELATIONS = ("replace", "zero-out")
-UNITS = ("user", "item", "silo")
+UNITS = ("user", "item", "silo", "reward")
 
 #: Beyond this and below its inverse, squares of noise would leave the range of a float64.
 MAX_EPSILON = 1e50
@@ -32,9 +32,9 @@ class Budget(msgspec.Struct, frozen=True):
     relation : {"replace", "zero-out"}
         Neighbouring datasets: one unit's data become any other data (bounded DP, the papers'
         definition), or its contribution becomes zero, which is weaker.
-    unit : {"user", "item", "silo"}
+    unit : {"user", "item", "silo", "reward"}
         The unit that is protected: one context with all its possible rewards, one realised pair
-        (x, y), or everything that one silo holds.
+        (x, y), everything that one silo holds, or one user's rewards, contexts being public.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
     }[layout]
 
 
-def _std(name: str, value: float) -> float:
+def released_std(name: str, value: float) -> float:
     """Check a noise standard deviation > 0; infinity stands for a stream that is not released."""
     return math.inf if value == math.inf else number(name, value, above=0)
 
@@ -171,7 +171,7 @@ def user_sensitivity(
     choice("relation", relation, RELATIONS)
     choice("layout", layout, LAYOUTS)
     dimension = integer("dimension", dimension, at_least=1)
-    bias_std, cov_std = _std("bias_std", bias_std), _std("cov_std", cov_std)
+    bias_std, cov_std = released_std("bias_std", bias_std), released_std("cov_std", cov_std)
     return joint_sensitivity(relation, layout, dimension, bias_std, cov_std)
 
 

@@ -7,12 +7,15 @@ batch size and horizon, noise, bits, clipping, trigger. The claim adds what no n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
+import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.privacy.account import (
+    Centred,
     Claim,
     GaussianSums,
     HashedTuple,
@@ -29,9 +32,11 @@ from fastfed.privacy.mechanisms.amplification import AmplifiedTree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise
 from fastfed.privacy.mechanisms.local_gaussian import LocalGaussian
-from fastfed.privacy.mechanisms.vector_batches import VectorBatches
+from fastfed.privacy.mechanisms.reward_release import RewardRelease
+from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import NoiseStd, Part, PeerPlan, PhasePlan, Plan
+from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, PhasePlan, Plan, check_rounds
 from fastfed.protocols.protocol import (
     NOISY_ADD,
     NOISY_TREE,
@@ -47,9 +52,19 @@ def bounds(plan: Plan) -> tuple[float, float]:
 
     Whether the environment keeps the latter is a condition of the certificate.
     """
-    if plan.clip is None:
+    return bounds_of(plan.clip)
+
+
+def bounds_of(clip: Clip | None) -> tuple[float, float]:
+    """L and Y of records that are clipped so."""
+    if clip is None:
         return 1.0, 1.0
-    return plan.clip.feature, max(abs(plan.clip.low), abs(plan.clip.high))
+    feature = clip.feature
+    if clip.constant:
+        # Of (z, c): 1 at most where z is scaled to make room for the constant.
+        feature = math.hypot(clip.feature, clip.constant)
+        feature = 1.0 if abs(feature - 1.0) < 1e-12 else feature
+    return feature, max(abs(bound) for bound in clip.centred)
 
 
 @released.register
@@ -57,7 +72,17 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     claim = plan.privacy or Claim(source="none")
     if plan.policy == "random" or not plan.releases:
         return (NoRelease(),)
+    if plan.release_rounds:
+        # Plain data that anyone may change: drivers and parties go by them.
+        check_rounds(plan.release_rounds, plan.horizon)
+    if plan.own is not None and plan.end(plan.releases) != plan.own.until:
+        raise InputError(
+            f"the last release must be after the last shared round ({plan.own.until}), got "
+            f"round {plan.end(plan.releases)}"
+        )
     protocol = plan.protocol
+    if protocol.masked or plan.secure is not None:
+        return (_secure(plan, claim),)
     if protocol.bits:
         return (_bits(plan, claim),)
     by_server = protocol.analyzer in (NOISY_TREE, NOISY_ADD)
@@ -111,6 +136,8 @@ def alike(asked: tuple[float, ...]) -> dict[float, tuple[int, ...]]:
 def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Gaussian noise of silos, or of a trusted server or agent, on sums of batches."""
     protocol, (feature, reward) = plan.protocol, bounds(plan)
+    if budget.unit == "reward":
+        return _rewards(plan, claim, budget, std)
     if plan.release == "nested":
         return NestedNoise(
             budget=budget, releases=plan.releases, noise_std=std.bias, source=claim.source
@@ -132,7 +159,78 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
         schedule=schedule,
         schedule_rounds=rounds,
         remark=claim.remark,
+        factor=plan.factor,
+        centred=centred_of(plan.clip),
     )
+
+
+def _rewards(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
+    """Gaussian noise on sums of x y alone, where contexts are public."""
+    protocol = plan.protocol
+    if protocol.shuffled or plan.trigger is not None or protocol.randomizer == SEND_NOISY_BATCH:
+        raise InputError(f'protects "reward" has no account for protocol "{protocol.id}"')
+    clip = plan.clip
+    return RewardRelease(
+        plan.releases,
+        std.bias,
+        budget,
+        plan.release,
+        claim.max_participations,
+        plan.factor,
+        bounds(plan)[0],
+        clip.centred if clip is not None else (-1.0, 1.0),
+    )
+
+
+def _secure(plan: Plan, claim: Claim) -> SecureSum:
+    """Binomial noise on sums under masks: shares of silos, or in simulations of all together.
+
+    What parties send is the plan's secure sum, what a simulation of all messages together plays is
+    its noise and factor: they must be of one mechanism. Bounds and users are the plan's own.
+    """
+    made, protocol = plan.secure, plan.protocol
+    if made is None or not protocol.masked:
+        raise InputError(
+            f'a plan of protocol "{protocol.id}" must have '
+            f"{'a' if protocol.masked else 'no'} secure sum"
+        )
+    centred, (feature, reward) = centred_of(plan.clip), bounds(plan)
+    wanted = {
+        "protocol": (protocol.randomizer, protocol.analyzer, protocol.shuffled, protocol.senders)
+        == (SEND_BATCH, NOISY_ADD, False, "silos"),
+        "trigger": plan.trigger is None,
+        "release": plan.release == "factorised",
+        "silo_noise": not plan.silo_noise and not claim.by_silo,
+        "silos": made.silos == plan.silos,
+        "dimension": made.dimension == plan.dimension,
+        "number of releases": made.releases == plan.releases,
+        "number of records": made.points >= plan.silos * plan.end(plan.releases),
+        "noise_std": made.stds == plan.noise_std.parts,
+        "factor": plan.factor is not None
+        and np.array_equal(plan.factor.matrix, made.prefix_weights),
+        "constant feature": (made.centred is None) == (centred is None),
+    }
+    wrong = [name for name, holds in wanted.items() if not holds]
+    if wrong:
+        raise InputError(
+            f"the plan's {', '.join(wrong)} must be {'that' if len(wrong) == 1 else 'those'} of "
+            "its secure sum: the plan is not the one that was certified"
+        )
+    return msgspec.structs.replace(
+        made,
+        budget=claim.asked,
+        feature_bound=feature,
+        reward_bound=reward,
+        max_participations=claim.max_participations,
+        centred=centred,
+    )
+
+
+def centred_of(clip: Clip | None) -> Centred | None:
+    """Bounds of records whose last feature is a constant of the code."""
+    if clip is None or not clip.constant:
+        return None
+    return Centred(clip.kappa, clip.feature, *clip.centred)
 
 
 def _unit(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
@@ -164,9 +262,17 @@ def _shuffled(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> Privac
         ratio,
         returning=claim.max_participations,
         silos=plan.silos,
-        batch_size=plan.batch_size,
+        batch_size=tree_batch(tuple(plan.end(k) for k in range(1, plan.releases + 1))),
         horizon=plan.horizon,
     )
+
+
+def tree_batch(ends: Sequence[int] | np.ndarray) -> int:
+    """Batch size B with which no node of the tree of these batches has over B 2^level rounds."""
+    n = np.concatenate([[0], np.asarray(ends, np.int64)])
+    k = np.arange(1, len(n))
+    size = k & -k
+    return int((-(-(n[k] - n[k - size]) // size)).max(initial=1))
 
 
 def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
@@ -175,7 +281,8 @@ def _points(plan: Plan, claim: Claim) -> PrivacyEvent:
     if not bias:
         return RawData(claim.asked)
     return LocalGaussian(
-        batch_size=plan.batch_size,
+        # The fewer users a shuffler mixes, the less it hides.
+        batch_size=min(plan.batch_of(k) for k in range(1, plan.releases + 1)),
         returning=claim.max_participations,
         layout=layout,
         noise_std=bias,
@@ -197,21 +304,33 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
         (math.ceil(bias * feature * reward), math.ceil(covariance * feature**2))
         for bias, covariance in steps
     ]
+    if plan.protocol.flat and centred_of(plan.clip) is not None:
+        g = steps  # its norm is that of the records themselves
     if plan.protocol.flat:
-        (levels,), (b,) = g, encoding.noise_bits
-        return VectorBatches(
-            batch_size=plan.silos * plan.batch_size,
-            dimension=plan.dimension,
-            g=levels,
-            b=b,
-            returning=claim.max_participations,
-            calibration=claim.calibration,
-            budget=claim.asked,
-            source=claim.source,
-            vector_scale=claim.vector_scale,
-            honest_fraction=claim.honest_fraction,
-            local=not plan.protocol.shuffled,
-        )
+        count = plan.releases if plan.encoded_by_release else 1
+        if not len(g) == len(encoding.noise_bits) == count:
+            raise InputError(f"encoding must be of {count} batches, got {len(g)}")
+        lengths = [plan.batch_of(k) for k in range(1, count + 1)]
+        batches = [
+            VectorBatches(
+                batch_size=plan.silos * length,
+                dimension=plan.dimension,
+                g=levels,
+                b=b,
+                returning=claim.max_participations,
+                calibration=claim.calibration,
+                budget=claim.asked,
+                source=claim.source,
+                vector_scale=claim.vector_scale,
+                honest_fraction=claim.honest_fraction,
+                local=not plan.protocol.shuffled,
+                centred=centred_of(plan.clip),
+            )
+            for length, levels, b in zip(lengths, g, encoding.noise_bits, strict=True)
+        ]
+        return batches[0] if count == 1 else UnequalBatches(tuple(batches))
+    if plan.release_rounds:
+        raise InputError('release_rounds with bits need release "flat": a tree has equal batches')
     return BinomialTree(
         plan.releases,
         plan.silos * plan.batch_size,
@@ -230,9 +349,9 @@ def _bits(plan: Plan, claim: Claim) -> PrivacyEvent:
 def released_only(plan: Plan) -> bool:
     """True if actions depend on synchronised statistics alone.
 
-    With B = 1 in fixed rounds the local batch is empty whenever an action is chosen.
+    After every round, in fixed rounds, the local batch is empty whenever an action is chosen.
     """
-    return plan.lazy or (plan.trigger is None and plan.batch_size == 1)
+    return plan.lazy or (plan.trigger is None and plan.releases == plan.horizon)
 
 
 @terms.register
@@ -248,6 +367,7 @@ def _terms(plan: Plan) -> tuple[str, ...]:
         "actions from released statistics" if released_only(plan) else "actions from raw data",
         schedule,
         "no clipping" if plan.clip is None else "clipping",
+        *((f"own rounds after round {plan.share_until}",) if plan.own is not None else ()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,14 +16,18 @@ from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError, array, integer
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases import toeplitz
-from fastfed.protocols.messages import Report, frozen, statistic_size
+from fastfed.privacy.releases.factorised import Factor
 from fastfed.protocols.network import Graph
-from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol
+from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol, Report, frozen, statistic_size
 from fastfed.protocols.score import Score
 from fastfed.protocols.trigger import Trigger
 
 if TYPE_CHECKING:
+    from fastfed.privacy.mechanisms.secure_sum import SecureSum
     from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
+
+#: Releases whose noise reappears in later prefixes, so that it is kept.
+KEEPING = ("toeplitz", "factorised")
 
 # ---- Plans: everything a driver needs to run one curve, as plain data ----------------------------
 
@@ -51,8 +56,8 @@ class Radius:
     beta_t = multiplier (offset_k + scale sqrt(base + d ln(1 + rows_t / (d lambda_k)))), gamma = 0,
     where k counts the releases so far, and rows_t the rows of V by round t. With ``determinant``
     the logarithm is ln det V - d ln anchor. The direct radius, which is one of these, lowers lambda
-    and has gamma = multiplier (lambda + error_bound_k), see fastfed/bandits/radius.py. Arrays have
-    an entry for k = 0, 1, ...; the last one stands for all later releases too.
+    and has gamma = multiplier (tau lambda + error_bound_k), see fastfed/bandits/radius.py. Arrays
+    have an entry for k = 0, 1, ...; the last one stands for all later releases too.
     """
 
     multiplier: float
@@ -63,6 +68,7 @@ class Radius:
     determinant: bool = False
     direct: bool = False
     anchor: float = 1.0
+    tau: float = 1.0
     error_bound: np.ndarray = field(default_factory=lambda: np.zeros(0))
     floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
@@ -94,11 +100,35 @@ class Radius:
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds the statistics are held to: ||x|| <= feature, reward in [low, high]."""
+    """Bounds the statistics are held to: ||x|| <= feature, reward in [low, high].
+
+    Where ``constant`` > 0 it is the last feature, written by the code, and ``feature`` bounds the
+    others. Statistics are of the reward less ``centre``.
+    """
 
     feature: float = 1.0
     low: float = 0.0
     high: float = 1.0
+    constant: float = 0.0
+    centre: float = 0.0
+
+    def apply(self, x: np.ndarray, y: float) -> tuple[float, bool, bool]:
+        """Hold x (d,) to the bounds in place: the centred reward, and what was clipped."""
+        outside = linalg.clip_norm(x[:-1] if self.constant else x, self.feature)
+        if self.constant:
+            x[-1] = self.constant
+        beyond = not self.low <= y <= self.high
+        return min(max(y, self.low), self.high) - self.centre, outside, beyond
+
+    @property
+    def kappa(self) -> float:
+        """kappa of a constant 1 / sqrt(2 kappa); 0 where no feature is constant."""
+        return 0.5 / self.constant**2 if self.constant else 0.0
+
+    @property
+    def centred(self) -> tuple[float, float]:
+        """Interval of the centred reward."""
+        return self.low - self.centre, self.high - self.centre
 
 
 @dataclass(frozen=True)
@@ -130,6 +160,116 @@ class Encoding:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """Fixed rounds of synchronisation: after every ``batch_size`` rounds, or after ``rounds``.
+
+    Parameters
+    ----------
+    horizon : int
+        T.
+    batch_size : int
+        Rounds of a batch, of the longest one where they differ; 0 never synchronises.
+    rounds : tuple of int
+        Where batches differ: the rounds after which they end, increasing.
+    """
+
+    horizon: int
+    batch_size: int
+    rounds: tuple[int, ...] = ()
+
+    @staticmethod
+    def at(rounds: tuple[int, ...], horizon: int) -> Schedule:
+        """Schedule of batches that end after these rounds."""
+        check_rounds(rounds, horizon)
+        longest = max(b - a for a, b in zip((0, *rounds), rounds, strict=False))
+        return Schedule(horizon, longest, rounds)
+
+    @staticmethod
+    def of(plan: Plan) -> Schedule:
+        """Schedule of a plan in fixed rounds."""
+        return Schedule(plan.horizon, plan.batch_size, plan.release_rounds)
+
+    @staticmethod
+    def growing(horizon: int, first: int, ratio: float) -> Schedule:
+        """Batches of ``first`` rounds, then each ``ratio`` times as long as the one before.
+
+        Lengths are rounded to whole rounds. The last batch ends at the horizon at the latest; what
+        would be cut off is never sent.
+        """
+        rounds, end, length = [], 0, float(first)
+        while (end := end + round(length)) <= horizon:
+            rounds.append(end)
+            length = max(length * ratio, length)
+        return Schedule.at(tuple(rounds), horizon) if rounds else Schedule(horizon, horizon + 1)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Rounds after which silos synchronise, (K,) int64."""
+        if self.rounds:
+            return np.array(self.rounds, np.int64)
+        return np.arange(1, self.releases + 1, dtype=np.int64) * self.batch_size
+
+    @property
+    def releases(self) -> int:
+        """K, the number of synchronisations; a short last batch is never sent."""
+        if self.rounds:
+            return len(self.rounds)
+        return self.horizon // self.batch_size if self.batch_size else 0
+
+    @property
+    def every_round(self) -> bool:
+        """True if silos synchronise after every round, also the last ones."""
+        return self.releases == self.horizon
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rounds of each batch, (K,)."""
+        return tuple(int(n) for n in np.diff(self.ends, prepend=0))
+
+
+def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
+    """Raise InputError unless rounds increase from 1 to the horizon at most."""
+    if any(b <= a for a, b in zip((0, *rounds), rounds, strict=False)) or rounds[-1:] > (horizon,):
+        raise InputError(
+            f"release_rounds must increase from 1 to the horizon ({horizon}) at most, "
+            f"got {str(rounds)[:60]}"
+        )
+
+
+@dataclass(frozen=True)
+class OwnRounds:
+    """Rounds of which nothing leaves a silo, after the shared ones (docs/own-rounds.md).
+
+    Parameters
+    ----------
+    until : int
+        The last shared round, after which there is the last release.
+    scale2 : float
+        R^2, the variance of rewards' noise in a silo's posterior.
+    prior : float
+        The precision that others' sums have at least.
+    spreads : tuple of float
+        Delta^2 (1 + 1/(M - 1)) for each deviation Delta of a silo on the grid.
+    ridges : tuple of float
+        Variance of the released noise for each of them, so large that the covariance is definite.
+    bonus : float
+        Factor on ||x||_{V^-1} in the score.
+    """
+
+    until: int
+    scale2: float
+    prior: float
+    spreads: tuple[float, ...]
+    ridges: tuple[float, ...]
+    bonus: float
+
+    @property
+    def model(self) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
+        """Numbers of the posterior, as the kernels take them."""
+        return self.scale2, self.prior, self.spreads, self.ridges
+
+
+@dataclass(frozen=True)
 class Plan:
     """One curve as data: policy, schedule, protocol, noise, regularizer, radius.
 
@@ -144,7 +284,7 @@ class Plan:
     silos: int
     horizon: int
     dimension: int
-    batch_size: int  # rounds between synchronisations; 0: never, 1 with a trigger
+    batch_size: int  # rounds between synchronisations, at most; 0: never, 1 with a trigger
     lazy: bool
     protocol: Protocol
     noise_std: NoiseStd
@@ -159,6 +299,12 @@ class Plan:
     score: Score | None = None  # what "ucb" plays the largest of, where that is no confidence bound
     trigger: Trigger | None = None  # when to synchronise, where the data decide
     privacy: Claim | None = None  # what is declared of it; None: nothing
+    release_rounds: tuple[int, ...] = ()  # where batches differ: the rounds after which they end
+    factor: Factor | None = None  # of release "factorised"
+    bonus: float = 1.0  # m, the factor on both bonuses where the ledger allows it
+    allowance: tuple[float, ...] = ()  # of the ledger by release, see bandits/radius.py
+    own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
+    secure: SecureSum | None = None  # what silos and server execute where sums are under masks
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
         """Plan whose claim, if it has one, is changed."""
@@ -171,10 +317,11 @@ class Plan:
 
     @property
     def history_numbers(self) -> int:
-        """Numbers of noise that a simulation of all silos keeps: of Toeplitz releases."""
-        if self.release != "toeplitz":
+        """Numbers of noise that a simulation of all silos keeps: of factorised releases."""
+        if self.release not in KEEPING:
             return 0
-        owners = self.silos if self.protocol.noise_by == "silos" else 1
+        by_silo = self.protocol.noise_by == "silos" and not self.protocol.masked
+        owners = self.silos if by_silo else 1
         return owners * self.releases * self.statistic_size
 
     @property
@@ -188,7 +335,43 @@ class Plan:
 
         A short last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
         """
+        if self.release_rounds:
+            return len(self.release_rounds)
         return self.horizon // self.batch_size if self.batch_size else 0
+
+    def end(self, release: int) -> int:
+        """Round after which a release is due in fixed rounds; 0 before the first."""
+        if self.release_rounds and release:
+            return self.release_rounds[release - 1]
+        return release * self.batch_size
+
+    def due(self, round: int) -> int:
+        """Releases that are due by the end of a round, in fixed rounds."""
+        if self.release_rounds:
+            return bisect_right(self.release_rounds, round)
+        return round // self.batch_size if self.batch_size else 0
+
+    def batch_of(self, release: int) -> int:
+        """Rounds of the batch that a release, from 1, ends."""
+        return self.end(release) - self.end(release - 1)
+
+    @cached_property
+    def release_scale(self) -> np.ndarray:
+        """Noise of each release's batch in units of ``noise_std``, (K,), where users add it.
+
+        ``noise_std`` is that of ``batch_size`` users, and every user adds as much. Empty where all
+        batches are alike.
+        """
+        if self.protocol.noise_by != "users" or not self.release_rounds:
+            return np.zeros(0)
+        lengths = np.diff(self.release_rounds, prepend=0)
+        scale: np.ndarray = np.sqrt(lengths / float(self.batch_size))
+        return scale
+
+    @property
+    def encoded_by_release(self) -> bool:
+        """True if each release has an encoding of its own: batches that differ, without a tree."""
+        return self.protocol.flat and self.encoding is not None and bool(self.release_rounds)
 
     @property
     def levels(self) -> int:
@@ -200,12 +383,21 @@ class Plan:
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """f of the square-root Toeplitz factor, (K,); empty for other releases."""
+        """f of the square-root Toeplitz factor, (K,), or rows of a factor; else empty."""
+        if self.release == "factorised":
+            if self.factor is None or len(self.factor) != self.releases:
+                raise InputError(f'release "factorised" needs a factor of {self.releases} releases')
+            return self.factor.matrix
         return toeplitz.coefficients(self.releases if self.release == "toeplitz" else 0)
 
     @cached_property
     def statistic_size(self) -> int:
         return statistic_size(self.dimension)
+
+    @property
+    def share_until(self) -> int:
+        """The last shared round where others follow; 0 where every round is shared."""
+        return self.own.until if self.own is not None else 0
 
     @property
     def rows_per_round(self) -> int:
@@ -218,13 +410,19 @@ class Plan:
 
     def rows(self, release: int, round: int) -> float:
         """Rows that enter the radius in a round: what was released if lazy, else all M t."""
-        counted = release * self.batch_size if self.lazy else round
+        counted = self.end(release) if self.lazy else round
         return float(self.rows_per_round * counted)
 
     @property
     def user_std(self) -> NoiseStd:
         """Noise of one user's message, where ``noise_std`` is that of a batch of them."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
+
+    @property
+    def public_constant(self) -> bool:
+        """True if the last entry of a statistic is a public number, which gets no noise."""
+        constant = self.clip is not None and self.clip.constant > 0.0
+        return constant and not self.protocol.bits
 
     @property
     def by_users(self) -> bool:
@@ -236,10 +434,9 @@ class Plan:
         """Sender of a message, in a word."""
         return "user" if self.by_users else "silo"
 
-    @property
-    def senders(self) -> int:
-        """Messages of one release: of all silos, or of all users of a batch."""
-        return self.silos * self.batch_size if self.by_users else self.silos
+    def senders(self, release: int) -> int:
+        """Messages of one release: of all silos, or of all users of its batch."""
+        return self.silos * self.batch_of(release) if self.by_users else self.silos
 
     def level(self, release: int) -> int:
         """Level of the tree node that a release completes; without a tree all are leaves."""
@@ -253,12 +450,23 @@ class Plan:
         """
         if self.encoding is None:
             return np.zeros((0, self.statistic_size))
-        each = [1.0 / self.encoding.each(j, self.dimension) for j in range(self.levels)]
-        return np.array(each).reshape(self.levels, self.statistic_size)
+        count = len(self.encoding.precision) if self.encoded_by_release else self.levels
+        each = [1.0 / self.encoding.each(j, self.dimension) for j in range(count)]
+        return np.array(each).reshape(count, self.statistic_size)
 
     def points(self, level: int) -> int:
-        """Data points of one silo under a node of this level: B 2^level."""
+        """Data points of one silo under a node of this level, at most: B 2^level."""
         return self.batch_size << level
+
+    def encoding_at(self, release: int) -> int:
+        """Index into the encoding of what a release completes: its level, or its own."""
+        return release - 1 if self.encoded_by_release else self.level(release)
+
+    def points_of(self, release: int) -> int:
+        """Data points of one silo in what a release completes, with bits."""
+        if self.release_rounds:
+            return self.batch_of(release)
+        return self.points(self.level(release))
 
     @cached_property
     def _bits_up_by_level(self) -> list[int]:
@@ -268,19 +476,23 @@ class Plan:
         if self.encoding is None:
             users = self.batch_size if self.protocol.senders == "users" else 1
             return [64 * self.statistic_size * self.silos * users] * max(1, self.levels)
-        # A bit travels with the label of its entry.
-        labelled = 1 + (self.statistic_size - 1).bit_length()
-        return [
-            self.silos
-            * self.points(level)
-            * self.statistic_size
-            * self.encoding.message_bits(level)
-            * labelled
-            for level in range(self.levels)
-        ]
+        return [self._labelled(self.points(level), level) for level in range(self.levels)]
+
+    def _labelled(self, points: int, encoding: int) -> int:
+        """Bits of so many data points of every silo: each travels with the label of its entry."""
+        assert self.encoding is not None
+        label = 1 + (self.statistic_size - 1).bit_length()
+        bits = self.encoding.message_bits(encoding)
+        return self.silos * points * self.statistic_size * bits * label
 
     def bits_up_of(self, releases: int) -> int:
         """Bits sent after so many releases: float64 entries, or labelled bits."""
+        if self.release_rounds and self.protocol.senders != "agent":
+            if self.encoding is not None:
+                ends = range(1, releases + 1)
+                return sum(self._labelled(self.points_of(k), self.encoding_at(k)) for k in ends)
+            if self.protocol.senders == "users":
+                return self.end(releases) * 64 * self.statistic_size * self.silos
         if self.encoding is None or self.protocol.flat:
             return releases * self._bits_up_by_level[0] if releases else 0
         # Level j is released at odd multiples of 2^j.

@@ -1,8 +1,13 @@
-"""The protocols by name: what a silo sends, what the server does with it, whom it trusts."""
+"""The protocols by name: what a silo sends, what the server does, whom it trusts; messages."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fastfed._validate import InputError
 
 # The same numbers stand in src/ff_run.h.
 SEND_BATCH, SEND_NODE, SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM = range(6)
@@ -29,6 +34,8 @@ class Protocol:
     #: Who sends: "silos", after each batch; "users", each their own data point in their round; or
     #: nobody, where the "agent" sees what its users do.
     senders: str = "silos"
+    #: Whether silos hide their sums under masks, so that the server sees the sum over all alone.
+    masked: bool = False
 
     @property
     def flat(self) -> bool:
@@ -106,6 +113,18 @@ PROTOCOLS = {
             "server",
             "zhou-chowdhury-2024, Table 1 (after Shariff and Sheffet 2018)",
         ),
+        Protocol(
+            "secure-sum",
+            "each silo adds a share of the noise, masks hide all but the sum over silos",
+            "secure sum: the server and the silos counted as colluders, honest but curious, are "
+            "not trusted",
+            # What a simulation of all messages together plays: the noise of all shares, once.
+            SEND_BATCH,
+            NOISY_ADD,
+            "silos",
+            "zhou-chowdhury-2024, Algorithm 1 with sums under masks (Bonawitz et al. 2017)",
+            masked=True,
+        ),
     )
 }
 
@@ -181,12 +200,139 @@ AGENT_PROTOCOLS = {
 }
 
 
+#: Release of a shuffle that has no tree: every batch once, added up by the server.
+FLAT = "flat"
+
+
 def released_as(protocol: Protocol, release: str) -> Protocol:
     """The protocol under another release: prefix sums, their noise made of shared parts."""
-    if release == "tree":
+    if release == "tree" or protocol.masked:
         return protocol
+    if release == FLAT:
+        source = "chowdhury-zhou-2022, Algorithms 5-7, over all silos"
+        return replace(protocol, analyzer=ADD, source=source)
     paper, _, _ = protocol.source.partition(",")
     source = f"{paper}, Algorithm 1 with another continual release"
     if protocol.noise_by == "server":
         return replace(protocol, randomizer=SEND_BATCH, analyzer=NOISY_ADD, source=source)
     return replace(protocol, randomizer=SEND_NOISY_SUM, analyzer=REPLACE, source=source)
+
+
+# ---- Messages between silo, shuffler and server: immutable values with named arrays --------------
+
+
+def statistic_size(dimension: int) -> int:
+    """Numbers in one statistic: d of the bias sum, d (d + 1) / 2 of the packed covariance."""
+    return dimension + dimension * (dimension + 1) // 2
+
+
+def dimension_of(size: int) -> int:
+    """d of a statistic of so many numbers."""
+    return (math.isqrt(9 + 8 * size) - 3) // 2
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """A read-only copy."""
+    copy = np.array(array, dtype=np.float64)
+    copy.flags.writeable = False
+    return copy
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Bias and covariance sums, raw or noisy, of one sender at one synchronisation.
+
+    ``values`` holds the bias sum (d,) and then the packed lower triangle of the covariance sum,
+    row by row: entry (i, j <= i) at d + i (i + 1) / 2 + j.
+    """
+
+    release: int
+    dimension: int
+    values: np.ndarray
+
+    def __post_init__(self) -> None:
+        size = statistic_size(self.dimension)
+        if not isinstance(self.values, np.ndarray):
+            raise InputError(f"values must be an array, got {type(self.values).__name__}")
+        if self.values.shape != (size,):
+            raise InputError(f"values must have shape ({size},), got {self.values.shape}")
+        object.__setattr__(self, "values", frozen(self.values))
+
+    @property
+    def bias(self) -> np.ndarray:
+        """Sum of x y, (d,)."""
+        return self.values[: self.dimension]
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Sum of x x', (d, d), symmetric."""
+        d = self.dimension
+        full = np.zeros((d, d))
+        full[np.tril_indices(d)] = self.values[d:]
+        return full + np.tril(full, -1).T
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on a wire: float64, packed."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
+class Report(Statistic):
+    """Message of one silo at one synchronisation."""
+
+    silo: int = 0
+
+
+@dataclass(frozen=True)
+class Counts(Report):
+    """The ones among a silo's bits, by label and less their mean without data.
+
+    What a silo sends in place of its bits where the shuffler may add up: its noise hides the data
+    only once the counts of all silos are summed, so a server must never see it.
+    """
+
+
+@dataclass(frozen=True)
+class Shuffled(Statistic):
+    """Message that leaves the shuffler: a report that no longer says who sent it, or the sum of all
+    silos' counts, which is what permuted bits tell."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The bits of one silo at one synchronisation, one row for each entry of the statistic.
+
+    ``bits`` (s, n (2 g + b)) of uint8 holds the messages of the silo's n data points, 2 g + b
+    bits each (zhou-chowdhury-2024, Algorithm 7). The row is the label a bit travels under.
+    """
+
+    release: int
+    dimension: int
+    bits: np.ndarray
+    silo: int = 0
+
+    def __post_init__(self) -> None:
+        rows = statistic_size(self.dimension)
+        if not isinstance(self.bits, np.ndarray):
+            raise InputError(f"bits must be a uint8 array, got {type(self.bits).__name__}")
+        if self.bits.ndim != 2 or self.bits.shape[0] != rows or self.bits.dtype != np.uint8:
+            raise InputError(
+                f"bits must be a uint8 array of {rows} rows, "
+                f"got {self.bits.dtype} of shape {self.bits.shape}"
+            )
+        if self.bits.size and self.bits.max() > 1:
+            raise InputError(f"bits must be 0 or 1, got {self.bits.max()}")
+        copy = self.bits.copy()
+        copy.flags.writeable = False
+        object.__setattr__(self, "bits", copy)
+
+
+@dataclass(frozen=True)
+class ShuffledBits(Bits):
+    """The bits of all silos, permuted under each label; ``silo`` says nothing here."""
+
+
+@dataclass(frozen=True)
+class Broadcast(Statistic):
+    """Message of the server to every silo: the synchronised statistics."""

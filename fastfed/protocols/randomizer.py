@@ -11,16 +11,25 @@ from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
-from fastfed.protocols.messages import Bits, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import PeerPlan, Plan, check_plan
 from fastfed.protocols.protocol import (
     SEND_BATCH,
     SEND_NODE,
     SEND_NOISY_BATCH,
     SEND_NOISY_NODE,
+    Bits,
+    Counts,
+    Report,
+    Shuffled,
+    ShuffledBits,
 )
 from fastfed.protocols.release import make_adder
+from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.vector_sum import encoding_of, ones_of
+
+#: What a silo sends at a synchronisation.
+Message = Report | Bits | Encoded
+
 
 # ---- Randomizers R: what leaves a silo, or a user's device, in place of its data points ----------
 
@@ -31,13 +40,16 @@ from fastfed.protocols.vector_sum import encoding_of, ones_of
 class Randomizer(Protocol):
     """Base of randomizers: they accumulate data points, and make one report of each batch."""
 
-    release: int
+    @property
+    def release(self) -> int:
+        """Messages made so far."""
+        ...
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """The next data point: features (d,) and reward."""
         ...
 
-    def report(self) -> Report | Bits:
+    def report(self) -> Message:
         """The message after the batch that has just ended."""
         ...
 
@@ -87,7 +99,9 @@ class SumRandomizer:
             return self._batch, total
         if sends == SEND_NOISY_BATCH:
             # The sum of what the users of the batch send, each with noise of their own.
-            return self._adder.node(self._batch, release), total
+            scales = self.plan.release_scale
+            scale = float(scales[release - 1]) if len(scales) else 1.0
+            return self._adder.node(self._batch, release, scale), total
         if self._by_prefix:
             total = total.copy()
             aggregation.add(total, self._batch)
@@ -127,7 +141,7 @@ class User(Once):
                 'User needs a plan in which users send for themselves, with messages "individual", '
                 f'got protocol "{plan.protocol.id}"'
             )
-        last = plan.releases * plan.batch_size
+        last = plan.end(plan.releases)
         if not last:
             raise InputError("the plan has no batch that ends: its users send nothing")
         self.plan = plan
@@ -139,12 +153,12 @@ class User(Once):
     @property
     def release(self) -> int:
         """The release, from 1, that this user's message is part of."""
-        return (self.number - 1) // self.plan.batch_size + 1
+        return self.plan.due(self.number - 1) + 1
 
     @property
     def place(self) -> int:
         """The user's place in the batch, from 0."""
-        return (self.number - 1) % self.plan.batch_size
+        return self.number - 1 - self.plan.end(self.release - 1)
 
     @once
     def message(self, x: object, reward: float) -> Report | Bits:
@@ -155,9 +169,7 @@ class User(Once):
         y, clip = number("reward", reward), self.plan.clip
         outside = beyond = False
         if clip is not None:
-            outside = linalg.clip_norm(features, clip.feature)
-            beyond = not clip.low <= y <= clip.high
-            y = min(max(y, clip.low), clip.high)
+            y, outside, beyond = clip.apply(features, y)
         made = self._bits(features, y) if self.plan.protocol.bits else self._report(features, y)
         self.clipped_feature, self.clipped_reward, self._sent = outside, beyond, True
         return made
@@ -172,13 +184,14 @@ class User(Once):
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
         encoding, size, d = encoding_of(self.plan), len(point), self.plan.dimension
+        e = self.plan.encoding_at(self.release)
         words = self.noise.random_u32(0, self.number, size)
-        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[0])
-        count = ones_of(point, encoding, 0, words, noise)
+        noise = self.noise.point_binomials(0, self.number, 0, size, encoding.noise_bits[e])
+        count = ones_of(point, encoding, e, words, noise)
         if self.plan.protocol.shuffled:
-            bits = aggregation.encode_bits(count, encoding.message_bits(0))
+            bits = aggregation.encode_bits(count, encoding.message_bits(e))
             return Bits(self.release, d, bits, self.place)
-        centred = count - encoding.each(0, d) - encoding.noise_bits[0] / 4.0
+        centred = count - encoding.each(e, d) - encoding.noise_bits[e] / 4.0
         return Counts(self.release, d, centred, self.place)
 
 
@@ -208,7 +221,7 @@ class Shuffler(Once):
         self.release = 0
 
     @once
-    def shuffle(self, reports: Sequence[Report | Bits]) -> list[Shuffled | ShuffledBits]:
+    def shuffle(self, reports: Sequence[Message]) -> list[Shuffled | ShuffledBits]:
         """Messages of one release, permuted over all silos; bits and counts come as one message.
 
         Raises InputError unless ``reports`` holds one message of each silo for the next release,
@@ -219,13 +232,13 @@ class Shuffler(Once):
         self.release = release
         return passed
 
-    def _checked(self, reports: Sequence[Report | Bits]) -> list[Report | Bits]:
-        plan = self.plan
-        kind: type = Report
+    def _checked(self, reports: Sequence[Message]) -> list[Report | Bits]:
+        plan, ordered = self.plan, []
+        kind: type[Report | Bits] = Report
         if plan.protocol.bits:
             kind = Bits if plan.individual else Counts
         for report in reports:
-            if type(report) is not kind:
+            if isinstance(report, Encoded) or type(report) is not kind:
                 raise InputError(
                     f'the shuffler of "{plan.protocol.id}" takes {kind.__name__} messages, '
                     f"got {type(report).__name__}"
@@ -240,11 +253,13 @@ class Shuffler(Once):
                     f"message of {plan.sender} {report.silo} must be of release "
                     f"{self.release + 1}, got release {report.release}"
                 )
+            ordered.append(report)
+        senders = plan.senders(self.release + 1)
         # The order of arrival is the network's; permuting an order fixed first hides it.
-        ordered = sorted(reports, key=lambda r: r.silo)
-        if [r.silo for r in ordered] != list(range(plan.senders)):
+        ordered.sort(key=lambda r: r.silo)
+        if [r.silo for r in ordered] != list(range(senders)):
             raise InputError(
-                f"reports must hold one message of each of the {plan.senders} {plan.sender}s, "
+                f"reports must hold one message of each of the {senders} {plan.sender}s, "
                 f"got {plan.sender}s {[r.silo for r in ordered]}"
             )
         return ordered

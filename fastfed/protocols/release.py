@@ -22,8 +22,8 @@ from fastfed.privacy import exact
 from fastfed.privacy.releases import honaker
 from fastfed.privacy.releases.gaussian_release import RELEASES as ACCOUNTED
 from fastfed.protocols.account import bounds
-from fastfed.protocols.messages import statistic_size
 from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.protocols.protocol import statistic_size
 
 #: The releases by name, in the order of src/ff_run.h: those accounted for, and a published code's.
 RELEASES = (*ACCOUNTED, "nested")
@@ -103,6 +103,24 @@ class ToeplitzNoise:
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
 
+class FactorisedNoise:
+    """Rows of B z, every z drawn once and kept (fastfed.privacy.releases.factorised)."""
+
+    def __init__(self, matrix: np.ndarray, size: int) -> None:
+        self._matrix = matrix
+        self._history = np.zeros((max(1, len(matrix)), size))
+
+    def at(self, k: int, draw: Draw) -> np.ndarray:
+        self._history[k - 1] = draw(k)
+        return aggregation.weighted_sum(self._history, self._matrix[k - 1, :k])
+
+    def terms(self, k: int) -> dict[int, Fraction]:
+        return {n: Fraction(float(c)) for n, c in enumerate(self._matrix[k - 1, :k], start=1)}
+
+    def size(self, k: int) -> tuple[int, float]:
+        return k, float(np.abs(self._matrix[k - 1, :k]).sum()) * (1.0 + (k + 2) * 2.0**-40)
+
+
 class NestedNoise:
     """The sum of the first 1 + floor(ln(k + 1)) draws, as in the experiment code of
     chowdhury-zhou-2022; prefixes between two draws have one noise, which hides nothing there."""
@@ -135,6 +153,8 @@ def prefix_noise(plan: Plan) -> PrefixNoise | None:
         return HonakerNoise(plan.levels, plan.statistic_size)
     if plan.release == "toeplitz":
         return ToeplitzNoise(plan.coefficients, plan.statistic_size)
+    if plan.release == "factorised":
+        return FactorisedNoise(plan.coefficients, plan.statistic_size)
     if plan.release == "nested":
         return NestedNoise(plan.statistic_size)
     return None
@@ -154,8 +174,8 @@ class Adder(Protocol):
         """The statistic of a data point, (s,)."""
         ...
 
-    def node(self, values: np.ndarray, number: int) -> np.ndarray:
-        """values (s,) with the noise of a numbered node."""
+    def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
+        """values (s,) with the noise of a numbered node, ``scale`` times as strong."""
         ...
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
@@ -175,10 +195,19 @@ def make_adder(
     return FloatAdder(plan, noise, drawer, std)
 
 
-def noisy(values: np.ndarray, normals: np.ndarray, dimension: int, std: NoiseStd) -> np.ndarray:
+def noisy(
+    values: np.ndarray,
+    normals: np.ndarray,
+    dimension: int,
+    std: NoiseStd,
+    public_constant: bool = False,
+) -> np.ndarray:
     """Statistic plus its node's noise, in float64; a source that gives too little is refused."""
     normals = array("noise", normals, shape=(statistic_size(dimension),))
-    return aggregation.add_noise(values, normals, dimension, *std.parts)
+    made = aggregation.add_noise(values, normals, dimension, *std.parts)
+    if public_constant:
+        made[-1] = values[-1]
+    return made
 
 
 class FloatAdder:
@@ -207,15 +236,17 @@ class FloatAdder:
         linalg.accumulate(made, x, y)
         return made
 
-    def node(self, values: np.ndarray, number: int) -> np.ndarray:
+    def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
         self._begin(number)
-        return noisy(values, self._draw(number), self.plan.dimension, self.std)
+        return self._noisy(values, self._draw(number), self.std.times(scale))
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
         assert self._prefixes is not None
         self._begin(k)
-        noise = self._prefixes.at(k, self._draw)
-        return noisy(values, noise, self.plan.dimension, self.std)
+        return self._noisy(values, self._prefixes.at(k, self._draw), self.std)
+
+    def _noisy(self, values: np.ndarray, noise: np.ndarray, std: NoiseStd) -> np.ndarray:
+        return noisy(values, noise, self.plan.dimension, std, self.plan.public_constant)
 
 
 class ExactAdder:
@@ -227,6 +258,11 @@ class ExactAdder:
         self.plan, self.noise, self.drawer = plan, noise, drawer
         self.unit, larger = fixed_point(plan, points)
         self._std = spread(std, plan.dimension) * larger
+        # Entries that are public get no noise.
+        self._bare = self._std == 0.0
+        if plan.public_constant:
+            self._bare[-1] = True
+        self._std[self._bare] = 1.0
         self._prefixes = prefix_noise(plan)
         self._kept: dict[int, Normals] = {}
         self._largest = 0.0
@@ -250,10 +286,16 @@ class ExactAdder:
         """InputError for a sum that is not one of fixed-point records."""
         exact.check_fixed(values, self.unit, who)
 
-    def node(self, values: np.ndarray, number: int) -> np.ndarray:
+    def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
         if number not in self._kept:
             self._kept = {}
-        return exact.add_normals(values, self._std, self._draw(number))
+        made = exact.add_normals(values, self._std * scale, self._draw(number))
+        return self._public(made, values)
+
+    def _public(self, made: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """What is released, public entries as they are."""
+        made[self._bare] = values[self._bare]
+        return made
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
         prefixes = self._prefixes
@@ -268,7 +310,7 @@ class ExactAdder:
             parts = [(self._draw(n).interval, c) for n, c in prefixes.terms(k).items()]
             return exact.combined(parts)(entry, bits)
 
-        return exact.noisy(values, self._std, noise, error, refine)
+        return self._public(exact.noisy(values, self._std, noise, error, refine), values)
 
 
 def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
@@ -277,11 +319,15 @@ def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
     points: how many records a statistic may be the sum of; by default all of the plan's.
     """
     feature, reward = bounds(plan)
-    # Of x y and x x'; what is bounded by 0 is 0, and rounded to it.
+    # Of x y and x x', of all features; what is bounded by 0 is 0, and rounded to it.
     norms = [norm for norm in (feature * reward, feature * feature) if norm > 0.0] or [1.0]
     unit = exact.quantum(max(1, points or plan.silos * plan.horizon), max(norms))
+    least, clip = min(norms), plan.clip
+    if clip is not None and clip.constant:
+        # Beside a public constant a record moves less (docs/centred.md, "Fixed point").
+        least = min(least, math.sqrt(2.0) * clip.feature * reward, clip.feature**2) or least
     sizes = plan.statistic_size, plan.dimension
-    return unit, exact.inflation(unit, *sizes, min(norms), max(norms))
+    return unit, exact.inflation(unit, *sizes, least, max(norms))
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:

@@ -11,7 +11,6 @@ from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
-from fastfed.protocols.messages import Bits, Broadcast, Counts, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import (
     LocalEstimate,
     Model,
@@ -21,14 +20,26 @@ from fastfed.protocols.plan import (
     check_phase_plan,
     check_plan,
 )
-from fastfed.protocols.protocol import ADD, NOISY_ADD, NOISY_TREE, REPLACE
+from fastfed.protocols.protocol import (
+    ADD,
+    NOISY_ADD,
+    NOISY_TREE,
+    REPLACE,
+    Bits,
+    Broadcast,
+    Counts,
+    Report,
+    Shuffled,
+    ShuffledBits,
+)
 from fastfed.protocols.release import ExactAdder, make_adder
+from fastfed.protocols.secure_sum import Decoder, Encoded, masked, secure_of
 from fastfed.protocols.vector_sum import counted, encoding_of
 
 # ---- The server: the analyzer A of a protocol, from the silos' reports to one broadcast ----------
 
 
-Message = Report | Shuffled | Bits
+Message = Report | Shuffled | Bits | Encoded
 
 
 class Server(Once):
@@ -49,6 +60,7 @@ class Server(Once):
         self._raw = np.zeros(plan.statistic_size)
         # The server's own noise: its stream stands one past the last silo's.
         self._adder = make_adder(plan, self.noise, plan.silos, plan.noise_std)
+        self._decoder = Decoder(secure_of(plan)) if masked(plan, self.noise) else None
 
     @once
     def combine(self, messages: Sequence[Message]) -> Broadcast:
@@ -57,6 +69,8 @@ class Server(Once):
         ``messages`` holds one report of every silo for this release, or what the shuffler made
         of them; anything else is an InputError, and the server's state is then unchanged.
         """
+        if self._decoder is not None:
+            return self._decoded(self._decoder, messages)
         ordered = self._checked(messages)
         rows = [self._values(message) for message in ordered]
         total = np.array(rows[0])
@@ -73,10 +87,18 @@ class Server(Once):
         self.release, self._total, self._raw = release, combined, raw
         return broadcast
 
-    def _checked(self, messages: Sequence[Message]) -> list[Message]:
+    def _decoded(self, decoder: Decoder, messages: Sequence[Any]) -> Broadcast:
+        """The synchronised statistics, from masked messages."""
+        prefix = decoder.prefix(decoder.total(messages))
+        broadcast = Broadcast(self.release + 1, self.plan.dimension, prefix)
+        # Everything is computed: from here on nothing can fail.
+        self.release = decoder.release = broadcast.release
+        return broadcast
+
+    def _checked(self, messages: Sequence[Message]) -> list[Report | Shuffled | Bits]:
         plan, release = self.plan, self.release + 1
         if plan.protocol.shuffled:
-            ordered = list(messages)
+            ordered: list[Any] = list(messages)
             wanted: type = ShuffledBits if plan.protocol.bits and plan.individual else Shuffled
             if not all(type(m) is wanted for m in ordered):
                 kind = next(type(m).__name__ for m in ordered if type(m) is not wanted)
@@ -84,7 +106,7 @@ class Server(Once):
                     f'protocol "{plan.protocol.id}" needs messages from a Shuffler '
                     f"({wanted.__name__}), got {kind}"
                 )
-            expected = 1 if plan.protocol.bits else plan.senders
+            expected = 1 if plan.protocol.bits else plan.senders(release)
             if len(ordered) != expected:
                 raise InputError(
                     f"the shuffler must pass on {expected} messages, got {len(ordered)}"
@@ -93,10 +115,10 @@ class Server(Once):
             sent = Counts if plan.protocol.bits else Report
             reports = [m for m in messages if isinstance(m, Report) and type(m) is sent]
             reports.sort(key=lambda r: r.silo)
-            senders = list(range(plan.senders))
+            senders = list(range(plan.senders(release)))
             if len(reports) < len(messages) or [r.silo for r in reports] != senders:
                 raise InputError(
-                    f"reports must hold one report of each of the {plan.senders} {plan.sender}s, "
+                    f"reports must hold one report of each of the {len(senders)} {plan.sender}s, "
                     f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
@@ -119,25 +141,26 @@ class Server(Once):
         return ordered
 
     def _check_bits(self, message: Bits) -> None:
-        level = self.plan.level(message.release)
-        length = self._points(level) * encoding_of(self.plan).message_bits(level)
+        e = self.plan.encoding_at(message.release)
+        length = self._points(message.release) * encoding_of(self.plan).message_bits(e)
         if message.bits.shape[1] != length:
             raise InputError(
                 f"release {message.release} must have {length} bits an entry, "
                 f"got {message.bits.shape[1]}"
             )
 
-    def _values(self, message: Message) -> np.ndarray:
+    def _values(self, message: Report | Shuffled | Bits) -> np.ndarray:
         """The message as a statistic of its units: bits are counted (Alg. 7 line 10)."""
         if not isinstance(message, Bits):
             return message.values
-        level, encoding = self.plan.level(message.release), encoding_of(self.plan)
-        g = encoding.each(level, message.dimension)
-        return counted(message.bits, self._points(level), g, encoding.noise_bits[level])
+        release, encoding = message.release, encoding_of(self.plan)
+        e = self.plan.encoding_at(release)
+        g = encoding.each(e, message.dimension)
+        return counted(message.bits, self._points(release), g, encoding.noise_bits[e])
 
-    def _points(self, level: int) -> int:
+    def _points(self, release: int) -> int:
         """Data points behind one message of bits: a shuffler makes one of all."""
-        return self.plan.silos * self.plan.points(level)
+        return self.plan.silos * self.plan.points_of(release)
 
     def _combined(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
         """Values to broadcast, and the raw prefix sum once they are.
@@ -147,7 +170,7 @@ class Server(Once):
         makes, raw, adder = self.plan.protocol.analyzer, self._raw, self._adder
         level = self.plan.level(release)
         if self.plan.protocol.bits:
-            total = total * self.plan.units[level]
+            total = total * self.plan.units[self.plan.encoding_at(release)]
         if makes == ADD:
             combined = self._total.copy()
             aggregation.add(combined, total)

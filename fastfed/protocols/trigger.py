@@ -13,7 +13,7 @@ from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
 from fastfed.privacy import exact
-from fastfed.protocols.messages import statistic_size
+from fastfed.protocols.protocol import statistic_size
 
 # The same numbers stand in src/ff_trigger.h.
 DETERMINANT, PRIVATE_DETERMINANT = 1, 2

@@ -23,8 +23,8 @@ from fastfed.privacy.certificate import (
 )
 from fastfed.privacy.mechanisms.binomial_tree import VectorSumAccount
 from fastfed.privacy.sensitivity import RELATIONS, Budget, sum_sensitivity
-from fastfed.protocols.messages import Bits, Counts, dimension_of
 from fastfed.protocols.plan import Encoding, Plan
+from fastfed.protocols.protocol import Bits, Counts, dimension_of
 
 # The randomizer of the vector sum: data points as noisy bits (zhou-chowdhury-2024, Alg. 5-7).
 
@@ -58,7 +58,7 @@ class BitRandomizer:
     def observe(self, x: np.ndarray, y: float) -> None:
         """Round a data point for all its nodes."""
         plan, round, size = self.plan, self.round + 1, self.plan.statistic_size
-        leaf = (round - 1) // plan.batch_size + 1
+        leaf = plan.due(self.round) + 1
         if plan.protocol.flat:
             levels = [0] if leaf <= plan.releases else []
         else:
@@ -66,19 +66,25 @@ class BitRandomizer:
         words = self.noise.random_u32(self.silo, round, len(levels) * size).reshape(-1, size)
         point = np.zeros(size)
         linalg.accumulate(point, x, y)
-        self._encode(point, levels, words, round)
+        self._encode(point, leaf, levels, words)
         self.round = round
 
-    def _encode(self, point: np.ndarray, levels: list[int], words: np.ndarray, round: int) -> None:
+    def _encoding(self, leaf: int, level: int) -> int:
+        """Index of the encoding of a node that holds this leaf."""
+        return leaf - 1 if self.plan.encoded_by_release else level
+
+    def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
         for level, drawn in zip(levels, words, strict=True):
             clamped = self.plan.clip is not None
-            round_statistic(point, self.encoding.steps(level), clamped, drawn, self._sums[level])
+            steps = self.encoding.steps(self._encoding(leaf, level))
+            round_statistic(point, steps, clamped, drawn, self._sums[level])
 
     def report(self) -> Counts | Bits:
         """The ones of the node released now, less their mean without data: exact in float64."""
         release = self.release + 1
         level = self.plan.level(release)
-        trials = self.plan.points(level) * self.encoding.noise_bits[level]
+        bits = self.encoding.noise_bits[self.plan.encoding_at(release)]
+        trials = self.plan.points_of(release) * bits
         # Kept until the report is made: one that is made again has the same noise.
         if self._drawn[0] != release:
             size = self.plan.statistic_size
@@ -98,15 +104,17 @@ class MessageRandomizer(BitRandomizer):
         super().__init__(plan, silo, noise)
         self._bits: list[list[np.ndarray]] = [[] for _ in range(max(1, plan.levels))]
 
-    def _encode(self, point: np.ndarray, levels: list[int], words: np.ndarray, round: int) -> None:
-        size, b = len(point), self.encoding.noise_bits
+    def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
+        size, b, round = len(point), self.encoding.noise_bits, self.round + 1
+        used = [self._encoding(leaf, level) for level in levels]
         # Drawn before any bit is kept: a source that fails leaves everything as it was.
-        noises = [self.noise.point_binomials(self.silo, round, j, size, b[j]) for j in levels]
-        for level, drawn, noise in zip(levels, words, noises, strict=True):
-            count = ones_of(point, self.encoding, level, drawn, noise)
-            self._bits[level].append(
-                aggregation.encode_bits(count, self.encoding.message_bits(level))
-            )
+        noises = [
+            self.noise.point_binomials(self.silo, round, level, size, b[e])
+            for level, e in zip(levels, used, strict=True)
+        ]
+        for level, e, drawn, noise in zip(levels, used, words, noises, strict=True):
+            count = ones_of(point, self.encoding, e, drawn, noise)
+            self._bits[level].append(aggregation.encode_bits(count, self.encoding.message_bits(e)))
 
     def report(self) -> Bits:
         """All bits of the node released now."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.reporting.claims import BEYOND
-from fastfed.reporting.figure import experiment_folders, read_source
-from fastfed.reporting.source import Source
+from fastfed.reporting.figure import Source, experiment_folders, read_source
 from fastfed.results.results import CurveResult
 
 #: Keys of an identity that must agree for two runs to have met the same users and rewards.

@@ -14,10 +14,10 @@ from fastfed.privacy.audit.bounds import AuditResult
 from fastfed.privacy.certificate import SideCertificate, as_text
 from fastfed.privacy.mechanisms.catalogue import Calibrated
 from fastfed.reporting import table as text_table
+from fastfed.reporting.figure import Source, in_memory
 from fastfed.reporting.html import Html, details, element, join
 from fastfed.reporting.pictures import plot
 from fastfed.reporting.sections import full_certificate, legend_labels, mark, results_table
-from fastfed.reporting.source import Source, in_memory
 from fastfed.reporting.text import audit_sentences, calibration_sentences, certificate_sentences
 from fastfed.results.results import CurveResult, Results
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fastfed.reporting import table as tables
-from fastfed.reporting.figure import read_all
+from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
 from fastfed.reporting.pictures import draw, draw_communication, sends
 from fastfed.reporting.plotting import KINDS
@@ -20,7 +20,6 @@ from fastfed.reporting.sections import (
     mark,
     title_block,
 )
-from fastfed.reporting.source import Source
 from fastfed.reporting.table import Row, counts, ordered, rows_of
 from fastfed.results.files import replace_file
 

@@ -10,8 +10,16 @@ import numpy as np
 
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
-from fastfed.reporting.figure import SYNCHRONISATIONS, draw_bounds, off_picture
-from fastfed.reporting.source import Source, in_memory, regret, spaced, y_axis
+from fastfed.reporting.figure import (
+    SYNCHRONISATIONS,
+    Source,
+    draw_bounds,
+    in_memory,
+    off_picture,
+    regret,
+    spaced,
+    y_axis,
+)
 from fastfed.reporting.table import sent
 from fastfed.reporting.text import is_private, privacy_text
 from fastfed.results.results import CurveResult, Results, standard_error

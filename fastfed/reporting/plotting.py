@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfed.reporting.source import Source
+from fastfed.reporting.figure import Source
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
 

@@ -12,16 +12,18 @@ from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
 from fastfed.reporting import table as text_table
 from fastfed.reporting.claims import Claim, judge, per_silo
 from fastfed.reporting.figure import (
+    Source,
     amount,
     not_stored,
     off_picture,
+    spaced,
     synchronisation_bounds,
     visible_bounds,
+    y_axis,
 )
 from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
 from fastfed.reporting.pictures import sends
 from fastfed.reporting.plotting import Y_LABELS, line_styles
-from fastfed.reporting.source import Source, spaced, y_axis
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.results.results import CurveResult
 

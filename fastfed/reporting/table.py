@@ -25,7 +25,7 @@ from fastfed.reporting.claims import (
     judge,
     per_silo,
 )
-from fastfed.reporting.source import Source
+from fastfed.reporting.figure import Source
 from fastfed.reporting.text import privacy_text
 from fastfed.results.results import CurveResult, summary
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfed._kernels import driver, environments
 from fastfed.environments import EnvironmentSpec
-from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.plan import KEEPING, Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
@@ -38,7 +38,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     node_rows = owners if levels else 0
     sum_rows = m if protocol.tree or protocol.bits else int(protocol.analyzer == NOISY_ADD)
     made: Shapes = {
-        "history": ((owners if plan.release == "toeplitz" else 0, plan.releases, s), float),
+        "history": ((owners if plan.release in KEEPING else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
         "candidates": ((m, driver.CANDIDATES_SIZE), np.uint8),
         "w": ((slots, d, d), float),
@@ -54,6 +54,13 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
         "indefinite": ((1,), np.int64),
         "synchronised": ((checkpoints,), np.int64),
     }
+    if plan.own is not None:
+        made |= {
+            "own_w": ((m, d, d), float),
+            "own_theta": ((m, d), float),
+            "own_sums": ((m, s), float),
+            "own_rest": ((m, s), float),
+        }
     if record:
         made |= {
             "actions": ((m, plan.horizon), np.int32),
@@ -82,9 +89,16 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
     clip, encoding = plan.clip, plan.encoding
     return {
         "batch_size": plan.batch_size,
+        "releases": plan.releases,
+        "ends": np.array(plan.release_rounds, np.int64) if plan.release_rounds else None,
+        "release_scale": plan.release_scale if len(plan.release_scale) else None,
+        "by_release": plan.encoded_by_release,
         "lazy": plan.lazy,
         "random": plan.policy == "random",
         "score": plan.score,
+        "share_until": plan.share_until,
+        "belief": plan.own.model if plan.own is not None else None,
+        "own_bonus": plan.own.bonus if plan.own is not None else 0.0,
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
@@ -103,11 +117,16 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
         "clip": clip is not None,
         "feature_bound": clip.feature if clip else 0.0,
+        "constant": clip.constant if clip else 0.0,
+        "reward_centre": clip.centre if clip else 0.0,
+        "tau": plan.radius.tau,
+        "least_bonus": plan.bonus,
+        "allowance": np.array(plan.allowance) if plan.bonus < 1.0 else None,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "levels": levels,
         "shuffled": protocol.shuffled,
         "bit_levels": np.array(
-            [encoding.steps(j) for j in range(levels)] if encoding else (), np.int64
+            [encoding.steps(j) for j in range(len(plan.units))] if encoding else (), np.int64
         ),
         "noise_bits": np.array(encoding.noise_bits if encoding else (), np.int64),
         "unit": np.ascontiguousarray(plan.units),
@@ -235,7 +254,7 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
     return [
         silo_term("silo states", states, plan),
         Term("regret of every silo", curve, marks, "checkpoints"),
-        Term("noises of Toeplitz releases", noises, spaced(plan.releases), "releases"),
+        Term("noises that prefixes share", noises, spaced(plan.releases), "releases"),
         Term("actions and rewards", recorded, rounds, "rounds"),
     ]
 
@@ -244,10 +263,13 @@ def state_terms(plan: Plan, checkpoints: int, record: bool) -> list[Term]:
 SHORT = 32
 
 
-def scratch_term(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int) -> Term:
+def scratch_term(
+    facts: EnvironmentSpec, bit_levels: int, curves: int, threads: int, grid: int = 0
+) -> Term:
     """Of all threads: the actions of a round, and what scores are computed in.
 
-    As ff_run_scratch of src/ff_run.h, of which only what is written to counts.
+    As ff_run_scratch of src/ff_run.h, of which only what is written to counts. grid: deviations
+    of own rounds' beliefs, see ff_belief_scratch of src/ff_belief.h.
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2
@@ -257,6 +279,7 @@ def scratch_term(facts: EnvironmentSpec, bit_levels: int, curves: int, threads: 
     scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
     # The factor in float32 and in 16 bits, what is refreshed, noise; words of bits; what waits.
     models = 8 * (d * d + 3 * s + 16 * curves * (d + 1)) + 4 * bit_levels * s
-    size = threads * (actions + scores + models)
+    beliefs = 8 * (4 * d * d + grid * s + 5 * d) if grid else 0
+    size = threads * (actions + scores + models + beliefs)
     of = f"{spaced(k)} actions x d = {d}, {threads} thread{'s' if threads > 1 else ''}"
     return Term("actions of a round", size, of, "actions")

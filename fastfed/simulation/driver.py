@@ -12,7 +12,6 @@ no memory, nor do pages of a mapped file, which the system takes back when it ne
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,17 +169,70 @@ def array_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
+# ---- A step driver's record ----------------------------------------------------------------------
+
+
+class Record:
+    """What a step driver notes of every silo and round, for an Outcome."""
+
+    def __init__(self, silos: int, horizon: int, checkpoints: np.ndarray) -> None:
+        self.checkpoints = checkpoints
+        self.actions = np.zeros((silos, horizon), np.int32)
+        self.rewards = np.zeros((silos, horizon))
+        self.releases = np.zeros(len(checkpoints), np.int64)
+        self._regret = np.zeros(silos)
+        self._curves = np.zeros((silos, len(checkpoints)))
+
+    def note(self, silo: int, round: int, action: int, reward: float, means: np.ndarray) -> None:
+        """One round of one silo, with the expected rewards (K,) of its actions."""
+        self.actions[silo, round - 1], self.rewards[silo, round - 1] = action, reward
+        self._regret[silo] += means.max() - means[action]
+
+    def close(self, round: int, releases: int) -> None:
+        """End a round, by which there were so many releases."""
+        at = self.checkpoints == round
+        self._curves[:, at] = self._regret[:, None]
+        self.releases[at] = releases
+
+    def group_regret(self) -> np.ndarray:
+        """Regret of all silos at the checkpoints, (C,), added up in the silos' order."""
+        group = np.zeros(len(self.checkpoints))
+        for row in self._curves:
+            group += row
+        return group
+
+
 # ---- The interface -------------------------------------------------------------------------------
 
 
-class Driver(ABC):
-    """Runs plans of one kind."""
+@dataclass(frozen=True)
+class Driver:
+    """Functions that run plans of one kind.
 
-    def together(self, plan: Any) -> bool:
-        """Curves of such plans may be run at once, over contexts made once; by default alone."""
-        return False
+    Parameters
+    ----------
+    run_one : callable
+        ``run_one(environment, plan, checkpoints, *, threads, record, last, progress)`` runs rounds
+        1..last (None: all) of one plan as fast as can be; ``record`` keeps actions and rewards,
+        where there are any.
+    run_steps : callable
+        ``run_steps(environment, plan, checkpoints, *, last, progress)`` runs the same by the
+        parties themselves, message by message, with the same bits.
+    memory : callable
+        ``memory(plan, checkpoints, *, steps, record)``: terms of one curve of one replicate, its
+        state and what it leaves behind; ``steps``: by the step driver.
+    run_together : callable, optional
+        As ``run_one``, with a sequence of plans in place of one: over contexts made once.
+    together : callable, optional
+        Whether a plan may be run together with others; by default none may.
+    """
 
-    @abstractmethod
+    run_one: Callable[..., Outcome]
+    run_steps: Callable[..., Outcome]
+    memory: Callable[..., list[Term]]
+    run_together: Callable[..., list[Outcome]] | None = None
+    together: Callable[[Any], bool] = lambda plan: False
+
     def run(
         self,
         environment: Any,
@@ -192,28 +244,10 @@ class Driver(ABC):
         last: int | None = None,
         progress: Progress | None = None,
     ) -> list[Outcome]:
-        """Run rounds 1..last (all by default) as fast as can be: plans that run together, or one.
-
-        ``record``: keep actions and rewards, where there are any.
-        """
-
-    @abstractmethod
-    def run_steps(
-        self,
-        environment: Any,
-        plan: Any,
-        checkpoints: np.ndarray,
-        *,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """Run the same by the parties themselves, message by message, with the same bits."""
-
-    @abstractmethod
-    def memory(
-        self, plan: Any, checkpoints: int, *, steps: bool = False, record: bool = False
-    ) -> list[Term]:
-        """Terms of one curve of one replicate: its state, and what it leaves behind.
-
-        ``steps``: by the step driver; ``record``: with actions and rewards kept.
-        """
+        """Run rounds 1..last (all by default) of plans that run together, or of one."""
+        common: dict[str, Any] = {
+            "threads": threads, "record": record, "last": last, "progress": progress,
+        }  # fmt: skip
+        if self.run_together is not None and self.together(plans[0]):
+            return self.run_together(environment, plans, checkpoints, **common)
+        return [self.run_one(environment, plan, checkpoints, **common) for plan in plans]

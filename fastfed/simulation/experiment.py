@@ -43,7 +43,8 @@ MOST_HISTORY = 4 * 2**30
 MOST_CURVES = 1000
 
 #: Keys whose value may be a list itself, and no sweep over values: always, or when it holds lists.
-LISTS, LISTS_OF_LISTS = ("silo_epsilon",), ("graph",)
+LISTS = ("silo_epsilon", "release_rounds", "base_rates")
+LISTS_OF_LISTS = ("graph",)
 
 TOP_KEYS = (
     "name",
@@ -190,7 +191,7 @@ def batch_of(curve: dict[str, Any]) -> int | None:
 
 def since(keys: dict[str, Any]) -> dict[str, Any]:
     """Config of a curve but for those that came later and say nothing: older stores stay valid."""
-    return {key: value for key, value in keys.items() if (key, value) != ("score", UCB)}
+    return {k: v for k, v in keys.items() if k not in LATER or v != LATER[k]}
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
@@ -362,6 +363,20 @@ def check_history(curves: Iterable[Curve]) -> None:
             'need less, and "honaker" next to nothing'
         )
 
+
+#: Keys that came after the first version, with the value that says nothing.
+LATER: dict[str, Any] = {
+    "score": UCB,
+    "protects": "user",
+    "bonus": 1.0,
+    "ledger": 1.0,
+    **dict.fromkeys(
+        (
+            *("batch_first", "batch_ratio", "release_rounds", "reward_centre", "base_rates"),
+            *("colluders", "share"),
+        )
+    ),
+}
 
 #: Bytes of gradients that one replicate of experts may keep, and exchanges that it may take.
 MOST_GRADIENTS, MOST_EXCHANGES = 4 * 2**30, 2**28

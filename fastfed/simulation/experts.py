@@ -7,7 +7,7 @@ both drivers, and any number of threads, have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -137,10 +137,11 @@ def run(
     checkpoints: np.ndarray,
     *,
     threads: int = 1,
+    record: bool = False,
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (all by default) from sums over all clients."""
+    """Run rounds 1..last (all by default) from sums over all clients; there are no actions."""
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
     decider = plan.decider(noise)
@@ -313,43 +314,11 @@ def terms_of(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
     return [*terms, Term("sums of losses", 16 * sums, f"{spaced(d)} experts", "experts")]
 
 
-class ExpertDriver(Driver):
-    """Runs plans of experts against an adversary."""
-
-    def run(
-        self,
-        environment: Adversary,
-        plans: Sequence[ExpertPlan],
-        checkpoints: np.ndarray,
-        *,
-        threads: int = 1,
-        record: bool = False,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> list[Outcome]:
-        return [
-            run(
-                environment, plan, checkpoints,
-                threads=threads, last=last, progress=progress,
-            )
-            for plan in plans
-        ]  # fmt: skip
-
-    def run_steps(
-        self,
-        environment: Adversary,
-        plan: ExpertPlan,
-        checkpoints: np.ndarray,
-        *,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
-
-    def memory(
-        self, plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
-    ) -> list[Term]:
-        return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
+def memory(
+    plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
+) -> list[Term]:
+    """Terms of one curve of one replicate."""
+    return [*terms_of(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
 
 
-DRIVER = ExpertDriver()
+DRIVER = Driver(run, run_steps, memory)

@@ -15,6 +15,7 @@ from typing import Any
 from fastfed._memory import available, format_size, parse_size
 from fastfed._validate import InputError
 from fastfed.environments import EnvironmentSpec, LossSpec
+from fastfed.protocols.plan import Plan
 from fastfed.simulation import dispatch
 from fastfed.simulation.compiled import scratch_term
 from fastfed.simulation.dispatch import (
@@ -59,9 +60,10 @@ def of_pass(
         terms += dispatch.driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
         most = max(getattr(plan, "bit_levels", 0) for plan in plans)
-        terms.append(
-            scratch_term(facts, most, len(plans), 1 if steps else min(threads, first.silos))
-        )
+        owns = (plan.own for plan in plans if isinstance(plan, Plan) and plan.own is not None)
+        grid = max((len(own.spreads) for own in owns), default=0)
+        inner = 1 if steps else min(threads, first.silos)
+        terms.append(scratch_term(facts, most, len(plans), inner, grid))
     own = getattr(environment, "memory", None)
     if own is not None:
         size = int(own(first.silos, first.horizon, len(plans)))

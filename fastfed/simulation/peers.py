@@ -8,7 +8,7 @@ those, and counts the messages that the step driver sends; the tests hold one ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -241,7 +241,9 @@ def run(
     return run_parts(plan, checkpoints, run_part, record=record)
 
 
-def terms_of(plan: PeerPlan, checkpoints: int, steps: bool, record: bool) -> list[Term]:
+def memory(
+    plan: PeerPlan, checkpoints: int, *, steps: bool = False, record: bool = False
+) -> list[Term]:
     """Memory of the largest part, for they run one by one, or of all, message by message."""
     parts: list[list[Term]] = []
     asked = []
@@ -271,43 +273,4 @@ def _alike(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
     return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]
 
 
-class PeerDriver(Driver):
-    """Runs plans of a federation without a server."""
-
-    def run(
-        self,
-        environment: environments.Environment,
-        plans: Sequence[PeerPlan],
-        checkpoints: np.ndarray,
-        *,
-        threads: int = 1,
-        record: bool = False,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> list[Outcome]:
-        return [
-            run(
-                environment, plan, checkpoints,
-                threads=threads, record=record, last=last, progress=progress,
-            )
-            for plan in plans
-        ]  # fmt: skip
-
-    def run_steps(
-        self,
-        environment: environments.Environment,
-        plan: PeerPlan,
-        checkpoints: np.ndarray,
-        *,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
-
-    def memory(
-        self, plan: PeerPlan, checkpoints: int, *, steps: bool = False, record: bool = False
-    ) -> list[Term]:
-        return terms_of(plan, checkpoints, steps, record)
-
-
-DRIVER = PeerDriver()
+DRIVER = Driver(run, run_steps, memory)

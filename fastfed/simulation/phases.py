@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +14,17 @@ from fastfed.bandits.silo import Client, rounds_between
 from fastfed.privacy.mechanisms.winsorized import padded_dimension
 from fastfed.protocols.plan import LocalEstimate, PhasePlan, check_phase_plan
 from fastfed.protocols.server import Averager
-from fastfed.simulation import compiled
+from fastfed.simulation import compiled, server
 from fastfed.simulation.driver import (
     OBJECT,
     Driver,
     Outcome,
     Progress,
+    Record,
     Term,
     linear_events,
     silo_term,
 )
-from fastfed.simulation.server import DRIVER as LOCAL
 
 #: Runs rounds first..last.
 Through = Callable[[driver.Run, int, int], None]
@@ -40,12 +40,8 @@ def run_steps(
 ) -> Outcome:
     """Run rounds 1..last (all by default), one client and round at a time."""
     clients = [Client(plan, i) for i in range(plan.silos)]
-    server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
-    regret = np.zeros(plan.silos)
-    curve = np.zeros((plan.silos, len(checkpoints)))
-    actions = np.zeros((plan.silos, plan.horizon), np.int32)
-    rewards = np.zeros((plan.silos, plan.horizon))
-    released = np.zeros(len(checkpoints), np.int64)
+    averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
+    record = Record(plan.silos, plan.horizon, checkpoints)
     model = np.zeros(plan.dimension)
     for round in range(1, (last or plan.horizon) + 1):
         for i, client in enumerate(clients):
@@ -53,31 +49,26 @@ def run_steps(
             a = client.select(features)
             y = environment.reward(i, round, means[a])
             client.observe(y)
-            actions[i, round - 1], rewards[i, round - 1] = a, y
-            regret[i] += means.max() - means[a]
-        curve[:, checkpoints == round] = regret[:, None]
+            record.note(i, round, a, y, means)
         if clients[0].due:
-            made = server.combine([client.estimate() for client in clients])
+            made = averager.combine([client.estimate() for client in clients])
             for client in clients:
                 client.adopt(made)
             model = made.values
-        released[checkpoints == round] = server.releases
+        record.close(round, averager.releases)
         if progress is not None:
             progress(1)
-    group = np.zeros(len(checkpoints))
-    for row in curve:
-        group += row
     return Outcome(
-        group_regret=group,
-        **sent(plan, released),
+        group_regret=record.group_regret(),
+        **sent(plan, record.releases),
         events=linear_events(
             0,
             sum(c.clipped_features for c in clients),
             sum(c.clipped_rewards for c in clients),
         ),
         total=model,
-        actions=actions,
-        rewards=rewards,
+        actions=record.actions,
+        rewards=record.rewards,
     )
 
 
@@ -103,7 +94,7 @@ def run_phases(
     run = open_pass(made)
     run.initialise()
     through(run, 1, min(plan.initial_rounds, until))
-    server = Averager(plan, SeededNoise(environment.seed, environment.replicate))
+    averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
     greedy = {**made, **greedy_state(plan)}
     run = open_pass(greedy)
@@ -112,7 +103,7 @@ def run_phases(
         if first - 1 > until:
             break
         found = linalg.least_squares(made["batch"], plan.dimension)
-        model = server.combine(
+        model = averager.combine(
             [LocalEstimate(phase, values, i) for i, values in enumerate(found)]
         ).values
         released += checkpoints >= first - 1
@@ -165,47 +156,15 @@ def run(
     return replace(compiled.outcome(plan.local, made), **changed)
 
 
-class PhaseDriver(Driver):
-    """Runs plans in phases of doubling length."""
-
-    def run(
-        self,
-        environment: environments.Environment,
-        plans: Sequence[PhasePlan],
-        checkpoints: np.ndarray,
-        *,
-        threads: int = 1,
-        record: bool = False,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> list[Outcome]:
-        return [
-            run(
-                environment, plan, checkpoints,
-                threads=threads, record=record, last=last, progress=progress,
-            )
-            for plan in plans
-        ]  # fmt: skip
-
-    def run_steps(
-        self,
-        environment: environments.Environment,
-        plan: PhasePlan,
-        checkpoints: np.ndarray,
-        *,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        return run_steps(environment, plan, checkpoints, last=last, progress=progress)
-
-    def memory(
-        self, plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
-    ) -> list[Term]:
-        # Estimates as objects; in rotated coordinates, and what is drawn beside them.
-        wide = padded_dimension(plan.dimension)
-        each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
-        *terms, left = LOCAL.memory(plan.local, checkpoints, steps=steps, record=record)
-        return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
+def memory(
+    plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
+) -> list[Term]:
+    """Terms of one curve: its clients before the phases, and their estimates."""
+    # Estimates as objects; in rotated coordinates, and what is drawn beside them.
+    wide = padded_dimension(plan.dimension)
+    each = 8 * (2 * plan.dimension + 4 * wide) + 2 * OBJECT
+    *terms, left = server.memory(plan.local, checkpoints, steps=steps, record=record)
+    return [*terms, silo_term("estimates of all silos", plan.silos * each, plan.local), left]
 
 
-DRIVER = PhaseDriver()
+DRIVER = Driver(run, run_steps, memory)

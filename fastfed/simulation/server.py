@@ -7,15 +7,17 @@ The compiled driver (`compiled`) runs batches of rounds without Python, with the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import environments
 from fastfed._random import NoiseSource, SeededNoise
 from fastfed.bandits.silo import Silo
-from fastfed.protocols.messages import Bits, Report
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import Bits, Report
 from fastfed.protocols.randomizer import Shuffler, User
+from fastfed.protocols.secure_sum import masked, simulated_keys
 from fastfed.protocols.server import Server
 from fastfed.simulation import compiled
 from fastfed.simulation.driver import (
@@ -23,6 +25,7 @@ from fastfed.simulation.driver import (
     Driver,
     Outcome,
     Progress,
+    Record,
     Term,
     linear_events,
     outcome_term,
@@ -42,14 +45,14 @@ class Users:
 
     def send(self, round: int, x: np.ndarray, reward: float) -> None:
         """The message of this round's user; those of an unfinished last batch send none."""
-        if round > self.plan.releases * self.plan.batch_size:
+        if round > self.plan.end(self.plan.releases):
             return
         user = User(self.plan, round, self.noise)
         self._sent.append(user.message(x, reward))
         self.clipped_features += user.clipped_feature
         self.clipped_rewards += user.clipped_reward
 
-    def messages(self) -> list[Report | Bits]:
+    def messages(self) -> list[Any]:
         """Messages sent since the last call; none where silos send."""
         sent, self._sent = self._sent, []
         return sent
@@ -62,6 +65,13 @@ def run_steps(
     return [run_one(environment, plan, checkpoints) for plan in plans]
 
 
+def simulated_masks(plan: Plan, silo: int, noise: SeededNoise) -> dict[int, bytes] | None:
+    """Keys of a silo's masks where its messages have any; who knows the seed knows them all."""
+    if not masked(plan, noise):
+        return None
+    return simulated_keys(noise.seed, silo, plan.silos, noise.replicate)
+
+
 def run_one(
     environment: environments.Environment,
     plan: Plan,
@@ -72,13 +82,9 @@ def run_one(
 ) -> Outcome:
     """Run rounds 1..last (all by default) of one plan; ``progress(1)`` hears of each round."""
     noise = SeededNoise(environment.seed, environment.replicate)
-    silos = [Silo(plan, i, noise) for i in range(plan.silos)]
+    silos = [Silo(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)]
     shuffler, server = Shuffler(plan, noise), Server(plan, noise)
-    regret = np.zeros(plan.silos)
-    curve = np.zeros((plan.silos, len(checkpoints)))
-    actions = np.zeros((plan.silos, plan.horizon), np.int32)
-    rewards = np.zeros((plan.silos, plan.horizon))
-    synchronised = np.zeros(len(checkpoints), np.int64)
+    record = Record(plan.silos, plan.horizon, checkpoints)
     total = np.zeros(plan.statistic_size)
     users = Users(plan, noise)
     for round in range(1, (last or plan.horizon) + 1):
@@ -91,9 +97,7 @@ def run_one(
                 silo.served()
             else:
                 silo.observe(y)
-            actions[i, round - 1], rewards[i, round - 1] = a, y
-            regret[i] += means.max() - means[a]
-        curve[:, checkpoints == round] = regret[:, None]
+            record.note(i, round, a, y, means)
         if any(silo.due for silo in silos):
             if plan.trigger is not None:
                 for silo in silos:
@@ -105,15 +109,12 @@ def run_one(
             for silo in silos:
                 silo.receive(broadcast)
             total = broadcast.values
-        synchronised[checkpoints == round] = server.release
+        record.close(round, server.release)
         if progress is not None:
             progress(1)
-    group = np.zeros(len(checkpoints))
-    for row in curve:
-        group += row
     return Outcome(
-        group_regret=group,
-        **sent(plan, synchronised),
+        group_regret=record.group_regret(),
+        **sent(plan, record.releases),
         events=linear_events(
             # Every silo refreshes the same V; it is one event per synchronisation.
             silos[0].indefinite,
@@ -121,8 +122,8 @@ def run_one(
             sum(s.clipped_rewards for s in silos) + users.clipped_rewards,
         ),
         total=total,
-        actions=actions,
-        rewards=rewards,
+        actions=record.actions,
+        rewards=record.rewards,
     )
 
 
@@ -137,6 +138,9 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     m, s = plan.silos, plan.statistic_size
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
+    if plan.own is not None:
+        # A belief; raw sums, what others released and what was sent.
+        each += 8 * (plan.dimension * (plan.dimension + 1) + 3 * s)
     # A message, its copy, and the shuffler's.
     each += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * each, plan)]
@@ -146,6 +150,10 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
         )
         # A byte each, kept until sent, sent, and shuffled.
         terms.append(silo_term("bits of all messages", 3 * m * s * bits, plan, "points of a batch"))
+    elif plan.individual and plan.secure is not None:
+        # Leaf sums of every silo, and their product with a row of the factor.
+        size = 8 * m * plan.releases * s + 16 * plan.releases * s
+        terms.append(silo_term("batches of every silo", size, plan))
     elif plan.by_users:
         size = m * plan.batch_size * (16 * s + 2 * OBJECT)
         terms.append(silo_term("messages of users", size, plan, "points of a batch"))
@@ -161,51 +169,41 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
 # ---- The driver ----------------------------------------------------------------------------------
 
 
-class ServerDriver(Driver):
-    """Runs plans of a federation with a server, or of a single agent (`protocols.plan.Plan`)."""
+def together(plan: Plan) -> bool:
+    """Without a trigger, which goes back and runs rounds again; and without single bits, which lie
+    outside of what the compiled driver executes."""
+    return plan.trigger is None and not plan.individual
 
-    def together(self, plan: Plan) -> bool:
-        """Without a trigger, which goes back and runs rounds again; and without single bits,
-        which lie outside of what the compiled driver executes."""
-        return plan.trigger is None and not plan.individual
 
-    def run(
-        self,
-        environment: environments.Environment,
-        plans: Sequence[Plan],
-        checkpoints: np.ndarray,
-        *,
-        threads: int = 1,
-        record: bool = False,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> list[Outcome]:
-        if plans[0].individual:
-            return [run_one(environment, plans[0], checkpoints, last=last, progress=progress)]
-        return compiled.run(
-            environment, plans, checkpoints,
-            threads=threads, record=record, last=last, progress=progress,
-        )  # fmt: skip
-
-    def run_steps(
-        self,
-        environment: environments.Environment,
-        plan: Plan,
-        checkpoints: np.ndarray,
-        *,
-        last: int | None = None,
-        progress: Progress | None = None,
-    ) -> Outcome:
+def run(
+    environment: environments.Environment,
+    plan: Plan,
+    checkpoints: np.ndarray,
+    *,
+    threads: int = 1,
+    record: bool = False,
+    last: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run rounds 1..last (all by default) by the compiled driver, where it executes such plans."""
+    if plan.individual:
         return run_one(environment, plan, checkpoints, last=last, progress=progress)
-
-    def memory(
-        self, plan: Plan, checkpoints: int, *, steps: bool = False, record: bool = False
-    ) -> list[Term]:
-        if steps or plan.individual:
-            terms = step_terms(plan, checkpoints)
-        else:
-            terms = compiled.state_terms(plan, checkpoints, record)
-        return [*terms, outcome_term(checkpoints, plan.statistic_size)]
+    (outcome,) = compiled.run(
+        environment, [plan], checkpoints,
+        threads=threads, record=record, last=last, progress=progress,
+    )  # fmt: skip
+    return outcome
 
 
-DRIVER = ServerDriver()
+def memory(
+    plan: Plan, checkpoints: int, *, steps: bool = False, record: bool = False
+) -> list[Term]:
+    """Terms of one curve of one replicate."""
+    if steps or plan.individual:
+        terms = step_terms(plan, checkpoints)
+    else:
+        terms = compiled.state_terms(plan, checkpoints, record)
+    return [*terms, outcome_term(checkpoints, plan.statistic_size)]
+
+
+DRIVER = Driver(run, run_one, memory, run_together=compiled.run, together=together)

@@ -85,6 +85,8 @@ def problem_spec(
         reward_range=facts.reward_range,
         linear=facts.linear,
         features_bounded=facts.features_bounded,
+        intercept=facts.intercept,
+        linear_by_silo=facts.linear_by_silo,
         multiplicity=facts.multiplicity,
         notes=facts.notes,
         conditions=tuple(Condition(text, holds) for text, holds in facts.conditions),

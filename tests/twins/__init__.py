@@ -37,6 +37,7 @@ from twins.protocol import (
     determinant_radius,
     honaker,
     honaker_number,
+    missing_bonus,
     node_level,
     node_normals,
     prefix,
@@ -46,6 +47,7 @@ from twins.protocol import (
     round_noisy,
     scale,
     toeplitz,
+    weighted_sum,
 )
 from twins.random import (
     ideal_laplace,
@@ -78,6 +80,7 @@ __all__ = [
     "hadamard",
     "honaker",
     "honaker_number",
+    "missing_bonus",
     "ideal_laplace",
     "ideal_normals",
     "least_squares",
@@ -108,6 +111,7 @@ __all__ = [
     "solve",
     "stream_key",
     "toeplitz",
+    "weighted_sum",
     "touched_levels",
     "uniform",
     "random_u32",

@@ -109,6 +109,28 @@ def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> f
     return full * high / 8.0
 
 
+def missing_bonus(w: Array, beta: float, gamma: float, m: float) -> float:
+    """min(1, (1 - m) (beta sqrt(q) + gamma q)), q >= the largest eigenvalue of W'W."""
+    d = len(w)
+    a = np.zeros((d, d))
+    for k in range(d):
+        a[: k + 1, : k + 1] += np.outer(w[k, : k + 1], w[k, : k + 1])
+    scale = 0.0
+    for i in range(d):
+        scale += a[i, i]
+    a = a / scale
+    for _ in range(3):
+        b = np.zeros((d, d))
+        for k in range(d):
+            b += np.outer(a[:, k], a[k])
+        a = b
+    trace = 0.0
+    for i in range(d):
+        trace += a[i, i]
+    q = scale * float(np.sqrt(np.sqrt(np.sqrt(trace)))) * (1.0 + 1e-9)
+    return min(1.0, (1.0 - m) * (beta * float(np.sqrt(q)) + gamma * q))
+
+
 def determinant_radius(
     multiplier: float,
     scale: float,
@@ -133,6 +155,14 @@ def honaker(estimate: Array, node: Array, sibling: Array, level: int) -> None:
 def honaker_number(k: int) -> int:
     """The key of the first node that Honaker's tree releases at k."""
     return 2 * (k - 1) - (k - 1).bit_count() + 1
+
+
+def weighted_sum(rows: Array, weights: Array) -> Array:
+    """Sum of weights[i] rows[i], one after the other."""
+    out = np.zeros(rows.shape[1])
+    for weight, row in zip(weights, rows, strict=False):
+        out += weight * row
+    return out
 
 
 def toeplitz(history: Array, f: Array, k: int) -> Array:

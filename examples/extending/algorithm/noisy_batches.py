@@ -41,15 +41,14 @@ class NoisyConfig(Config, frozen=True, kw_only=True):
 
 def build(config: NoisyConfig, problem: ProblemSpec) -> System:
     """Plan and certificate of one curve."""
-    batch_size = config.rounds_per_batch(problem)
-    releases = problem.horizon // batch_size
+    schedule = config.batches(problem)  # equal batches, or any that are known beforehand
     mechanism = calibrate_tree(Budget(config.epsilon, config.delta), 1)  # a tree of one node
     std = NoiseStd(*mechanism.stds)
     # After k releases k noises have added up.
-    distribution = NoiseDistribution(std, problem.silos, np.arange(releases + 1.0))
+    distribution = NoiseDistribution(std, problem.silos, np.arange(schedule.releases + 1.0))
     clip = config.bounds(published=False)
     noise = Noise(mechanism, distribution, std)
-    plan, theory = assemble(config, problem, PROTOCOL, batch_size, clip, noise)
+    plan, theory = assemble(config, problem, PROTOCOL, schedule, clip, noise)
     source = f"{PROTOCOL.source}; {mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("noisy-batches", plan, certificate, theory=theory)

@@ -63,11 +63,20 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
     if (c->random)
         return FF_OK;
     if (c->clip) {
-        c->clipped[2 * silo] += ff_clip_norm(p->feature, d, c->feature_bound);
+        const int64_t free = c->constant > 0.0 ? d - 1 : d;
+        c->clipped[2 * silo] += ff_clip_norm(p->feature, free, c->feature_bound);
+        if (free < d)
+            p->feature[free] = c->constant;
         if (y < c->reward_low || y > c->reward_high) {
             y = y < c->reward_low ? c->reward_low : c->reward_high;
             c->clipped[2 * silo + 1]++;
         }
+        y -= c->reward_centre;
+    }
+    if (c->share_until) {
+        const int64_t status = ff_policy_keep(run, c, silo, round, y, p);
+        if (status != FF_OK || ff_policy_own(c, round))
+            return status;
     }
     ff_protocol_accumulate(run, c, silo, round, y, p, pending);
     if (!c->lazy)
@@ -143,6 +152,17 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
+/* After the last release a silo takes its own part off the total, and believes the rest. */
+static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
+{
+    const int64_t s = ff_statistic(run->dimension);
+    double *rest = c->own_rest + silo * s;
+    for (int64_t j = 0; j < s; j++)
+        rest[j] = c->total[j] - rest[j];
+    const ff_parts p = ff_cut(scratch, run);
+    return ff_policy_believe(run, c, silo, &p);
+}
+
 /* After `round`: all silos report, the server combines, all adopt the new estimate. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
 {
@@ -157,7 +177,14 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
         c->synchronised_rounds[round - 1] = 1;
     c->trigger.last = round;
     c->trigger.due = 0;
-    return ff_protocol_refresh(run, c, run->scratch);
+    const int64_t status = ff_protocol_refresh(run, c, run->scratch);
+    if (status != FF_OK || !c->share_until || k < c->releases)
+        return status;
+    EACH_SILO(run, static, run->status[i] = begin_own(run, c, i, SCRATCH(run)))
+    for (int64_t i = 0; i < run->silos; i++)
+        if (run->status[i] != FF_OK)
+            return run->status[i];
+    return FF_OK;
 }
 
 int64_t ff_run_initialise(ff_run *run)
@@ -262,14 +289,13 @@ int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
         /* Up to the next synchronisation of any curve. */
         int64_t end = last;
         for (int64_t i = 0; i < run->curve_count; i++) {
-            const int64_t b = run->curves[i].batch_size;
-            if (b && (first - 1) / b * b + b < end)
-                end = (first - 1) / b * b + b;
+            const int64_t due = ff_next_end(&run->curves[i]);
+            end = due < end ? due : end;
         }
         int64_t status = run_span(run, first, end, 0);
         for (int64_t i = 0; status == FF_OK && i < run->curve_count; i++) {
             ff_curve *c = &run->curves[i];
-            if (c->batch_size && end % c->batch_size == 0)
+            if (ff_next_end(c) == end)
                 status = synchronise(run, c, end);
         }
         if (status != FF_OK)

@@ -134,6 +134,7 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
     out->actions = k;
     out->mean = mean;
     out->quantised = NULL;
+    out->silo = silo;
     if (env->mean) {
         out->best = best_of(env, out);
         return FF_OK;
@@ -212,12 +213,12 @@ FF_INLINE void sphere_squares(int n, int64_t first, const ff_sphere *sphere, con
 FF_INLINE void sphere_features(int n, int64_t first, const ff_sphere *sphere, const parts *p)
 {
     const int64_t free = sphere->dimension - 1;
-    const float root_half = 0.70710678f, last = p->theta[free] * root_half;
+    const float constant = (float)sphere->constant, last = p->theta[free] * constant;
     lanes32 scale[2], product[2];
     for (int v = 0; v < n; v++) {
         scale[v] = AT(p->square + first + v * WIDTH32);
         product[v] = (lanes32){0} + last;
-        TO(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + root_half;
+        TO(p->x + free * p->stride + first + v * WIDTH32) = (lanes32){0} + constant;
     }
     for (int64_t j = 0; j < free; j++) {
         const float t = p->theta[j];
@@ -244,20 +245,25 @@ FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, 
 
 double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 
-double ff_sphere_mean(const void *state, const void *x, int64_t a)
+FF_INLINE const double *sphere_theta(const ff_sphere *sphere, int64_t silo)
 {
-    const ff_sphere *sphere = (const ff_sphere *)state;
-    return mean_of(sphere->theta, (const float *)x, ff_stride(sphere->actions), sphere->dimension,
-                   a);
+    return sphere->theta + silo * sphere->theta_stride;
 }
 
-/* x = (u / sqrt 2, 1 / sqrt 2), u uniform on the (d - 1)-sphere, fresh for every (round, silo). */
+double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
+{
+    const ff_sphere *sphere = (const ff_sphere *)state;
+    return mean_of(sphere_theta(sphere, silo), (const float *)x, ff_stride(sphere->actions),
+                   sphere->dimension, a);
+}
+
+/* x = (u / sqrt 2, constant), u uniform on the (d - 1)-sphere, fresh for every (round, silo). */
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
     const ff_sphere *sphere = (const ff_sphere *)state;
     const int64_t d = sphere->dimension, k = sphere->actions, free = d - 1;
-    const parts p = cut(buffer, k, d, sphere->theta);
+    const parts p = cut(buffer, k, d, sphere_theta(sphere, silo));
     const ff_stream s = ff_stream_open(seed, FF_CONTEXT, sphere->shared ? 0u : (uint32_t)replicate,
                                        (uint32_t)silo, (uint32_t)round);
     if (free > 0)
@@ -276,7 +282,7 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
         for (int64_t j = 0; j < d; j++)
             p.x[j * p.stride + a] = a < free ? (j == a || j == free ? root_half : 0.0f)
                                              : (j == free ? 1.0f : 0.0f);
-        mean[a] = ff_sphere_mean(sphere, p.x, a);
+        mean[a] = ff_sphere_mean(sphere, silo, p.x, a);
     }
     return k;
 }
@@ -396,8 +402,9 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     return k;
 }
 
-double ff_gap_mean(const void *state, const void *x, int64_t a)
+double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 {
+    (void)silo;
     const ff_gap *gap = (const ff_gap *)state;
     return mean_of(gap->theta, (const float *)x, ff_stride(gap->actions), gap->dimension, a);
 }

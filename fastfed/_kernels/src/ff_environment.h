@@ -15,8 +15,8 @@
 typedef int64_t (*ff_fill)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                            int64_t round, void *x, double *mean);
 
-/* The expected reward of action a of those that fill wrote. */
-typedef double (*ff_mean)(const void *state, const void *x, int64_t a);
+/* The expected reward of action a of those that fill wrote for a silo. */
+typedef double (*ff_mean)(const void *state, int64_t silo, const void *x, int64_t a);
 
 /* Fills every field of `out` from memory of its own; returns 0 or a negative status. */
 typedef int64_t (*ff_borrow)(void *state, uint64_t seed, int64_t replicate, int64_t silo,
@@ -63,23 +63,26 @@ int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicat
 /* The expected reward of action a of them. */
 FF_INLINE double ff_mean_of(const ff_environment *env, const ff_actions *actions, int64_t a)
 {
-    return env->mean ? env->mean(env->state, actions->x, a) : actions->mean[a];
+    return env->mean ? env->mean(env->state, actions->silo, actions->x, a) : actions->mean[a];
 }
 
 /* The reward of an action of expected reward `mean` in that round. */
 double ff_reward_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                     int64_t round, double mean);
 
-/* ---- the sphere (zhou-chowdhury-2024, Section 6; Vaswani et al. 2020) ---- */
+/* ---- the sphere (zhou-chowdhury-2024, Section 6; Vaswani et al. 2020); of silos that differ, one
+ * theta for each ---- */
 typedef struct {
-    const double *theta; /* (d) */
+    const double *theta;  /* (d), or one for each silo, (M, d) */
+    int64_t theta_stride; /* from one silo's theta to the next: 0 or d */
     int64_t dimension, actions;
     int64_t basis_actions; /* how many leading actions are fixed: 0 or d */
     int64_t shared;        /* 1: the same contexts in every replicate */
+    double constant;       /* the last feature */
 } ff_sphere;
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *x, double *mean);
-double ff_sphere_mean(const void *state, const void *x, int64_t a);
+double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a);
 
 /* ---- one best action, a gap above all others (dubey-pentland-2020, Section 4.4) ---- */
 typedef struct {
@@ -91,7 +94,7 @@ typedef struct {
 } ff_gap;
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *x, double *mean);
-double ff_gap_mean(const void *state, const void *x, int64_t a);
+double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a);
 
 /* mean_error of sphere and gap in d dimensions: their means are sums of at most a few (d + 8)
  * roundings of float32, of terms whose sizes sum to at most 1; features shortened into the unit

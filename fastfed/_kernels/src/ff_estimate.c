@@ -63,3 +63,36 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     const double width = inflation * (radius->base + (grown > 0.0 ? grown : 0.0));
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
+
+double ff_missing_bonus(const double *restrict w, double beta, double gamma, double m, int64_t d,
+                        double *restrict scratch)
+{
+    double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, trace = 0.0;
+    memset(a, 0, (size_t)(d * d) * sizeof(double));
+    /* W is lower triangular. */
+    for (int64_t k = 0; k < d; k++)
+        for (int64_t i = 0; i <= k; i++)
+            for (int64_t j = 0; j <= k; j++)
+                a[i * d + j] += w[k * d + i] * w[k * d + j];
+    /* In units of its trace, so that no power underflows to nothing. */
+    for (int64_t i = 0; i < d; i++)
+        scale += a[i * d + i];
+    for (int64_t i = 0; i < d * d; i++)
+        a[i] /= scale;
+    for (int square = 0; square < 3; square++) {
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t j = 0; j < d; j++) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < d; k++)
+                    sum += a[i * d + k] * a[k * d + j];
+                b[i * d + j] = sum;
+            }
+        memcpy(a, b, (size_t)(d * d) * sizeof(double));
+    }
+    for (int64_t i = 0; i < d; i++)
+        trace += a[i * d + i];
+    /* Rounding is paid for. */
+    const double q = scale * sqrt(sqrt(sqrt(trace))) * (1.0 + 1e-9);
+    const double missing = (1.0 - m) * (beta * sqrt(q) + gamma * q);
+    return missing < 1.0 ? missing : 1.0;
+}

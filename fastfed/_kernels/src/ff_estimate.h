@@ -30,4 +30,11 @@ double ff_log_inflation(const ff_radius *radius, double inflation);
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d);
 
+/* A bound on what a round's regret may gain where both bonuses are multiplied by m < 1, with a
+ * largest reward of 1: min(1, (1 - m) (beta sqrt(q) + gamma q)), where q bounds the largest
+ * eigenvalue of V^{-1} = W'W, as the eighth root of the trace of its eighth power.
+ * scratch: 2 d^2. */
+double ff_missing_bonus(const double *w, double beta, double gamma, double m, int64_t d,
+                        double *scratch);
+
 #endif

@@ -6,9 +6,10 @@
 static double radius_of(const ff_curve *c, const double *w, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
-    const int64_t counted = c->lazy ? c->released * c->batch_size : round;
+    const int64_t counted = c->lazy ? ff_end_of(c, c->released) : round;
     if (c->radius.determinant)
-        return ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+        return c->bonus *
+               ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
                                      c->log_inflation, c->lazy ? c->log_det : ff_log_det(w, d), d);
     return ff_radius_at(&c->radius, c->radius_offset[k], c->radius_lambda[k],
                         c->radius_count * (double)counted, d);
@@ -97,4 +98,35 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
+}
+
+int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
+                             const ff_actions *actions, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    return ff_select(actions, c->own_w + silo * d * d, c->own_theta + silo * d, c->own_bonus, 0.0,
+                     d, p->score, p->feature, NULL);
+}
+
+int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
+{
+    const int64_t d = run->dimension, s = ff_statistic(d);
+    return ff_belief(&c->belief, c->own_rest + silo * s, c->own_sums + silo * s, d,
+                     c->own_w + silo * d * d, c->own_theta + silo * d, NULL, p->belief)
+               ? FF_NOT_POSITIVE_DEFINITE
+               : FF_OK;
+}
+
+int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
+                       const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    double *own = c->own_sums + silo * ff_statistic(d);
+    ff_accumulate(own + d, own, p->feature, y, d);
+    if (!ff_policy_own(c, round))
+        return FF_OK;
+    if ((round & (round - 1)) == 0)
+        return ff_policy_believe(run, c, silo, p);
+    ff_observe(c->own_w + silo * d * d, c->own_theta + silo * d, p->feature, y, d, p->observe);
+    return FF_OK;
 }

@@ -20,6 +20,25 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
 int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p);
 
+/* 1 if a silo's round is its own, so that nothing of it is sent. */
+FF_INLINE int ff_policy_own(const ff_curve *c, int64_t round)
+{
+    return c->share_until && round > c->share_until;
+}
+
+/* The action of the largest score of the silo's own belief, its features into p->feature. */
+int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
+                             const ff_actions *actions, const ff_parts *p);
+
+/* Makes the silo's belief anew from its sums. Returns a status. */
+int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p);
+
+/* The data point (p->feature, y) of a round enters the silo's raw sums, and in an own round its
+ * belief, which is made anew in rounds 2^k: evidence then weighs deviations again. Returns a
+ * status. */
+int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
+                       const ff_parts *p);
+
 /* The action that a silo takes in a round, or -1; its features into p->feature. Inline, for the
  * shortest rounds take 0.2 microseconds. */
 FF_INLINE int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
@@ -27,6 +46,8 @@ FF_INLINE int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo,
 {
     if (c->random || c->score)
         return ff_policy_choose_otherwise(run, c, silo, round, actions, p);
+    if (ff_policy_own(c, round))
+        return ff_policy_choose_own(run, c, silo, actions, p);
     const ff_choice *last = ff_policy_memory(run, c, silo);
     if (last && last->x == actions->x && last->released == c->released) {
         ff_features(actions, last->action, run->dimension, p->feature);

@@ -18,16 +18,16 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
                                  double y, const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
-    int64_t levels[64] = {0}, leaf = (round - 1) / c->batch_size + 1;
-    const int64_t releases = run->horizon / c->batch_size;
-    const int64_t nodes = c->analyzer == FF_ADD ? leaf <= releases
-                                                : ff_touched_levels(leaf, releases, levels);
+    int64_t levels[64] = {0};
+    const int64_t leaf = c->released + 1;
+    const int64_t nodes = c->analyzer == FF_ADD ? leaf <= c->releases
+                                                : ff_touched_levels(leaf, c->releases, levels);
     const ff_stream stream = ff_stream_of(run, FF_ROUNDING, silo, round);
     ff_random_u32(&stream, nodes * s, p->random);
     memset(p->point, 0, (size_t)s * sizeof(double));
     ff_accumulate(p->point + d, p->point, p->feature, y, d);
     for (int64_t i = 0; i < nodes; i++) {
-        const int64_t *g = c->bit_levels + 2 * levels[i];
+        const int64_t *g = c->bit_levels + 2 * (c->by_release ? leaf - 1 : levels[i]);
         double *sums = c->sums + (silo * c->levels + levels[i]) * s;
         const uint32_t *random = p->random + i * s;
         ff_round_point(p->point, d, (double)g[0], c->clip, random, sums);
@@ -41,12 +41,14 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
                           const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
-    if (c->release == FF_TOEPLITZ) {
-        const int64_t releases = run->horizon / c->batch_size;
-        double *history = c->history + row * releases * s;
+    if (c->release == FF_TOEPLITZ || c->release == FF_FACTORISED) {
+        double *history = c->history + row * c->releases * s;
         ff_node_normals(run->seed, run->replicate, owner, ff_key_of(run, k), d, p->normals);
         memcpy(history + (k - 1) * s, p->normals, (size_t)s * sizeof(double));
-        ff_toeplitz(history, c->coefficients, k, s, p->normals);
+        if (c->release == FF_TOEPLITZ)
+            ff_toeplitz(history, c->coefficients, k, s, p->normals);
+        else
+            ff_weighted_sum(history, c->coefficients + (k - 1) * c->releases, k, s, p->normals);
         return;
     }
     double *estimates = c->nodes + row * c->levels * s;
@@ -70,6 +72,18 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     ff_prefix(estimates, k, s, p->normals);
 }
 
+/* out <- values with noise. Where the last feature is a constant of the code, the last entry is a
+ * public number and gets none. */
+FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
+                         const ff_noise_std *std, int64_t d, double *out)
+{
+    const int64_t last = ff_statistic(d) - 1;
+    const double count = values[last];
+    ff_add_noise(values, normals, std, d, out);
+    if (c->constant > 0.0)
+        out[last] = count;
+}
+
 /* The tree level of what the k-th synchronisation completes. */
 FF_INLINE int64_t level_of(const ff_curve *c, int64_t k)
 {
@@ -80,7 +94,7 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *batch = c->batch + silo * s, *message = c->messages + silo * s;
-    const double f = c->noise_scale[silo];
+    const double f = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
     const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
                               f * c->noise_std.diagonal};
     if (c->randomizer == FF_SEND_BITS) {
@@ -89,7 +103,9 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
                                                 (uint32_t)run->replicate,
                                                 (uint32_t)ff_name_of(run, silo),
                                                 (uint32_t)ff_key_of(run, k));
-        ff_binomials(&stream, (c->batch_size << level) * c->noise_bits[level], s, message);
+        const int64_t points = c->ends ? ff_end_of(c, k) - ff_end_of(c, k - 1)
+                                       : c->batch_size << level;
+        ff_binomials(&stream, points * c->noise_bits[c->by_release ? k - 1 : level], s, message);
         ff_add(message, sum, s);
         memset(sum, 0, (size_t)s * sizeof(double));
         return;
@@ -100,13 +116,13 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
         const ff_parts p = ff_cut(scratch, run);
         ff_node_normals(run->seed, run->replicate, ff_name_of(run, silo), ff_key_of(run, k), d,
                         p.normals);
-        ff_add_noise(batch, p.normals, &std, d, message);
+        add_noise(c, batch, p.normals, &std, d, message);
     } else if (c->randomizer == FF_SEND_NOISY_SUM) {
         const ff_parts p = ff_cut(scratch, run);
         double *sum = c->sums + silo * c->levels * s;
         ff_add(sum, batch, s);
         release_noise(run, c, ff_name_of(run, silo), silo, k, &p);
-        ff_add_noise(sum, p.normals, &std, d, message);
+        add_noise(c, sum, p.normals, &std, d, message);
     } else {
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
         ff_psum(sums, batch, level, s);
@@ -117,15 +133,20 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
             ff_node_normals(run->seed, run->replicate, ff_name_of(run, silo), ff_key_of(run, k), d,
                             p.normals);
             if (c->randomizer == FF_SEND_NOISY_NODE) {
-                ff_add_noise(sum, p.normals, &std, d, message);
+                add_noise(c, sum, p.normals, &std, d, message);
             } else {
                 double *nodes = c->nodes + silo * c->levels * s;
-                ff_add_noise(sum, p.normals, &std, d, nodes + level * s);
+                add_noise(c, sum, p.normals, &std, d, nodes + level * s);
                 ff_prefix(nodes, k, s, message);
             }
         }
     }
     memset(batch, 0, (size_t)s * sizeof(double));
+    /* What a silo knows of the total beside the others' part: its message where the total is a sum
+     * of messages, its raw sums elsewhere. */
+    if (c->share_until && k == c->releases)
+        memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : c->own_sums + silo * s,
+               (size_t)s * sizeof(double));
 }
 
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)
@@ -140,7 +161,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     for (int64_t i = 1; i < run->silos; i++)
         ff_add(sum, c->messages + c->order[i] * s, s);
     if (c->randomizer == FF_SEND_BITS)
-        ff_multiply(sum, c->unit + level * s, s);
+        ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
     if (c->analyzer == FF_ADD) {
         ff_add(c->total, sum, s);
     } else if (c->analyzer == FF_REPLACE) {
@@ -149,13 +170,13 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         const ff_parts p = ff_cut(scratch, run);
         ff_add(c->sums, sum, s);
         release_noise(run, c, run->silos, 0, k, &p);
-        ff_add_noise(c->sums, p.normals, &c->noise_std, d, c->total);
+        add_noise(c, c->sums, p.normals, &c->noise_std, d, c->total);
     } else {
         double *node = c->nodes + level * s;
         if (c->analyzer == FF_NOISY_TREE) {
             const ff_parts p = ff_cut(scratch, run);
             ff_node_normals(run->seed, run->replicate, run->silos, k, d, p.normals);
-            ff_add_noise(sum, p.normals, &c->noise_std, d, node);
+            add_noise(c, sum, p.normals, &c->noise_std, d, node);
         } else {
             memcpy(node, sum, (size_t)s * sizeof(double));
         }
@@ -178,10 +199,26 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         return FF_NOT_POSITIVE_DEFINITE;
     *c->indefinite += shift > 0.0;
     if (c->direct)
-        c->second_bonus = c->radius.multiplier * (lambda + shift + c->error_bound[k]);
+        c->second_bonus =
+            c->radius.multiplier * (c->tau * (lambda + shift) + c->error_bound[k]);
     if (c->radius.determinant) {
         c->log_det = ff_log_det(c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
+    }
+    if (c->allowance) {
+        /* What is charged is a bound on the regret that the smaller bonus may add in the batch. */
+        const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                                  c->log_inflation, c->log_det, d);
+        const double next = c->released < c->releases ? (double)ff_end_of(c, c->released + 1)
+                                                      : (double)run->horizon;
+        const double rounds = next - (double)ff_end_of(c, c->released);
+        const double added = ff_missing_bonus(c->w, beta, c->second_bonus, c->least_bonus, d,
+                                              p.bound);
+        const double ledger = c->ledger + c->radius_count * rounds * added;
+        c->bonus = ledger <= c->allowance[c->released] ? c->least_bonus : 1.0;
+        if (c->bonus < 1.0)
+            c->ledger = ledger;
+        c->second_bonus *= c->bonus;
     }
     ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released, d);
     if (c->trigger.kind)

@@ -40,6 +40,18 @@ void ff_toeplitz(const double *restrict history, const double *restrict f, int64
 }
 
 FF_CLONES
+void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
+                     int64_t s, double *restrict out)
+{
+    memset(out, 0, (size_t)s * sizeof(double));
+    for (int64_t i = 0; i < k; i++) {
+        const double *restrict row = rows + i * s;
+        for (int64_t j = 0; j < s; j++)
+            out[j] += weights[i] * row[j];
+    }
+}
+
+FF_CLONES
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
                        int64_t s, double *restrict out, uint8_t *restrict doubtful)

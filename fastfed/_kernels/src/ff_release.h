@@ -21,6 +21,10 @@ int64_t ff_nested_draws(int64_t k);
 void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
                  double *restrict out);
 
+/* out <- sum_i weights[i] rows[i] over k rows, one after the other. */
+void ff_weighted_sum(const double *restrict rows, const double *restrict weights, int64_t k,
+                     int64_t s, double *restrict out);
+
 /* out[j] <- values[j] + std[j] Z_j, rounded to the nearest multiple of grid[j], a power of two,
  * where Z_j is known to within `error` of noise[j]. doubtful[j]: that the rounding is not certain,
  * and out[j] one of two neighbours. Returns how many are. */

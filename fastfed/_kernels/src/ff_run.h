@@ -9,6 +9,7 @@
 
 #include "ff_aggregation.h"
 #include "ff_base.h"
+#include "ff_belief.h"
 #include "ff_bonus_cache.h"
 #include "ff_candidates.h"
 #include "ff_environment.h"
@@ -32,7 +33,7 @@ enum {
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
 
 /* The mechanism that makes the noise of a prefix. */
-enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2, FF_NESTED = 3 };
+enum { FF_TREE_RELEASE = 0, FF_HONAKER = 1, FF_TOEPLITZ = 2, FF_FACTORISED = 3, FF_NESTED = 4 };
 
 /* The last choice of a silo that acts on released statistics only. Until the next synchronisation
  * it chooses the same action whenever the environment offers the same rows. */
@@ -43,7 +44,11 @@ typedef struct {
 
 typedef struct {
     /* plan */
-    int64_t batch_size; /* rounds between synchronisations; 0: never, 1 with a trigger */
+    int64_t batch_size; /* rounds between synchronisations, at most; 0: never, 1 with a trigger */
+    int64_t releases;   /* K, the most of them */
+    const int64_t *ends; /* (K): the rounds after which silos synchronise; NULL: all batches alike */
+    const double *release_scale; /* (K): users' noise in a batch, in units of noise_std, or NULL */
+    int64_t by_release; /* 1: bits are encoded by release, not by level of the tree */
     ff_trigger trigger; /* when to synchronise, where the data decide */
     int64_t lazy;       /* 1: actions from released statistics only (Alg. 8) */
     int64_t random;     /* 1: a uniformly random action each round */
@@ -51,7 +56,7 @@ typedef struct {
     const double *score_state; /* (score_state_size) copied for every call, or NULL */
     int64_t score_state_size;
     int64_t randomizer, analyzer, release;
-    const double *coefficients; /* f of the Toeplitz factor */
+    const double *coefficients; /* f of the Toeplitz factor, or rows (K, K) of another */
     ff_noise_std noise_std;
     const double *noise_scale; /* (M): each silo's noise, in units of noise_std */
     ff_radius radius;
@@ -61,15 +66,25 @@ typedef struct {
     const double *regularizer;     /* lambda after k releases, k = 0..releases */
     const double *radius_offset;   /* after k releases */
     const double *radius_lambda;   /* after k releases */
+    double tau;                    /* bound on ||theta||; direct radius only */
     const double *error_bound;     /* after k releases; direct radius only */
     const double *floor;           /* required least eigenvalue of V; direct radius only */
+    double least_bonus;            /* m, the factor on the bonuses where the ledger allows it */
+    const double *allowance;       /* (K + 1): most of the ledger after the batch; NULL: m is 1 */
     int64_t clip;
-    double feature_bound, reward_low, reward_high;
+    double constant;      /* the last feature, which the code writes; 0: an ordinary feature */
+    double reward_centre; /* what rewards are released less of */
+    double feature_bound, reward_low, reward_high; /* of the others, where one is constant */
     int64_t levels;
     int64_t shuffled;           /* 1: messages reach the server in random order */
-    const int64_t *bit_levels;  /* (levels, 2): g of bias and covariance entries; bits only */
-    const int64_t *noise_bits;  /* (levels): b, the noise bits of a data point; bits only */
-    const double *unit;         /* (levels, s): the value of a 1 in a summed message; bits only */
+    /* Bits only, by level or by release: g of bias and covariance entries (., 2); b, the noise bits
+     * of a data point; the value of a 1 in a summed message (., s). */
+    const int64_t *bit_levels, *noise_bits;
+    const double *unit;
+    /* Own rounds, which come after the shared ones: nothing of them enters a batch. */
+    int64_t share_until;        /* the last shared round; 0: all rounds are shared */
+    ff_belief_model belief;
+    double own_bonus;           /* factor on ||x||_{V^-1} in own rounds */
     /* state */
     int64_t released;            /* synchronisations so far */
     int64_t *synchronised;       /* (checkpoints): synchronisations since the one before */
@@ -77,17 +92,22 @@ typedef struct {
     uint8_t *synchronised_rounds; /* (T): 1 where the silos synchronised after the round; or NULL */
     double second_bonus;         /* gamma: of the direct radius, else 0 */
     double inflation;            /* of the direct radius */
+    double bonus;                /* factor on both bonuses until the next synchronisation */
+    double ledger;               /* regret that factors below 1 may have added so far */
     double log_inflation;        /* see ff_log_inflation */
     double log_det;              /* ln det V of what is synchronised */
     ff_choice *choice;           /* (M): lazy policy only */
     ff_candidates *candidates;   /* (M): eager policy over rows that come again */
     ff_bonus_cache bonus_cache;  /* over the actions of a pool */
-    double *history;             /* (M or 1, K, s): standard normals of a Toeplitz release */
+    double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */
     double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
     double *nodes;               /* (M or 1, levels, s): noisy p-sums, or Honaker's estimates */
     double *messages;            /* (M, s) */
+    double *own_w, *own_theta;   /* (M, d, d), (M, d): own rounds only */
+    double *own_sums;            /* (M, s): the raw statistic of all of a silo's rounds */
+    double *own_rest;            /* (M, s): what others released, the silo's own taken off */
     int64_t *order;              /* (M): the order in which the shuffler passes messages on */
     double *total;               /* (s): the synchronised statistic */
     double *regret;              /* (M): so far */
@@ -112,6 +132,7 @@ typedef struct {
     int64_t curve_count;
     int64_t threads;
     double *scratch; /* threads x ff_run_scratch() */
+    int64_t belief_scratch; /* of it, for own rounds */
     int64_t scratch_size;
     int64_t *status; /* (M) */
 } ff_run;
@@ -125,7 +146,8 @@ typedef struct {
 /* The scratch of one thread, cut into its parts. */
 typedef struct {
     void *x;
-    double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *pending;
+    double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *bound, *belief;
+    double *pending;
     ff_whitened known; /* its W x stands where ff_observe wants it */
     uint32_t *random;
 } ff_parts;
@@ -150,17 +172,21 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     p.packed = p.normals + ff_noise_capacity(d);
     p.trigger = p.packed + ff_packed(d) + 2 * d;
     p.point = p.trigger + ff_trigger_scratch(d);
-    p.pending = p.point + ff_statistic(d);
+    p.bound = p.point + ff_statistic(d);
+    p.belief = p.bound + 2 * d * d;
+    p.pending = p.belief + run->belief_scratch;
     p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
     return p;
 }
 
 /* Doubles of scratch that one thread needs. Where a curve has a user's score function,
- * ff_scored_scratch() more at the end. levels: the most of any curve that sends bits. */
+ * ff_scored_scratch() more at the end; where one has own rounds, belief_scratch more. levels: the
+ * most of any curve that sends bits. */
 FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int64_t curves)
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
+           2 * d * d +
            curves * PENDING * (d + 1) + 8 +
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
@@ -172,6 +198,18 @@ FF_INLINE int64_t ff_slot(const ff_curve *c, int64_t silo) { return c->lazy ? 0 
 FF_INLINE int64_t ff_entry(const ff_curve *c)
 {
     return c->released < c->last_entry ? c->released : c->last_entry;
+}
+
+/* The round after which the k-th synchronisation is due, where rounds are fixed; 0 for k = 0. */
+FF_INLINE int64_t ff_end_of(const ff_curve *c, int64_t k)
+{
+    return c->ends && k ? c->ends[k - 1] : k * c->batch_size;
+}
+
+/* The round after which the next synchronisation is due, or INT64_MAX. */
+FF_INLINE int64_t ff_next_end(const ff_curve *c)
+{
+    return c->released < c->releases ? ff_end_of(c, c->released + 1) : INT64_MAX;
 }
 
 /* Silo, round and tree node as the random streams know them. */

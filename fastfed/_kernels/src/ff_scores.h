@@ -18,6 +18,7 @@ typedef struct {
     double best;            /* the largest of them */
     const void *quantised;  /* the actions in 16 bits (ff_screen_i16.h), or NULL */
     int64_t query, first;   /* where there are: which of the pool's queries, and its first row */
+    int64_t silo;           /* whose they are; only an exact mean (ff_mean) reads it */
 } ff_actions;
 
 /* Doubles of scratch that ff_scores and ff_select need for at most K actions. */

@@ -17,8 +17,10 @@ from fastfed.privacy.certificate import rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import calibrate_vector_sum
 from fastfed.privacy.mechanisms.laplace import Laplace
 from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
+from fastfed.privacy.mechanisms.secure_sum import calibrate_secure_sum
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
+from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
     calibrate_release,
@@ -74,6 +76,8 @@ class Size(msgspec.Struct, frozen=True):
     sensitivity: float | None = None
 
 
+#: Records of all secure sums together: they decide the grid alone.
+SECURE_POINTS = 10**6
 #: The source of no noise.
 NOTHING = "nothing is released"
 
@@ -169,6 +173,21 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
     return _answer("vector-batches", budget, releases, made.noise_std[0], made.mu(), source)
 
 
+def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
+    """Calibrate secure sums of equal batches of so many silos, of which a third collude."""
+    if size.users is None or size.dimension is None:
+        raise InputError("secure-sum needs users (here: the silos) and dimension")
+    if integer("releases", releases, at_least=0) == 0:
+        return _answer("secure-sum", budget, 0, 0.0, 0.0, NOTHING)
+    factor = optimal_factor(tuple(range(1, releases + 1)), releases)
+    silos = integer("users", size.users, at_least=1)
+    made = calibrate_secure_sum(
+        budget, factor.encoder, silos, silos // 3, size.dimension, points=SECURE_POINTS
+    )
+    source = f"{made.source}; {made.colluders} colluders"
+    return _answer("secure-sum", budget, releases, made.stds[0], made.mu(), source)
+
+
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate choices of the least of many scores, each changed by at most 1.
 
@@ -235,6 +254,7 @@ BUILTIN: dict[str, Mechanism] = {
     "noisy-points": _points("noisy-points", False),
     "shuffled-points": _points("shuffled-points", True),
     "vector-batches": _vector_batches,
+    "secure-sum": _secure_sum,
     "noisy-argmin": _noisy_argmin,
     "laplace": _laplace,
     "exponential": _exponential,
@@ -256,6 +276,7 @@ SUMMARIES = {
     "noisy-points": "every user's own Gaussian noise, nobody trusted",
     "shuffled-points": "the same through a shuffler (needs users)",
     "vector-batches": "one agent's batches as shuffled bits (needs users and dimension)",
+    "secure-sum": "sums over silos under masks, a third of them colluding (needs users: silos)",
     "noisy-argmin": "Laplace noise on scores of which only the least is told",
     "laplace": "Laplace noise on every entry of a statistic",
     "exponential": "choices by the exponential mechanism, as Gumbel noise on costs",
@@ -275,6 +296,7 @@ MEANINGS = {
     "noisy-points": (_ROUND, "of each bias entry of one user's message"),
     "shuffled-points": (_ROUND, "of each bias entry of one user's message"),
     "vector-batches": (_ROUND, "of each bias entry of one batch, in the units of its sum"),
+    "secure-sum": (_ROUND, "of each bias entry of one release, all shares together"),
     "noisy-argmin": ("record: moves every score by the sensitivity", "of one score"),
     "laplace": ("record: moves the statistic by the sensitivity, in L1", "of each entry"),
     "exponential": ("record: moves every cost by the sensitivity", "of the Gumbel noise on a cost"),
@@ -313,6 +335,7 @@ class ListedMechanism(msgspec.Struct, frozen=True):
 NEEDS = {
     "vector-sum": ("users", "dimension"),
     "vector-batches": ("users", "dimension"),
+    "secure-sum": ("users", "dimension"),
     "shuffled-points": ("users",),
 }
 
@@ -374,8 +397,8 @@ def calibrate(
         that one user may take part in; for "noisy-argmin", "laplace" and "exponential" the choices
         or statistics that one record enters.
     users, dimension : int, optional
-        For "vector-sum" and "vector-batches", the users of one leaf or batch and d; users also for
-        "shuffled-points".
+        For "vector-sum" and "vector-batches", the users of one leaf or batch and d; for
+        "secure-sum" the silos and d; users also for "shuffled-points".
     sensitivity : float, optional
         > 0, the most that neighbours change one release, for the mechanisms in SCALED: in L2 for
         "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm at most 1),
@@ -386,7 +409,7 @@ def calibrate(
     Returns
     -------
     Calibrated
-        Its noise_std is that of each bias entry of one node, noise vector, user's message
+        Its noise_std is that of each bias entry of one node, noise vector, release, user's message
         ("noisy-points", "shuffled-points") or batch, in the units of the sums; for "noisy-argmin",
         "laplace" and "exponential" that of one score, entry or cost.
 

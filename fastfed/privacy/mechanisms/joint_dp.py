@@ -14,7 +14,9 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._validate import InputError, choice, integer, number
+from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition
+from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import (
     CALIBRATIONS,
     GaussianRelease,
@@ -111,6 +113,8 @@ def calibrate_joint_dp(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    factor: Factor | None = None,
+    centred: Centred | None = None,
 ) -> GaussianRelease | NestedNoise:
     """Calibrate the noise of a trusted agent to a budget.
 
@@ -120,7 +124,7 @@ def calibrate_joint_dp(
         delta > 0; unit "user" or "item".
     releases, horizon : int
         T / B and T.
-    release : {"tree", "honaker", "toeplitz"}
+    release : {"tree", "honaker", "toeplitz", "factorised"}
         The noise of prefix sums.
     calibration : {"exact", "theorem", "published-code"}
         "exact": the least noise of the release that truly gives the budget to a user of at most
@@ -131,6 +135,10 @@ def calibrate_joint_dp(
         As in `GaussianRelease`.
     returning : int
         The most batches of one user.
+    factor : Factor, optional
+        Of "factorised"; by default the optimal one of equal batches.
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code; only "exact" uses them.
 
     Returns
     -------
@@ -153,6 +161,8 @@ def calibrate_joint_dp(
                 layout=layout,
                 covariance_ratio=covariance_ratio,
                 returning=returning,
+                factor=factor,
+                centred=centred,
             )
         return calibrate_tree(
             budget,
@@ -160,6 +170,7 @@ def calibrate_joint_dp(
             layout=layout,
             covariance_ratio=covariance_ratio,
             returning=returning,
+            centred=centred,
         )
     choice("unit", budget.unit, ("user", "item"))
     if release != "tree":

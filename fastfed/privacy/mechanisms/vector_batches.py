@@ -19,6 +19,7 @@ from fastfed.privacy.accounting.binomial import (
     hockey_stick_lower_bound,
 )
 from fastfed.privacy.accounting.gdp import gaussian_mu
+from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import (
     EXACT_LEVELS,
@@ -76,6 +77,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     local : bool
         True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3), where only the
         user's own b bits count.
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code.
 
     Raises
     ------
@@ -103,6 +106,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     vector_scale: float = 1.0
     honest_fraction: float = 1.0
     local: bool = False
+    centred: Centred | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -162,7 +166,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def norm(self, relation: str | None = None) -> float:
         """S, the largest L2 change of the encoded vector of one record, in levels."""
         relation = named_relation(relation, self.budget)
-        return _norm(relation, self.dimension, self.g)
+        return _norm(relation, self.dimension, self.g, self.centred)
 
     def mu(self, relation: str | None = None) -> float:
         """GDP parameter of Gaussian noise of the same variance.
@@ -281,6 +285,91 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return [found] if math.isfinite(found.epsilon) else []
 
 
+class UnequalBatches(msgspec.Struct, frozen=True):
+    """Vector sums of batches that differ in size, each with noise of its own.
+
+    Parameters
+    ----------
+    batches : tuple of VectorBatches
+        One for each batch, all of one dimension, budget and trust.
+
+    Raises
+    ------
+    InputError
+        For users of several batches where these differ: no account is proven for them.
+
+    Notes
+    -----
+    Guarantee: that of the worst batch, for a user of one batch. The others hold nothing of that
+    user but actions chosen in view of earlier releases: post-processing.
+    """
+
+    batches: tuple[VectorBatches, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse users of several batches."""
+        if any(batch.returning != 1 for batch in self.batches):
+            raise InputError(
+                "returning must be 1 where batches of a vector sum differ in size: their costs "
+                "have no common account"
+            )
+
+    @property
+    def worst(self) -> VectorBatches:
+        """The batch that costs most."""
+        return max(self.batches, key=VectorBatches.exact)
+
+    @property
+    def budget(self) -> Budget:
+        """The budget that was asked for."""
+        return self.batches[0].budget
+
+    @property
+    def calibration(self) -> str:
+        """The rule that chose the noise."""
+        return self.batches[0].calibration
+
+    @property
+    def source(self) -> str:
+        """Author-year of the rule."""
+        return self.batches[0].source
+
+    @property
+    def returning(self) -> int:
+        """The most batches of one user: 1."""
+        return 1
+
+    @property
+    def honest_fraction(self) -> float:
+        """The share of users whose noise bits are counted on."""
+        return self.batches[0].honest_fraction
+
+    @property
+    def vector_scale(self) -> float:
+        """The factor of the published code."""
+        return self.batches[0].vector_scale
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviations by stream, of the largest batch."""
+        return max(self.batches, key=lambda batch: batch.batch_size).noise_stds
+
+    def exact(self, delta: float | None = None) -> float:
+        """The epsilon proven for everything released."""
+        return max(batch.exact(delta) for batch in self.batches)
+
+    def conditions(self) -> list[Condition]:
+        """Conditions of the worst batch."""
+        return self.worst.conditions()
+
+    def sides(self) -> list[Side]:
+        """Guarantees under other trust, of the batch that costs most there."""
+        found = [batch.sides() for batch in self.batches]
+        if not all(found):
+            return []
+        return max(found, key=lambda sides: sides[0].epsilon)
+
+
 def calibrate_vector_batches(
     budget: Budget,
     batch_size: int,
@@ -293,6 +382,7 @@ def calibrate_vector_batches(
     honest_fraction: float = 1.0,
     covariance_ratio: float = 1.0,
     published_log: str = "ln(d/delta)",
+    centred: Centred | None = None,
 ) -> VectorBatches:
     """Calibrate batches of vector sums: encoding levels g and noise bits b.
 
@@ -361,7 +451,7 @@ def calibrate_vector_batches(
     levels = usual, usual
     if calibration == "exact":
         adding = 1 if local else honest
-        levels, bits = _exact(budget, adding, usual, d, returning, covariance_ratio)
+        levels, bits = _exact(budget, adding, usual, d, returning, covariance_ratio, centred)
     elif calibration == "theorem":
         epsilon, small = budget_per_batch(budget, returning)
         factor = 24e4 * (math.log(4 * (d * d + 1)) - math.log(small)) ** 2 / epsilon**2
@@ -383,6 +473,7 @@ def calibrate_vector_batches(
         vector_scale=vector_scale,
         honest_fraction=honest_fraction,
         local=local,
+        centred=centred,
     )
 
 
@@ -435,8 +526,12 @@ def _coordinates(dimension: int) -> int:
     return dimension + dimension * (dimension + 1) // 2
 
 
-def _norm(relation: str, dimension: int, g: tuple[int, int]) -> float:
+def _norm(
+    relation: str, dimension: int, g: tuple[int, int], centred: Centred | None = None
+) -> float:
     """Largest L2 change of the encoded vector of one record, in levels."""
+    if centred is not None:
+        return centred.joint(relation, "iid", 1.0 / g[0], 1.0 / g[1])
     return joint_sensitivity(relation, "iid", dimension, bias_std=1.0 / g[0], cov_std=1.0 / g[1])
 
 
@@ -447,16 +542,25 @@ def _account(trials: int, norm: float, returning: int, coordinates: int) -> Vect
 
 
 def _exact(
-    budget: Budget, adding: int, usual: int, dimension: int, returning: int, ratio: float
+    budget: Budget,
+    adding: int,
+    usual: int,
+    dimension: int,
+    returning: int,
+    ratio: float,
+    centred: Centred | None,
 ) -> tuple[tuple[int, int], int]:
     """Find g and the smallest b when `adding` users' bits are counted."""
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = _coordinates(dimension)
-    joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
+    if centred is None:
+        joint = joint_sensitivity(budget.relation, "iid", dimension, cov_std=ratio)
+    else:
+        joint = centred.joint(budget.relation, "iid", 1.0, ratio)
     whole = gaussian_mu(epsilon, delta) / math.sqrt(returning)
     first = math.ceil(max(usual * max(1.0, ratio), EXACT_LEVELS * whole / joint))
     g = first, math.ceil(first / ratio)
-    norm = _norm(budget.relation, dimension, g)
+    norm = _norm(budget.relation, dimension, g, centred)
     # For each share of delta that the windows may lose: it, and the ratio left to the rest.
     parts = [
         (delta * share, gaussian_mu(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))

@@ -1,4 +1,4 @@
-"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz factor.
+"""Gaussian noise on running sums, calibrated: tree, Honaker's estimator, Toeplitz, other factors.
 
 A mechanism and its accounting are one object: whatever formula chose the noise, its privacy is
 computed from the noise itself.
@@ -13,8 +13,10 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
+from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.factorised import Factor, optimal_factor
 from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
 from fastfed.privacy.releases.tree import tree_levels
 from fastfed.privacy.sensitivity import (
@@ -30,7 +32,7 @@ from fastfed.privacy.sensitivity import (
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
 #: How the noise of prefix sums is made; the same order stands in src/ff_run.h.
-RELEASES = ("tree", "honaker", "toeplitz")
+RELEASES = ("tree", "honaker", "toeplitz", "factorised")
 
 
 class GaussianRelease(msgspec.Struct, frozen=True):
@@ -53,13 +55,17 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         Author-year of the rule.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
-    release : {"tree", "honaker", "toeplitz"}
+    release : {"tree", "honaker", "toeplitz", "factorised"}
         The noise of prefix sums: a noise vector for each released p-sum, for each node of the
         binary tree, or for each step. "tree" releases the noisy p-sums, the others the noisy
         prefix sums alone.
     returning : int
         M0, the most batches that one user takes part in, at most once in each and at times that do
         not depend on what was released.
+    factor : Factor, optional
+        Of release "factorised".
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code.
 
     Raises
     ------
@@ -72,7 +78,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     `returning` leaves at most, everything released of both streams together is one Gaussian
     mechanism of GDP parameter mu(relation), also when later leaves are chosen in view of earlier
     releases (by adaptive composition of the releases, "honaker": each given all before it;
-    "toeplitz": since its factor is lower triangular, Denisov et al. 2022, Theorem 2.1).
+    "toeplitz", "factorised": since the factor is lower triangular, Denisov et al. 2022, Theorem
+    2.1).
     """
 
     releases: int
@@ -84,9 +91,12 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     covariance_ratio: float = 1.0
     release: str = "tree"
     returning: int = 1
+    factor: Factor | None = None
+    centred: Centred | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_factor(self.release, self.releases, self.factor)
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
         choice("layout", self.layout, LAYOUTS)
@@ -106,7 +116,7 @@ class GaussianRelease(msgspec.Struct, frozen=True):
     @property
     def sensitivity_squared(self) -> float:
         """Squared sensitivity of everything released to one user, per unit of one record's."""
-        return squared_sensitivity(self.release, self.releases, self.returning)
+        return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
     def variance_factors(self) -> np.ndarray:
@@ -116,6 +126,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz.prefix_variances(self.releases)])
+        if self.factor is not None:
+            return np.concatenate([np.zeros(1), self.factor.variances])
         factor = honaker.prefix_variance if self.release == "honaker" else int.bit_count
         return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
 
@@ -138,12 +150,8 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         relation = named_relation(relation, self.budget)
         if self.releases == 0:
             return 0.0
-        joint = joint_sensitivity(
-            relation,
-            self.layout,
-            bias_std=self.noise_std,
-            cov_std=self.covariance_ratio * self.noise_std,
-        )
+        stds = self.noise_std, self.covariance_ratio * self.noise_std
+        joint = record_sensitivity(relation, self.layout, *stds, self.centred)
         return math.sqrt(self.sensitivity_squared) * joint
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
@@ -188,6 +196,33 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         return [*participation_conditions(self.returning), claim]
 
 
+def check_factor(release: str, releases: int, factor: Factor | None) -> None:
+    """Refuse a factor of another release, or of another number of them. Raises InputError."""
+    if (release == "factorised") != (factor is not None):
+        raise InputError(
+            f'factor belongs to release "factorised" alone, got release "{release}" '
+            f"{'with' if factor is not None else 'without'} one"
+        )
+    if factor is not None and len(factor) != releases:
+        raise InputError(f"factor must be of {releases} releases, got {len(factor)}")
+
+
+def record_sensitivity(
+    relation: str, layout: str, bias_std: float, covariance_std: float, centred: Centred | None
+) -> float:
+    """Joint sensitivity of one record in units of the noise, for arguments checked before."""
+    if centred is not None:
+        return centred.joint(relation, layout, bias_std, covariance_std)
+    return joint_sensitivity(relation, layout, bias_std=bias_std, cov_std=covariance_std)
+
+
+def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
+    """Squared sensitivity of a whole release to one user, for arguments checked before."""
+    if factor is not None:
+        return factor.squared_sensitivity(returning)
+    return squared_sensitivity(release, releases, returning)
+
+
 def exact_std(
     budget: Budget,
     release: str,
@@ -195,6 +230,8 @@ def exact_std(
     layout: str,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    factor: Factor | None = None,
+    centred: Centred | None = None,
 ) -> float:
     """Compute the least noise_std that truly gives the budget: sqrt(q) D / mu_of(budget).
 
@@ -203,8 +240,8 @@ def exact_std(
     covariance_ratio times the bias stream's. Other arguments as in `GaussianRelease`; all must
     have been checked.
     """
-    joint = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
-    leaf = squared_sensitivity(release, releases, returning)
+    joint = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
+    leaf = squared_of(release, releases, returning, factor)
     return math.sqrt(leaf) * joint / gaussian_mu(budget.epsilon, budget.delta)
 
 
@@ -274,6 +311,7 @@ def calibrate_tree(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    centred: Centred | None = None,
 ) -> GaussianTree:
     """Calibrate the tree mechanism to a budget, with kappa = floor(log2(releases)) + 1.
 
@@ -298,6 +336,8 @@ def calibrate_tree(
         Free for "exact", else 1; see `GaussianRelease`.
     returning : int
         M0, the most batches of one user; 1 for "published-code".
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code; only "exact" uses them.
 
     Returns
     -------
@@ -314,7 +354,7 @@ def calibrate_tree(
     covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     returning = integer("returning", returning, at_least=1)
     check_gaussian_budget(budget)
-    return tree_for(budget, releases, calibration, layout, covariance_ratio, returning)
+    return tree_for(budget, releases, calibration, layout, covariance_ratio, returning, centred)
 
 
 def tree_for(
@@ -324,6 +364,7 @@ def tree_for(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    centred: Centred | None = None,
 ) -> GaussianTree:
     """Compute `calibrate_tree` for arguments that were checked before, each for itself.
 
@@ -338,7 +379,9 @@ def tree_for(
     if kappa == 0:
         s = 0.0
     elif calibration == "exact":
-        s = exact_std(budget, "tree", releases, layout, covariance_ratio, returning)
+        s = exact_std(
+            budget, "tree", releases, layout, covariance_ratio, returning, centred=centred
+        )
     elif calibration == "theorem":
         s = math.sqrt(8.0 * kappa * (math.log(2.0) - math.log(delta) + epsilon)) / epsilon
         s *= min(returning, releases)
@@ -356,6 +399,7 @@ def tree_for(
         source,
         covariance_ratio,
         returning=returning,
+        centred=centred,
     )
 
 
@@ -373,6 +417,8 @@ _RELEASE_SOURCE = {
     "toeplitz": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of the square-root "
     "Toeplitz factor (Fichtenberger, Henzinger & Upadhyay 2023); adaptive inputs: Denisov et al. "
     "2022, Theorem 2.1",
+    "factorised": "exact Gaussian accounting (Balle & Wang 2018, Theorem 8) of an optimal lower "
+    "triangular factor of prefix sums (Denisov et al. 2022, Theorem 2.1)",
 }
 
 
@@ -384,12 +430,14 @@ def calibrate_release(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    factor: Factor | None = None,
+    centred: Centred | None = None,
 ) -> GaussianRelease:
     """Calibrate a continual release to a budget: the least noise that truly gives it.
 
     Parameters
     ----------
-    release : {"honaker", "toeplitz"}
+    release : {"honaker", "toeplitz", "factorised"}
         How noise is shared between prefixes.
     budget : Budget
         delta > 0; unit "user" or "item".
@@ -399,14 +447,20 @@ def calibrate_release(
         No paper states other constants for these releases. noise_std = sqrt(q) D / mu_of(epsilon,
         delta), with q = `honaker.sensitivity_squared` for "honaker" (0.84 to 1 times
         floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint
-        sensitivity of one record in both streams.
+        sensitivity of one record in both streams; for "factorised" q is the largest squared norm
+        of a column of the factor's C.
     layout : {"iid", "goe1", "goe2"}, optional
         Default "goe2".
     covariance_ratio : float
         Noise of the covariance stream over that of the bias stream.
     returning : int
         The most batches of one user; if more than 1, q is the largest squared sensitivity to that
-        many leaves, or for "honaker" a bound on it (`participation.max_squared_sensitivity`).
+        many leaves, or for "honaker" and "factorised" a bound on it
+        (`participation.max_squared_sensitivity`, `Factor.squared_sensitivity`).
+    factor : Factor, optional
+        Of "factorised"; by default the optimal one of equal batches.
+    centred : Centred, optional
+        Bounds of records whose last feature is a constant of the code.
 
     Returns
     -------
@@ -426,7 +480,12 @@ def calibrate_release(
     covariance_ratio = number("covariance_ratio", covariance_ratio, above=0)
     check_gaussian_budget(budget)
     returning = integer("returning", returning, at_least=1)
-    return release_for(release, budget, releases, calibration, layout, covariance_ratio, returning)
+    if release == "factorised" and factor is None:
+        factor = optimal_factor(tuple(range(1, releases + 1)), max(releases, 1))
+    check_factor(release, releases, factor)
+    return release_for(
+        release, budget, releases, calibration, layout, covariance_ratio, returning, factor, centred
+    )
 
 
 def release_for(
@@ -437,6 +496,8 @@ def release_for(
     layout: str | None = None,
     covariance_ratio: float = 1.0,
     returning: int = 1,
+    factor: Factor | None = None,
+    centred: Centred | None = None,
 ) -> GaussianRelease:
     """Compute `calibrate_release` for arguments that were checked before, each for itself.
 
@@ -447,10 +508,20 @@ def release_for(
             f'calibration must be "exact" when release is "{release}", got "{calibration}"'
         )
     layout = layout or "goe2"
-    s = exact_std(budget, release, releases, layout, covariance_ratio, returning)
+    s = exact_std(budget, release, releases, layout, covariance_ratio, returning, factor, centred)
     source = _RELEASE_SOURCE[release]
     return GaussianRelease(
-        releases, layout, s, calibration, budget, source, covariance_ratio, release, returning
+        releases,
+        layout,
+        s,
+        calibration,
+        budget,
+        source,
+        covariance_ratio,
+        release,
+        returning,
+        factor,
+        centred,
     )
 
 

@@ -15,6 +15,7 @@ from fastfed._random import SeededNoise, check_seed
 from fastfed._validate import InputError, choice, integer
 from fastfed.bandits.silo import Message, Peer, Silo
 from fastfed.privacy.audit import mechanisms as mechanisms
+from fastfed.privacy.audit import secure_sum as of_secure_sum
 from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree import touches
@@ -168,8 +169,8 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
                 silo.served()
             else:
                 silo.observe(1.0)
-        reports = users.messages() or [silo.report() for silo in silos]
-        passed = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
+        reports: list[Any] = users.messages() or [silo.report() for silo in silos]
+        passed: list[Any] = shuffler.shuffle(reports) if plan.protocol.shuffled else reports
         broadcast = server.combine(passed)
         for silo in silos:
             silo.receive(broadcast)
@@ -177,7 +178,7 @@ def seen(plan: Plan, noise: SeededNoise, first: np.ndarray) -> np.ndarray:
             shown.append(broadcast.values - before)
             before = broadcast.values
         else:
-            shown.append(np.sum([m.values for m in passed], axis=0))  # type: ignore[union-attr]
+            shown.append(np.sum([m.values for m in passed], axis=0))
     return np.array(shown)
 
 
@@ -278,6 +279,7 @@ AUDITS: dict[str, Audit] = {
     **{name: partial(audit_schedule, name) for name in SCHEDULE_AUDITS},
     **of_experts.AUDITS,
     **of_lifecycle.AUDITS,
+    **of_secure_sum.AUDITS,
     "low-bits": partial(audit_low_bits, "low-bits"),
 }
 #: What an audit is to catch: planted faults, and the schedule that raw data make.
@@ -285,6 +287,7 @@ FAULTY = (
     mechanisms.FAULTY
     | of_experts.FAULTY
     | of_lifecycle.FAULTY
+    | of_secure_sum.FAULTY
     | {
         "fault-quarter-of-the-bits",
         "fault-users-quarter-of-the-bits",
@@ -297,6 +300,7 @@ TRIALS: dict[str, int] = {
     **dict.fromkeys(("feducb-decentralized", *SCHEDULE_AUDITS), 4000),
     **of_experts.TRIALS,
     **of_lifecycle.TRIALS,
+    **of_secure_sum.TRIALS,
     "low-bits": 300,
 }
 
@@ -376,6 +380,12 @@ ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "stateful-score": ("the next user's action, by a score function that writes its state", _USER),
     "fault-restart": ("one node reported anew after each restart of a silo", _USER),
     "fault-stateful-score": ("the next user's action, by a score with memory of its own", _USER),
+    "secure-sum": ("all noisy sums of the counted silos, as server and colluders see them", _USER),
+    "secure-sum-low-bits": ("the low bits of the first of these sums", _USER),
+    "fault-secure-sum-half-noise": ("the same sums with half of the noise", _USER),
+    "fault-secure-sum-colluders": ("shares for no colluder, and all silos but one collude", _USER),
+    "fault-secure-sum-columns": ("sums whose factor is twice the one that was paid for", _USER),
+    "fault-secure-sum-coarse-noise": ("low bits under noise whose last bits are 0", _USER),
     "low-bits": ("low bits of what deployed objects release, five kinds", _USER),
 }
 

@@ -24,8 +24,8 @@ from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.audit.bounds import AuditResult, audit, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree_release import TreeRelease
-from fastfed.protocols.messages import Report
 from fastfed.protocols.plan import LocalEstimate, NoiseStd, Plan
+from fastfed.protocols.protocol import Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.release import noisy
 from fastfed.protocols.score import Score, score_signature

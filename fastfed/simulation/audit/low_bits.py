@@ -37,9 +37,10 @@ from fastfed.privacy.mechanisms.winsorized import (
 )
 from fastfed.privacy.releases.tree_release import TreeRelease
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.messages import Bits, Report, Shuffled, ShuffledBits
 from fastfed.protocols.plan import LocalEstimate, NoiseStd, Plan
+from fastfed.protocols.protocol import Bits, Report, Shuffled, ShuffledBits
 from fastfed.protocols.randomizer import Shuffler, User
+from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Averager, Server
 from fastfed.simulation.systems import make_system
 
@@ -89,7 +90,7 @@ def _stds(std: NoiseStd, dimension: int) -> np.ndarray:
     return np.concatenate([np.full(dimension, std.bias), on])
 
 
-def _statistic(message: Report | Bits | Shuffled | ShuffledBits) -> np.ndarray:
+def _statistic(message: Report | Bits | Encoded | Shuffled | ShuffledBits) -> np.ndarray:
     """Statistic in a message without bits, (s,)."""
     assert isinstance(message, Report | Shuffled)
     return message.values

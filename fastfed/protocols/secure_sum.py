@@ -1,0 +1,370 @@
+"""Secure sums between silos and a server: masked integers modulo 2^64, and their decoding.
+
+What is released, and what that costs, is `fastfed.privacy.mechanisms.secure_sum`; here are the
+parties. `Encoder` makes one silo's messages (`SecureRandomizer`: of its records), `Decoder` the
+prefix sums from the messages of all. `Aggregate` stands for all silos at once where nobody looks at
+single messages: it draws the sum's law, whose noise is one binomial and whose masks have cancelled.
+Proof: docs/secure-sum.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfed._kernels import aggregation, linalg
+from fastfed._once import Once, once
+from fastfed._random import NoiseSource, SeededNoise, SystemNoise, check_seed, is_exact
+from fastfed._validate import InputError, array, integer
+from fastfed.privacy import exact
+from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.protocol import statistic_size
+
+#: Bytes of a key that two silos share.
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Message of one silo at one synchronisation: masked integers modulo 2^64.
+
+    ``values`` (s,) of uint64, in the order of a `Statistic`: alone they are uniform to whoever
+    knows none of the masks; added up over all silos they are the noisy sum of the release.
+    """
+
+    release: int
+    dimension: int
+    values: np.ndarray
+    silo: int = 0
+
+    def __post_init__(self) -> None:
+        size = statistic_size(self.dimension)
+        if not isinstance(self.values, np.ndarray) or self.values.dtype != np.uint64:
+            kind = getattr(self.values, "dtype", type(self.values).__name__)
+            raise InputError(f"values must be an array of uint64, got {kind}")
+        if self.values.shape != (size,):
+            raise InputError(f"values must have shape ({size},), got {self.values.shape}")
+        copy = self.values.copy()
+        copy.flags.writeable = False
+        object.__setattr__(self, "values", copy)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on a wire: a word of 64 bits for each entry."""
+        return self.values.nbytes
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+class Masks:
+    """One silo's masks: of every other silo one that the two share, added by one, subtracted by
+    the other.
+
+    A mask is SHAKE-256 of the shared key and the release, read as words of 64 bits. Keys must be
+    drawn anew for every federation (two sums under one key and release differ by their data and
+    noise alone) and agreed by means that the server does not see through, such as X25519.
+
+    Parameters
+    ----------
+    silo : int
+        The own index.
+    keys : mapping of int to bytes
+        A key of 32 bytes for every other silo, known to that silo alone.
+
+    Raises
+    ------
+    InputError
+        For keys of another length or of the own silo.
+    """
+
+    def __init__(self, silo: int, keys: Mapping[int, bytes]) -> None:
+        self.silo = integer("silo", silo, at_least=0)
+        for other, key in keys.items():
+            if integer("silo", other, at_least=0) == silo:
+                raise InputError(f"keys must be of other silos, got one of silo {silo} itself")
+            if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+                raise InputError(f"the key with silo {other} must be {KEY_BYTES} bytes")
+        if len(set(keys.values())) < len(keys):
+            raise InputError("keys must differ from one another, got one key for two silos")
+        self._keys = dict(keys)
+
+    @property
+    def others(self) -> set[int]:
+        """The silos that share a key with this one."""
+        return set(self._keys)
+
+    def at(self, release: int, size: int) -> np.ndarray:
+        """Sum of the masks of one release, modulo 2^64, (size,) of uint64."""
+        total = np.zeros(size, dtype=np.uint64)
+        label = release.to_bytes(8, "big")
+        for other, key in self._keys.items():
+            stream = hashlib.shake_256(key + label).digest(8 * size)
+            mask = np.frombuffer(stream, dtype="<u8")
+            if other > self.silo:
+                total += mask
+            else:
+                total -= mask
+        return total
+
+
+def simulated_keys(seed: int, silo: int, silos: int, replicate: int = 0) -> dict[int, bytes]:
+    """Keys of one silo with every other, for simulations: who knows the seed knows them all."""
+    seed = check_seed(seed)
+    silos = integer("silos", silos, at_least=1)
+    silo = integer("silo", silo, at_least=0, at_most=silos - 1)
+    found = {}
+    for other in range(silos):
+        if other != silo:
+            pair = seed, integer("replicate", replicate, at_least=0), *sorted((silo, other))
+            text = b"".join(number.to_bytes(8, "big") for number in pair)
+            found[other] = hashlib.shake_256(b"simulated keys" + text).digest(KEY_BYTES)
+    return found
+
+
+# ---- silos ---------------------------------------------------------------------------------------
+
+
+class _Rows(Once):
+    """Leaf sums of one silo, or of all, and the rows that they lead to; state of one sender."""
+
+    def __init__(self, mechanism: SecureSum, noise: NoiseSource | None, drawer: int) -> None:
+        if not isinstance(mechanism, SecureSum):
+            raise InputError(f"mechanism must be a SecureSum, got {type(mechanism).__name__}")
+        self.mechanism = mechanism
+        self.noise = noise if noise is not None else SystemNoise()
+        self.release = 0
+        self._drawer = drawer
+        self._leaves = np.zeros((mechanism.releases, mechanism.size), dtype=np.uint64)
+        self._drawn: tuple[int, np.ndarray] = (0, self._leaves[0])
+
+    def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """The statistic of a data point within the bounds, (s,), in fixed point."""
+        made = np.zeros(self.mechanism.size)
+        linalg.accumulate(made, x, y)
+        return exact.quantise(made, self.mechanism.unit)
+
+    def _row(self, values: object, silos: int) -> np.ndarray:
+        """The next row plus the noise of so many shares, modulo 2^64, (s,); leaves no trace but
+        the draw, which is kept for another try, and the leaf."""
+        mechanism, release = self.mechanism, self.release + 1
+        if release > mechanism.releases:
+            raise InputError(
+                f"the mechanism has {mechanism.releases} releases, got a batch for one more"
+            )
+        sums = array("values", values, shape=(mechanism.size,))
+        if is_exact(self.noise):
+            exact.check_fixed(sums, mechanism.unit, "the sums of a batch")
+        self._leaves[release - 1] = mechanism.encode(sums)
+        if self._drawn[0] != release:
+            bias, off, on = (silos * n for n in mechanism.trials)
+            trials = bias, off, on
+            coins = np.array(self.noise.coins(self._drawer, release, mechanism.dimension, trials))
+            if mechanism.centred is not None:
+                coins[-1] = 0  # a public count: it needs no noise, and gets none
+            self._drawn = release, coins
+        result: np.ndarray = mechanism.row(self._leaves[:release]) + self._drawn[1]
+        return result
+
+
+class Encoder(_Rows):
+    """One silo of a secure sum: turns batch sums into masked messages, one for each release.
+
+    A bare ``Encoder(mechanism, silo, keys)`` draws its share of the noise from the operating
+    system, exactly; pass ``SeededNoise`` only to simulate. A message that fails leaves all as it
+    was, and is made again with the same noise.
+
+    Parameters
+    ----------
+    mechanism : SecureSum
+        What is executed, the same at all parties.
+    silo : int
+        The own index, from 0.
+    keys : mapping of int to bytes
+        A key shared with each other silo, see `Masks`; empty for a single silo.
+    noise : NoiseSource, optional
+        Where the share of the noise comes from.
+
+    Raises
+    ------
+    InputError
+        For a silo that the mechanism does not know, and unless every other silo has a key.
+
+    Notes
+    -----
+    Guarantee: that of the mechanism, for the users of this silo.
+    """
+
+    def __init__(
+        self,
+        mechanism: SecureSum,
+        silo: int,
+        keys: Mapping[int, bytes],
+        noise: NoiseSource | None = None,
+    ) -> None:
+        super().__init__(mechanism, noise, silo)
+        self.silo = integer("silo", silo, at_least=0, at_most=mechanism.silos - 1)
+        self._masks = Masks(silo, keys)
+        others = set(range(mechanism.silos)) - {silo}
+        if self._masks.others != others:
+            raise InputError(
+                f"keys must hold one for each of the {len(others)} other silos, "
+                f"got silos {sorted(self._masks.others)}"
+            )
+
+    @once
+    def message(self, values: object) -> Encoded:
+        """The message after the next batch, of which ``values`` (s,) are the sums.
+
+        In fixed point, as sums of `point` are: with noise of the operating system other sums are
+        refused; with seeded noise they are rounded.
+        """
+        made = self.made(values)
+        self.release = made.release
+        return made
+
+    def made(self, values: object) -> Encoded:
+        """The message of `message`, without a step to the next release."""
+        release = self.release + 1
+        row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
+        return Encoded(release, self.mechanism.dimension, row, self.silo)
+
+
+class Aggregate(_Rows):
+    """All silos of a secure sum at once: the law of the sum of their messages, for simulations.
+
+    Its noise is that of one party of the index M, one past the last silo's.
+    """
+
+    def __init__(self, mechanism: SecureSum, noise: NoiseSource) -> None:
+        super().__init__(mechanism, noise, getattr(mechanism, "silos", 0))
+
+    @once
+    def total(self, values: object) -> np.ndarray:
+        """The sum of all messages after the next batch, (s,) of uint64.
+
+        ``values`` (s,) are the sums of that batch over all silos.
+        """
+        row = self._row(values, self.mechanism.silos)
+        self.release += 1
+        return row
+
+
+class SecureRandomizer:
+    """The randomizer R of one silo: records in fixed point, one masked message of each batch.
+
+    A report that fails leaves all as it was.
+    """
+
+    def __init__(
+        self, plan: Plan, silo: int, noise: NoiseSource, keys: Mapping[int, bytes]
+    ) -> None:
+        self._encoder = Encoder(secure_of(plan), silo, keys, noise)
+        self._batch = np.zeros(plan.statistic_size)
+
+    @property
+    def release(self) -> int:
+        """Messages made so far."""
+        return self._encoder.release
+
+    def observe(self, x: np.ndarray, y: float) -> None:
+        """Add a data point to the batch."""
+        aggregation.add(self._batch, self._encoder.point(x, y))
+
+    def report(self) -> Encoded:
+        """The batch since the last report as a masked message; the batch is then forgotten."""
+        made, batch = self._encoder.made(self._batch), np.zeros_like(self._batch)
+        # Everything is computed: from here on nothing can fail.
+        self._encoder.release, self._batch = made.release, batch
+        return made
+
+
+def secure_of(plan: Plan) -> SecureSum:
+    """The plan's secure sum, which must be there."""
+    assert plan.secure is not None
+    return plan.secure
+
+
+def masked(plan: Plan, noise: NoiseSource) -> bool:
+    """True if silos send masked messages: of a secure sum, whenever they are no simulation's.
+
+    With "aggregate" messages a simulation's silos send plain sums, and its server adds the noise of
+    all shares; to anyone else's server plain sums would tell everything.
+    """
+    simulated = isinstance(noise, SeededNoise) and not plan.individual
+    return plan.secure is not None and not simulated
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+class Decoder(Once):
+    """The server of a secure sum: adds up messages, and makes noisy prefix sums of them.
+
+    All that it learns of the silos is the sum of the messages of each release.
+    """
+
+    def __init__(self, mechanism: SecureSum) -> None:
+        if not isinstance(mechanism, SecureSum):
+            raise InputError(f"mechanism must be a SecureSum, got {type(mechanism).__name__}")
+        self.mechanism = mechanism
+        self.release = 0
+        self._weights = mechanism.prefix_weights
+        self._sums = np.zeros((mechanism.releases, mechanism.size))
+
+    @once
+    def combine(self, messages: Sequence[Encoded]) -> np.ndarray:
+        """The prefix sums (s,) over all silos after the next release, with their noise.
+
+        Raises InputError unless ``messages`` holds one message of each silo for that release;
+        nothing has changed then.
+        """
+        return self.add(self.total(messages))
+
+    def total(self, messages: Sequence[Encoded]) -> np.ndarray:
+        """The sum of one message of each silo for the next release, (s,) of uint64."""
+        m, release = self.mechanism, self.release + 1
+        for message in messages:
+            if not isinstance(message, Encoded):
+                raise InputError(f"messages must be Encoded values, got {type(message).__name__}")
+            if (message.release, message.dimension) != (release, m.dimension):
+                raise InputError(
+                    f"message of silo {message.silo} must be of release {release} and dimension "
+                    f"{m.dimension}, got {message.release} and {message.dimension}"
+                )
+        silos = sorted(message.silo for message in messages)
+        if silos != list(range(m.silos)):
+            raise InputError(
+                f"messages must hold one of each of the {m.silos} silos, got silos {silos}"
+            )
+        total = np.zeros(m.size, dtype=np.uint64)
+        for message in messages:
+            total += message.values
+        return total
+
+    @once
+    def add(self, total: object) -> np.ndarray:
+        """The prefix sums (s,) after the next release, from the sum of its messages (s,)."""
+        prefix = self.prefix(total)
+        self.release += 1
+        return prefix
+
+    def prefix(self, total: object) -> np.ndarray:
+        """The prefix sums of `add`, without a step to the next release."""
+        m, release = self.mechanism, self.release + 1
+        if release > m.releases:
+            raise InputError(f"the mechanism has {m.releases} releases, got one more")
+        if not isinstance(total, np.ndarray) or total.dtype != np.uint64:
+            raise InputError("the sum of messages must be an array of uint64")
+        if total.shape != (m.size,):
+            raise InputError(f"the sum of messages must have shape ({m.size},), got {total.shape}")
+        self._sums[release - 1] = m.value(total)
+        prefix = np.zeros(m.size)
+        # One after the other: the order of additions is the same everywhere.
+        for weight, row in zip(self._weights[release - 1], self._sums[:release], strict=False):
+            prefix += weight * row
+        return prefix

@@ -1,0 +1,241 @@
+"""Centred statistics with a public intercept, from their definition: entries, pairs, covariances.
+
+A record is (z, y) with row x = (z, c), c = 1 / sqrt(2 kappa), and adds x (y - r0) and x x^T to the
+sums. Every noisy entry is written out and divided by the standard deviation of its noise; the entry
+(c, c) carries none. Nothing here knows a closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is released, and its noise: standard deviations entry by entry."""
+
+    kappa: float = 1.0
+    rewards: tuple[float, float] = (-0.5, 0.5)  # centred
+    feature_bound: float = math.sqrt(0.5)
+    bias: float = 1.0
+    constant_bias: float = 1.0
+    off_diagonal: float = 1.0
+    diagonal: float = math.sqrt(2.0)
+    cross: float = 1.0
+
+    @property
+    def constant(self) -> float:
+        return 1.0 / math.sqrt(2.0 * self.kappa)
+
+
+def entries(release: Release, z: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """All noisy entries of records (n, k), (n,), in units of their noise: (n, entries)."""
+    k, c = z.shape[1], release.constant
+    rows, columns = np.triu_indices(k)
+    stds = np.where(rows == columns, release.diagonal, release.off_diagonal)
+    return np.column_stack(
+        [
+            z * r[:, None] / release.bias,
+            c * r / release.constant_bias,
+            z[:, rows] * z[:, columns] / stds,
+            c * z / release.cross,
+        ]
+    )
+
+
+def moved(release: Release, z: np.ndarray, r: np.ndarray, z2: np.ndarray, r2: np.ndarray):
+    """Distance between two records, (n,): the GDP mu of one release on them."""
+    return np.linalg.norm(entries(release, z, r) - entries(release, z2, r2), axis=1)
+
+
+def random_records(release: Release, count: int, k: int, rng: np.random.Generator):
+    """Allowed records: half anywhere in the ball and the range, half at their ends."""
+    z = rng.normal(size=(count, k))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    size, r = rng.uniform(size=count) ** (1.0 / k), rng.uniform(*release.rewards, size=count)
+    ends = rng.uniform(size=count) < 0.5
+    size = np.where(ends, 1.0, size)
+    r = np.where(ends, np.array(release.rewards)[rng.integers(0, 2, count)], r)
+    return z * (release.feature_bound * size)[:, None], r
+
+
+def largest_of_random(release: Release, count: int, k: int, rng: np.random.Generator):
+    """Largest distance of random pairs, and of random records from nothing at all."""
+    replaced = gone = 0.0
+    while count > 0:
+        n = min(count, 250_000)
+        one, other = random_records(release, n, k, rng), random_records(release, n, k, rng)
+        replaced = max(replaced, float(moved(release, *one, *other).max()))
+        gone = max(gone, float(np.linalg.norm(entries(release, *one), axis=1).max()))
+        count -= n
+    return replaced, gone
+
+
+def largest_found(
+    release: Release, k: int, rng: np.random.Generator, starts: int, replace: bool = True
+) -> float:
+    """Largest distance that a local search finds from many random starts.
+
+    Records are free vectors: a feature vector is pulled into its ball, a reward into its range.
+    """
+    low, high = release.rewards
+
+    def record(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        size = float(np.linalg.norm(free[:k]))
+        z = free[:k] * (release.feature_bound / max(size, 1.0))
+        return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
+
+    def loss(free: np.ndarray) -> float:
+        one = record(free[: k + 1])
+        if not replace:
+            return -float(np.linalg.norm(entries(release, *one)))
+        return -float(moved(release, *one, *record(free[k + 1 :]))[0])
+
+    found = 0.0
+    for _ in range(starts):
+        # The best of some: flat places outside of the ball and at ends of the range catch others.
+        tried = rng.normal(size=(40, 2 * (k + 1)))
+        tried[:, [k, -1]] = rng.uniform(-math.pi, math.pi, (40, 2))
+        start = min(tried, key=loss)
+        found = max(found, -float(minimize(loss, start, method="L-BFGS-B").fun))
+    return found
+
+
+# ---- theta* - theta0, and the noise of its error -------------------------------------------------
+
+
+def random_deltas(
+    kappa: float,
+    centre: float,
+    base_rates: tuple[float, float],
+    k: int,
+    count: int,
+    rng: np.random.Generator,
+    feature_bound: float = math.sqrt(0.5),
+) -> np.ndarray:
+    """theta* - theta0 (n, k + 1) of random theta* with means in [0, 1] on the ball of z."""
+    p = rng.uniform(*base_rates, size=count)
+    p = np.where(rng.uniform(size=count) < 0.1, rng.choice([*base_rates, 0.5], count), p)
+    p = np.clip(p, *base_rates)
+    a = rng.normal(size=(count, k))
+    a /= np.linalg.norm(a, axis=1, keepdims=True)
+    # The least and the largest mean over the ball are p -+ ||a|| feature_bound.
+    steepest = np.minimum(p, 1.0 - p) / feature_bound
+    a *= (steepest * np.where(rng.uniform(size=count) < 0.5, 1.0, rng.uniform(size=count)))[:, None]
+    c = 1.0 / math.sqrt(2.0 * kappa)
+    theta = np.column_stack([a, p / c])
+    theta0 = np.append(np.zeros(k), centre / c)
+    return theta - theta0
+
+
+def error_covariance(delta: np.ndarray, release: Release) -> np.ndarray:
+    """Covariance of N delta - h, one independent entry of the noise at a time."""
+    d = len(delta)
+    total = np.zeros((d, d))
+    for i in range(d):
+        for j in range(i + 1):
+            if i == j == d - 1:
+                continue  # public
+            std = release.cross if i == d - 1 else release.off_diagonal
+            std = release.diagonal if i == j else std
+            taken = np.zeros(d)
+            taken[i] = delta[j]
+            taken[j] = delta[i]
+            total += std**2 * np.outer(taken, taken)
+    stds = np.append(np.full(d - 1, release.bias), release.constant_bias)
+    return total + np.diag(stds**2)
+
+
+def draw_noise(
+    d: int, release: Release, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """N (n, d, d) and h (n, d) of one leaf."""
+    lower = np.tril(rng.normal(size=(count, d, d)), -1) * release.off_diagonal
+    lower[:, -1] *= release.cross / release.off_diagonal
+    n = lower + lower.transpose(0, 2, 1)
+    diagonal = np.arange(d - 1)
+    n[:, diagonal, diagonal] = rng.normal(size=(count, d - 1)) * release.diagonal
+    stds = np.append(np.full(d - 1, release.bias), release.constant_bias)
+    return n, rng.normal(size=(count, d)) * stds
+
+
+def draw_errors(
+    delta: np.ndarray, release: Release, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Norms of N delta - h, and of N, (n,): whole matrices are drawn."""
+    n, h = draw_noise(len(delta), release, count, rng)
+    return np.linalg.norm(n @ delta - h, axis=1), np.abs(np.linalg.eigvalsh(n)).max(axis=1)
+
+
+def play(
+    release: Release,
+    delta: np.ndarray,
+    centre: float,
+    n: np.ndarray,
+    error: np.ndarray,
+    tau: float,
+    alpha: float,
+    batches: int,
+    length: int,
+    rng: np.random.Generator,
+) -> tuple[bool, bool, bool, float]:
+    """One lazy run of one silo on noisy prefix sums, with the direct radius of docs/centred.md.
+
+    Parameters
+    ----------
+    n, error : ndarray, shape (batches + 1,)
+        n_k and E_k; the noise of a leaf is that of ``release``, a prefix is a sum of leaves.
+
+    Returns
+    -------
+    tuple
+        Whether N >= -n I failed at a release, whether ||N Delta - h|| <= E did, whether an action
+        or the direction of the error broke the inequality, and the largest share of gamma that
+        ||lambda Delta + N Delta - h|| took.
+    """
+    d, c = len(delta), release.constant
+    reward_scale, anchor = 0.5, max(1.0, 0.1 * float(n.max()))
+    gram, u, noise, h = np.zeros((d, d)), np.zeros(d), np.zeros((d, d)), np.zeros(d)
+    below = far = broken = False
+    tight = 0.0
+    for k in range(batches + 1):
+        below = below or bool(np.linalg.eigvalsh(noise)[0] < -n[k])
+        far = far or bool(np.linalg.norm(noise @ delta - h) > error[k])
+        full = floor = n[k] + anchor
+        released, least = gram + noise, np.linalg.eigvalsh(gram + noise)[0]
+        steps = [full * i / 8.0 for i in range(8) if k and least + full * i / 8.0 >= floor]
+        lam = min(steps, default=full)
+        f = 1.0 if lam >= full else 1.0 + (full - lam) / floor
+        v = released + lam * np.eye(d)
+        if np.linalg.eigvalsh(v)[0] <= 0.0:
+            break  # event 1 has failed
+        inverse = np.linalg.inv(v)
+        estimate = inverse @ (u + h)
+        grown = float(np.linalg.slogdet(v)[1]) + d * math.log(f / anchor)
+        beta = reward_scale * math.sqrt(f * (2.0 * math.log(2.0 / alpha) + grown))
+        gamma = lam * tau + error[k]
+
+        def width(x: np.ndarray, inverse=inverse, beta=beta, gamma=gamma) -> np.ndarray:
+            far_out = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
+            return beta * far_out + gamma * np.linalg.norm(x @ inverse, axis=1)
+
+        # Actions, the error, and V error, where <x, error> is largest for its ||x||_{V^-1}.
+        off = delta - estimate
+        z, _ = random_records(release, length * 5, d - 1, rng)
+        x = np.column_stack([z, np.full(len(z), c)])
+        tried = np.vstack([x, off, v @ off])
+        broken = broken or bool((np.abs(tried @ off) > width(tried) * (1.0 + 1e-9)).any())
+        bias = lam * delta + noise @ delta - h
+        tight = max(tight, float(np.linalg.norm(bias)) / gamma)
+        offered = x.reshape(length, 5, d)
+        chosen = np.argmax((x @ estimate + width(x)).reshape(length, 5), axis=1)
+        rows = offered[np.arange(length), chosen]
+        y = rng.uniform(size=length) < rows @ delta + centre
+        gram, u = gram + rows.T @ rows, u + rows.T @ (y - centre)
+        leaf, leaf_h = draw_noise(d, release, 1, rng)
+        noise, h = noise + leaf[0], h + leaf_h[0]
+    return below, far, broken, tight

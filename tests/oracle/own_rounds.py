@@ -1,0 +1,542 @@
+"""Own rounds: a federation whose silos share some rounds and keep the others (docs/own-rounds.md).
+
+Everything is written from that page, for all silos of all replicates at once. A shared round's
+action is a function of its context and the public transcript, and its (x, y) enters the silo's
+leaf; an own round's action may use all raw data of its silo, and its (x, y) stays there.
+
+Indices: n silos of all replicates together, K actions, d features. Randomness is an argument:
+contexts(t) gives unit vectors (n, K, d - 1), uniforms(t) numbers in [0, 1) for the rewards (n,),
+noise(n) standard normals (releases, d + d^2) of a silo. The environment is the sphere turned by
+`rotation` at each silo. Run as a script with an angle (or "few") and "centred" or
+"uncentred" it prints a part of that page's tables.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+GRID = (0.08, 0.16, 0.32, 0.64)
+
+# ---- The schedule, known in advance --------------------------------------------------------------
+
+
+def shared_rounds(horizon: int, until: int, fraction: float) -> np.ndarray:
+    """True for each shared round 1..T, at [t]: t <= until and floor(t p) > floor((t - 1) p)."""
+    t = np.arange(horizon + 1)
+    # A sum of p's would drift: 0.1 * 30 is 3.0000000000000004.
+    parts = np.floor(t * fraction + 1e-9)
+    shared = np.zeros(horizon + 1, bool)
+    shared[1:] = (parts[1:] > parts[:-1]) & (t[1:] <= until)
+    return shared
+
+
+def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
+    """Rounds of releases: after `first` shared rounds, then `ratio` as many, and the last."""
+    counts = np.cumsum(shared)
+    total = int(counts[-1])
+    marks, mark = [], min(first, total)
+    while 0 < mark < total:
+        marks.append(mark)
+        mark = max(mark + 1, round(mark * ratio))
+    marks += [total] if total else []
+    return [int(np.searchsorted(counts, mark)) for mark in marks]
+
+
+def release_weights(rounds: list[int], shared: np.ndarray, last: float = 3.0) -> np.ndarray:
+    """om_k = L_(k+1) / n_k^2: rounds that use release k, over its shared rounds squared.
+
+    Own rounds outgrow the last release: it counts for `last` times the rounds before it.
+    """
+    counts = np.cumsum(shared)[rounds].astype(float)
+    lengths = np.diff(np.append(rounds, len(shared) - 1)).astype(float)
+    lengths[-1] = max(1.0, min(lengths[-1], last * rounds[-1]))
+    return lengths / counts**2
+
+
+def optimal_factor(weights: np.ndarray, steps: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """(C, B), B C the prefix matrix: the C of unit columns with the least sum of om_k ||B_k||^2.
+
+    Of X = C'C it is min tr(W X^-1) with diag X <= 1, W = A' diag(om) A: the fixed point
+    v <- v diag(X), X = v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2; C by the reverse Cholesky factor of X.
+    """
+    count = len(weights)
+    prefix = np.tril(np.ones((count, count)))
+    w = prefix.T @ np.diag(weights) @ prefix
+    v = np.sqrt(np.diag(w))
+    for _ in range(steps):
+        root = np.sqrt(v)
+        values, vectors = np.linalg.eigh(root[:, None] * w * root[None])
+        x = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T / root[:, None] / root[None]
+        v = v * np.diag(x)
+        if np.abs(np.diag(x) - 1.0).max() < 1e-10:
+            break
+    backwards = np.linalg.cholesky((x / np.diag(x).max())[::-1, ::-1])
+    c = backwards.T[::-1, ::-1]
+    return c, prefix @ np.linalg.inv(c)
+
+
+# ---- Privacy: how much noise ---------------------------------------------------------------------
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """mu of a Gaussian mechanism that is (epsilon, delta)-private (Balle & Wang 2018)."""
+
+    def excess(mu: float) -> float:
+        upper = 0.5 * math.erfc((epsilon / mu - mu / 2.0) / math.sqrt(2.0))
+        lower = 0.5 * math.erfc((epsilon / mu + mu / 2.0) / math.sqrt(2.0))
+        return upper - math.exp(epsilon) * lower - delta
+
+    low, high = 1e-6, 50.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Release:
+    """How a silo's sums are released.
+
+    std: of each entry of a silo's own noise, off the diagonal sqrt(2) less than on it (goe2).
+    centred: rewards minus 1/2 and the constant scaled to 1/sqrt(2 kappa), its square public.
+    norm: bound on ||theta*||, or on ||theta* - theta0|| where centred, in those coordinates.
+    """
+
+    std: float
+    centred: bool = False
+    kappa: float = 3.0
+    norm: float = 1.0
+
+    @property
+    def constant(self) -> float:
+        return math.sqrt(0.5 / self.kappa) if self.centred else math.sqrt(0.5)
+
+    @property
+    def centre(self) -> float:
+        return 0.5 if self.centred else 0.0
+
+
+def release_for(
+    trust: str, mu: float, silos: int, *, centred: bool, colluders: int | None = None
+) -> Release:
+    """The noise of one silo: all of s = D / mu for "silo-ldp", s / sqrt(M - t) for "secure-sum".
+
+    D = 2 for x y and x x' with ||x|| <= 1, |y| <= 1; 11/12 where centred, with kappa = 3.
+    """
+    s = (11.0 / 12.0 if centred else 2.0) / mu if mu < math.inf else 0.0
+    if trust == "secure-sum":
+        s /= math.sqrt(silos - (silos // 3 if colluders is None else colluders))
+    return Release(s, centred, norm=math.sqrt(0.5) if centred else 1.0)
+
+
+def noise_of(draw: np.ndarray, release: Release, factor: np.ndarray, d: int) -> np.ndarray:
+    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix)."""
+    count = len(factor)
+    matrix = draw[:, d:].reshape(count, d, d)
+    matrix = (matrix + matrix.transpose(0, 2, 1)) / math.sqrt(2.0)
+    if release.centred:
+        matrix[:, -1, -1] = 0.0
+    z = np.concatenate([draw[:, :d], matrix.reshape(count, d * d)], axis=1)
+    return release.std * factor @ z
+
+
+# ---- What silos believe --------------------------------------------------------------------------
+
+
+def noise_variance(release: Release, factor: np.ndarray, silos: int) -> np.ndarray:
+    """sigma_k^2: variance of each entry of h - N theta at each release, of so many silos' noise."""
+    return silos * release.std**2 * (factor**2).sum(axis=1) * (1.0 + release.norm**2)
+
+
+def information(
+    a: np.ndarray,
+    h: np.ndarray,
+    variance: float,
+    deviation: float,
+    silos: int,
+    scale: float,
+    prior: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(P, q): what the other silos' sums say of theta_i, as precision and precision times mean.
+
+    a (n, d, d) and h (n, d): sums of the others as released. The residual h - a theta_i has the
+    covariance Mat = sigma^2 I + R^2 a + Delta^2 (1 + 1/(M - 1)) a^2, so that P = a Mat^-1 a and
+    q = a Mat^-1 h; prior I is added to P. Mat is positive definite whatever a is, for sigma^2 is
+    raised to R^4 / (4 Delta^2) if need be; without noise a is positive semidefinite.
+    """
+    d = a.shape[-1]
+    spread = deviation**2 * (1.0 + 1.0 / max(1, silos - 1))
+    floor = 1.01 * scale**4 / (4.0 * spread) if spread and variance else 1e-9
+    mat = max(variance, floor) * np.eye(d) + scale**2 * a + spread * a @ a
+    solved = np.linalg.solve(mat, np.concatenate([a, h[..., None]], axis=-1))
+    p = a @ solved[..., :d]
+    return 0.5 * (p + np.swapaxes(p, -1, -2)) + prior * np.eye(d), (a @ solved[..., d:])[..., 0]
+
+
+def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """ln p(own data | P, q) up to a constant: g and u are the raw sums over R^2."""
+    after, toward = p + g, q + u
+
+    def quadratic(m: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return (v * np.linalg.solve(m, v[..., None])[..., 0]).sum(axis=-1)
+
+    determinants = np.linalg.slogdet(p)[1] - np.linalg.slogdet(after)[1]
+    return 0.5 * (determinants + quadratic(after, toward) - quadratic(p, q))
+
+
+def mixed(
+    candidates: list[tuple[np.ndarray, np.ndarray]], g: np.ndarray, u: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, its product with the mean, own data included, and weights of evidence (.., n)."""
+    found = np.array([evidence(p, q, g, u) for p, q in candidates])
+    weights = np.exp(found - found.max(axis=0))
+    weights /= weights.sum(axis=0)
+    p = sum(w[:, None, None] * c[0] for w, c in zip(weights, candidates, strict=True))
+    q = sum(w[:, None] * c[1] for w, c in zip(weights, candidates, strict=True))
+    return p + g, q + u, weights
+
+
+@dataclass
+class Belief:
+    """Covariance C (n, d, d), precision times mean r (n, d) and mean of every silo."""
+
+    c: np.ndarray
+    r: np.ndarray
+
+    @classmethod
+    def of(cls, precision: np.ndarray, r: np.ndarray) -> Belief:
+        return cls(np.linalg.inv(precision), r.copy())
+
+    @property
+    def mean(self) -> np.ndarray:
+        return (self.c @ self.r[..., None])[..., 0]
+
+    def observe(self, x: np.ndarray, y: np.ndarray, scale: float) -> None:
+        """Add x x' / R^2 to the precision and x y / R^2 to r, by Sherman and Morrison."""
+        cx = (self.c @ x[..., None])[..., 0]
+        self.c -= cx[:, :, None] * cx[:, None, :] / (scale**2 + (cx * x).sum(1))[:, None, None]
+        self.r += x * y[:, None] / scale**2
+
+
+# ---- Bounds --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bound:
+    """<x, theta> + m (beta ||x||_{V^-1} + gamma ||V^-1 x||), one for each silo."""
+
+    inverse: np.ndarray
+    theta: np.ndarray
+    beta: np.ndarray
+    gamma: np.ndarray
+
+    def mean_and_width(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x64 = x.astype(np.float64)
+        vx = x64 @ self.inverse
+        width = self.beta[:, None] * np.sqrt(np.einsum("nkd,nkd->nk", x64, vx))
+        width += self.gamma[:, None] * np.sqrt(np.einsum("nkd,nkd->nk", vx, vx))
+        return (x64 @ self.theta[..., None])[..., 0], width
+
+
+def direct_bounds(
+    a: np.ndarray, h: np.ndarray, stds: np.ndarray, k: int, release: Release, scale: float
+) -> Bound:
+    """The direct radius (docs/radius.md) after release k, of public sums a (r, d, d), h (r, d).
+
+    stds: standard deviation of an entry of the public noise at every release. n_k and E_k are
+    closed bounds: ||GOE|| <= 2 sqrt d + t but for exp(-t^2 / 4), ||normal|| <= sqrt d + t but for
+    exp(-t^2 / 2). Failure probability 0.01, a quarter for each of them and half for the rewards.
+    """
+    d, tail = a.shape[-1], math.log(4.0 * len(stds) / 0.01)
+    n = stds * (2.0 * math.sqrt(d) + 2.0 * math.sqrt(tail))
+    error = stds[k] * math.sqrt(1.0 + release.norm**2) * (math.sqrt(d) + math.sqrt(2.0 * tail))
+    c = max(1.0, 0.1 * n.max())
+    full = n[k] + c
+    least = np.linalg.eigvalsh(a)[:, 0]
+    steps = np.ceil(np.clip((full - least) / full, 0.0, 1.0) * 8.0) / 8.0
+    lam = full * steps
+    f = np.where(lam >= full, 1.0, 1.0 + (full - lam) / full)
+    # Only where event 1 fails is V not positive definite: the shift that the code makes too.
+    shift = np.maximum(0.0, 1e-9 + 1e-3 * full - (least + lam))
+    v = a + (lam + shift)[:, None, None] * np.eye(d)
+    logs = 2.0 * math.log(2.0 / 0.01) + np.linalg.slogdet(v)[1] + d * np.log(f / c)
+    inverse = np.linalg.inv(v)
+    return Bound(
+        inverse,
+        (inverse @ h[..., None])[..., 0],
+        scale * np.sqrt(f * np.maximum(logs, 0.0)),
+        (lam + shift) * release.norm + error,
+    )
+
+
+def local_bounds(
+    g: np.ndarray, u: np.ndarray, norm: float, silos: int, scale: float, lam: float = 1.0
+) -> Bound:
+    """LinUCB (Abbasi-Yadkori et al. 2011, Theorem 2) of raw sums, for M silos at once."""
+    d = g.shape[-1]
+    v = g + lam * np.eye(d)
+    inverse = np.linalg.inv(v)
+    logs = 2.0 * math.log(silos / 0.01) + np.linalg.slogdet(v)[1] - d * math.log(lam)
+    beta = scale * np.sqrt(logs) + math.sqrt(lam) * norm
+    return Bound(inverse, (inverse @ u[..., None])[..., 0], beta, np.zeros(len(g)))
+
+
+# ---- The federation ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One federation: its sizes, what is shared, and how own rounds are played.
+
+    own: "gls", or "min-of-bounds", or "ledger": gls as long as what it may have lost, by the local
+    bound, is at most ledger times that bound's regret, else the local bound itself.
+    shared_multiplier: factor on the direct radius in shared rounds; bound_multiplier on both bounds
+    in own rounds, 1 where they are proven; own_bonus on the posterior's standard deviation.
+    """
+
+    silos: int = 20
+    horizon: int = 1000
+    dimension: int = 10
+    actions: int = 100
+    rotation: float = 0.0
+    until: int = 200
+    fraction: float = 1.0
+    first: int = 20
+    ratio: float = 1.25
+    own: str = "gls"
+    grid: tuple[float, ...] = GRID
+    shared_multiplier: float = 0.1
+    bound_multiplier: float = 1.0
+    own_bonus: float = 0.5
+    ledger: float = 1.0
+    scale: float = 0.5
+
+
+@dataclass
+class Outcome:
+    """Regret (n,) by checkpoint, the public transcript by release, and the last beliefs."""
+
+    regret: dict[int, np.ndarray]
+    transcript: list[tuple[np.ndarray, np.ndarray]]
+    releases: list[int]
+    weights: np.ndarray
+    mean: np.ndarray
+
+
+def simulate(
+    setting: Setting,
+    release: Release,
+    thetas: np.ndarray,
+    contexts: Callable[[int], np.ndarray],
+    uniforms: Callable[[int], np.ndarray],
+    noise: Callable[[int], np.ndarray],
+) -> Outcome:
+    """Play replicates of a federation; thetas (n, d - 1): unit v_i, n = replicates times silos."""
+    s, d, m = setting, setting.dimension, setting.silos
+    n, all_n = len(thetas), np.arange(len(thetas))
+    replicates = n // m
+    shared = shared_rounds(s.horizon, s.until, s.fraction)
+    rounds = release_rounds(shared, s.first, s.ratio)
+    factor = optimal_factor(release_weights(rounds, shared))[1] if rounds else np.zeros((0, 0))
+    added = np.array([noise_of(noise(i), release, factor, d) for i in range(n)])
+    entry_stds = release.std * np.sqrt(m * (factor**2).sum(axis=1))
+    others = noise_variance(release, factor, m - 1)
+
+    leaves, leaf_bias = np.zeros((n, d, d)), np.zeros((n, d))  # all shared rounds so far
+    g, u = np.zeros((n, d, d)), np.zeros((n, d))  # all rounds of a silo, raw
+    prior = np.broadcast_to(d * np.eye(d), (n, d, d))
+    sources = [(prior, np.zeros((n, d)))]
+    belief, weights = Belief.of(prior, np.zeros((n, d))), np.ones((1, n))
+    public: Bound | None = None
+    transcript: list[tuple[np.ndarray, np.ndarray]] = []
+    regret, spent = np.zeros(n), np.zeros(n)
+    kept: dict[int, np.ndarray] = {}
+
+    for t in range(1, s.horizon + 1):
+        z = contexts(t)
+        x = np.empty((n, s.actions, d), np.float32)
+        x[:, :, :-1] = z * np.float32(math.sqrt(0.5))
+        x[:, :, -1] = release.constant
+        own_round = not shared[t]
+        if shared[t]:
+            if public is None:
+                scores = np.tile(np.arange(s.actions, 0, -1.0), (n, 1))  # the first: all are alike
+            else:
+                mean, width = public.mean_and_width(x)
+                scores = mean + s.shared_multiplier * width
+        elif s.own == "min-of-bounds":
+            mean, width = local_bounds(g, u, release.norm, m, s.scale).mean_and_width(x)
+            scores = mean + s.bound_multiplier * width
+            if public is not None:
+                mean, width = public.mean_and_width(x)
+                scores = np.minimum(scores, mean + s.bound_multiplier * width)
+        else:
+            scores = (x @ belief.mean.astype(np.float32)[..., None])[..., 0]
+            if s.own_bonus:
+                half = x @ np.linalg.cholesky(belief.c).astype(np.float32)
+                scores = scores + s.own_bonus * np.sqrt(np.einsum("nkd,nkd->nk", half, half))
+        chosen = scores.argmax(axis=1)
+        if own_round and s.own == "ledger":
+            mean, width = local_bounds(g, u, release.norm, m, s.scale).mean_and_width(x)
+            charge = (mean + width).max(axis=1) - (mean - width)[all_n, chosen]
+            charge = np.minimum(1.0, charge)
+            allowed = spent + charge <= s.ledger * local_regret(t, d, release.norm, m, s.scale)
+            spent += np.where(allowed, charge, 0.0)
+            chosen = np.where(allowed, chosen, (mean + width).argmax(axis=1))
+
+        products = (z @ thetas.astype(np.float32)[..., None])[..., 0]
+        expected = 0.5 * (1.0 + products[all_n, chosen])
+        regret += 0.5 * (1.0 + products.max(axis=1)) - expected
+        y = (uniforms(t) < expected) - release.centre
+        row = x[all_n, chosen].astype(float)
+        outer = row[:, :, None] * row[:, None, :]
+        g += outer
+        u += row * y[:, None]
+        belief.observe(row, y, s.scale)
+        if shared[t]:
+            leaves += outer
+            leaf_bias += row * y[:, None]
+
+        due = t & (t - 1) == 0
+        if t in rounds:
+            k, due = rounds.index(t), True
+            sent = leaves + added[:, k, d:].reshape(n, d, d)
+            sent_bias = leaf_bias + added[:, k, :d]
+            a = sent.reshape(replicates, m, d, d).sum(axis=1)
+            h = sent_bias.reshape(replicates, m, d).sum(axis=1)
+            transcript.append((a, h))
+            one = direct_bounds(a, h, entry_stds, k, release, s.scale)
+            public = Bound(*(np.repeat(part, m, axis=0) for part in vars(one).values()))
+            rest, rest_bias = np.repeat(a, m, axis=0) - sent, np.repeat(h, m, axis=0) - sent_bias
+            sources = [
+                information(rest, rest_bias, others[k], delta, m, s.scale, float(d))
+                for delta in s.grid
+            ]
+        if due:
+            precision, r, weights = mixed(sources, g / s.scale**2, u / s.scale**2)
+            belief = Belief.of(precision, r)
+        if due or t == s.horizon:
+            kept[t] = regret.copy()
+    return Outcome(kept, transcript, rounds, weights, belief.mean)
+
+
+def local_regret(t: int, d: int, norm: float, silos: int, scale: float) -> float:
+    """Bound on LinUCB's regret in t rounds of one silo: 2 beta sqrt(2 t d ln(1 + t / d)).
+
+    With lambda = 1 and ||x|| <= 1; beta by ln det V <= d ln(1 + t / d).
+    """
+    growth = d * math.log1p(t / d)
+    beta = scale * math.sqrt(2.0 * math.log(silos / 0.01) + growth) + norm
+    return 2.0 * beta * math.sqrt(2.0 * t * growth)
+
+
+# ---- Worlds --------------------------------------------------------------------------------------
+
+
+def turned(draw: np.random.Generator, replicates: int, silos: int, d: int, angle: float):
+    """v_i (n, d - 1): one v for each replicate, turned by the angle in each silo's direction."""
+
+    def unit(a: np.ndarray) -> np.ndarray:
+        return a / np.linalg.norm(a, axis=1, keepdims=True)
+
+    v = np.repeat(unit(draw.standard_normal((replicates, d - 1))), silos, axis=0)
+    w = draw.standard_normal(v.shape)
+    w = unit(w - (w * v).sum(axis=1, keepdims=True) * v)
+    return math.cos(angle) * v + math.sin(angle) * w
+
+
+def fresh(draw: np.random.Generator, n: int, actions: int, d: int):
+    """contexts(t) of the sphere, drawn anew at every call."""
+
+    def contexts(t: int) -> np.ndarray:
+        z = draw.standard_normal((n, actions, d - 1), dtype=np.float32)
+        return z / np.linalg.norm(z, axis=2, keepdims=True)
+
+    return contexts
+
+
+def pooled(draw: np.random.Generator, n: int, actions: int, d: int, size: int = 300_000):
+    """The same from one pool of unit vectors, of which each round takes runs: many times faster."""
+    pool = draw.standard_normal((size, d - 1), dtype=np.float32)
+    pool /= np.linalg.norm(pool, axis=1, keepdims=True)
+    runs = np.lib.stride_tricks.sliding_window_view(pool, actions, axis=0)
+
+    def contexts(t: int) -> np.ndarray:
+        return runs[draw.integers(0, len(runs), n)].transpose(0, 2, 1)
+
+    return contexts
+
+
+def play(
+    setting: Setting, release: Release, replicates: int, seed: int, pool: bool = False
+) -> Outcome:
+    """Simulate with every draw from one seed."""
+    s = setting
+    draw = np.random.default_rng(seed)
+    n = replicates * s.silos
+    thetas = turned(draw, replicates, s.silos, s.dimension, s.rotation)
+    contexts = (pooled if pool else fresh)(draw, n, s.actions, s.dimension)
+    count = len(release_rounds(shared_rounds(s.horizon, s.until, s.fraction), s.first, s.ratio))
+    noises = draw.standard_normal((n, count, s.dimension + s.dimension**2))
+    return simulate(s, release, thetas, contexts, lambda t: draw.random(n), lambda i: noises[i])
+
+
+def group_regret(outcome: Outcome, silos: int) -> tuple[float, float]:
+    """Mean over replicates of the group's regret, and its standard error."""
+    each = outcome.regret[max(outcome.regret)].reshape(-1, silos).sum(axis=1)
+    error = each.std(ddof=1) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+    return float(each.mean()), float(error)
+
+
+# ---- Tables --------------------------------------------------------------------------------------
+
+
+def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
+    """Print one part of the tables of docs/own-rounds.md, some minutes each: an angle, or None for
+    few silos."""
+    base = Setting(silos=100, horizon=10_000, until=300)
+    budgets = {
+        "silo-ldp (1, 1e-3)": ("silo-ldp", gaussian_mu(1.0, 1e-3), 20),
+        "silo-ldp (5, 1e-5)": ("silo-ldp", gaussian_mu(5.0, 1e-5), 5),
+        "secure-sum (1, 1e-3)": ("secure-sum", gaussian_mu(1.0, 1e-3), 5),
+    }
+
+    def show(label: str, setting: Setting, release: Release, count: int) -> None:
+        mean, error = group_regret(play(setting, release, count, 7, pool=True), setting.silos)
+        print(f"{label:64s} {mean:8.0f} +- {error:.0f}", flush=True)
+
+    rules = {
+        "gls": {},
+        "min-of-bounds": {"own": "min-of-bounds"},
+        "min-of-bounds x .3": {"own": "min-of-bounds", "bound_multiplier": 0.3},
+        "ledger": {"own": "ledger"},
+    }
+    if angle is not None:
+        kind = f"rotation {angle}, {'centred' if centred else 'uncentred'}"
+        for name, (trust, mu, first) in budgets.items():
+            made = release_for(trust, mu, 100, centred=centred)
+            setting = replace(base, rotation=angle, first=first)
+            ldp = name == "silo-ldp (1, 1e-3)"
+            if ldp:
+                show(f"{kind}, alone, gls", replace(setting, until=0), made, replicates)
+            for rule, keys in rules.items() if ldp and centred else (("gls", {}),):
+                show(f"{kind}, {name}, {rule}", replace(setting, **keys), made, replicates)
+            if ldp:
+                always = replace(setting, until=base.horizon, first=25)
+                show(f"{kind}, {name}, always shared", always, made, replicates)
+        return
+    made = release_for("silo-ldp", gaussian_mu(1.0, 1e-3), 10, centred=centred)
+    for horizon, until in ((1000, 0), (1000, 50), (1000, 100), (1000, 1000), (10_000, 0),
+                           (10_000, 100), (10_000, 300), (10_000, 10_000)):  # fmt: skip
+        setting = replace(base, silos=10, horizon=horizon, until=until)
+        kind = "centred" if centred else "uncentred"
+        show(f"M 10, T {horizon}, {kind}, until {until}", setting, made, 30)
+
+
+if __name__ == "__main__":
+    tables(None if sys.argv[1] == "few" else float(sys.argv[1]), sys.argv[2] == "centred")

@@ -1,0 +1,315 @@
+"""Federated LinUCB in batches of any lengths, by forced replay: statistics from their definitions.
+
+After release k of the rounds n_1 < ... < n_K all silos hold the raw sums of all their rounds up to
+n_k and the noise of that prefix, whichever way it was made:
+
+- `factorised`: sum over givers of sum_{j <= k} B_kj z_j, for any lower triangular B;
+- `tree`: the draws of the nodes of the p-sum tree that make up the prefix;
+- `batches`: one draw for each batch, of its own strength;
+- `bits`: each batch's points in fixed point, with noise bits, shuffled once and added up.
+
+The direct radius with a bound tau on the norm, rewards less a centre beside a constant feature,
+and smaller bonuses under a ledger follow docs/radius.md and docs/centred.md. Everything is built
+anew in every round. Silos and actions count from 0, rounds, releases and draws from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from .vector_sum import fixed_point, lower_triangle, symmetric
+
+Pair = tuple[np.ndarray, np.ndarray]  # of the bias stream (d,), of the covariance stream (d, d)
+Points = dict[tuple[int, int], tuple[np.ndarray, float]]  # (x, y) by silo and round
+Draw = Callable[[int, int], Pair]  # giver, number
+
+
+def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
+    biases, covariances = zip(*((w * u, w * c) for w, (u, c) in pairs), strict=True)
+    return np.sum(biases, axis=0), np.sum(covariances, axis=0)
+
+
+def factorised(matrix: np.ndarray, givers: Sequence[int], draw: Draw, k: int) -> Pair:
+    """Noise of prefix k: row k of B times the draws, for every giver."""
+    return _added(
+        [(float(matrix[k - 1, j - 1]), draw(i, j)) for i in givers for j in range(1, k + 1)]
+    )
+
+
+def tree(givers: Sequence[int], draw: Draw, k: int) -> Pair:
+    """Noise of prefix k: a draw for each node, named by the release that completes it."""
+    nodes = [(k >> j) << j for j in range(k.bit_length()) if k >> j & 1]
+    return _added([(1.0, draw(i, node)) for i in givers for node in nodes])
+
+
+def batches(scales: Sequence[float], givers: Sequence[int], draw: Draw, k: int) -> Pair:
+    """Noise of k batches, each with a draw of its own strength."""
+    return _added([(scales[j - 1], draw(i, j)) for i in givers for j in range(1, k + 1)])
+
+
+@dataclass
+class Bits:
+    """One shuffle for each batch: P_Vec with g steps a unit, by stream, and noise bits.
+
+    `steps(k)` is (g of x y, g of x x') of batch k, `uniforms(i, t)` rounds silo i's point of round
+    t, `centred(i, k)` its number of noise ones in batch k less their mean; all of length
+    d + d (d + 1) / 2.
+    """
+
+    steps: Callable[[int], tuple[int, int]]
+    uniforms: Callable[[int, int], np.ndarray]
+    centred: Callable[[int, int], np.ndarray]
+
+    def batch(
+        self, k: int, d: int, points: dict[tuple[int, int], tuple[np.ndarray, float]]
+    ) -> Pair:
+        """Estimate of a batch from the points (silo, round) that it holds."""
+        size = d + d * (d + 1) // 2
+        g = np.repeat(self.steps(k), (d, size - d))
+        counted = np.zeros(size)
+        for (i, t), (x, y) in points.items():
+            point = np.append(x * y, lower_triangle(np.outer(x, x)))
+            drawn = self.uniforms(i, t)
+            for j in range(size):
+                own = fixed_point(point[j : j + 1], int(g[j]), 1.0, drawn[j : j + 1])
+                counted[j] += int(own[0]) - g[j]
+        for i in {silo for silo, _ in points}:
+            counted += self.centred(i, k)
+        found = counted / g
+        return found[:d], symmetric(found[d:])
+
+
+@dataclass
+class Direct:
+    """Numbers of the direct radius after k releases; c is `anchor`, R is `scale`."""
+
+    full: Callable[[int], float]
+    floor: Callable[[int], float]
+    error: Callable[[int], float]
+    anchor: float
+    base: float
+    scale: float
+    tau: float = 1.0
+    multiplier: float = 1.0
+
+    def regularizer(self, k: int, total: np.ndarray) -> tuple[float, float]:
+        """lambda, and how near its choice was (relative to V or the floor)."""
+        full, floor = self.full(k), self.floor(k)
+        if floor <= 0.0:
+            return full, math.inf
+        least, nearest = full, math.inf
+        for j in reversed(range(8)):
+            values = np.linalg.eigvalsh(full * j / 8 * np.eye(len(total)) + total)
+            size = max(floor, float(np.abs(values).max()))
+            nearest = min(nearest, abs(float(values[0]) - floor) / size)
+            if values[0] > floor:
+                least = full * j / 8
+        return least, nearest
+
+    def bonuses(self, k: int, lam: float, v: np.ndarray) -> tuple[float, float]:
+        """(beta, gamma) at V, which holds lam I."""
+        full, d = self.full(k), len(v)
+        f = 1.0 if lam == full else 1.0 + (full - lam) / self.floor(k)
+        log_det = float(np.log(np.linalg.eigvalsh(v)).sum())
+        grown = max(0.0, log_det + d * math.log(f / self.anchor))
+        beta = self.multiplier * self.scale * math.sqrt(f * (self.base + grown))
+        return beta, self.multiplier * (self.tau * lam + self.error(k))
+
+
+@dataclass
+class Ledger:
+    """Bonuses times m in every batch whose charge keeps the ledger within its allowance.
+
+    `allowance[k]` is for the batch after release k. The charge of a round is
+    min(1, (1 - m) (beta sqrt(q) + gamma q)), q = tr(V^-8)^(1/8).
+    """
+
+    bonus: float
+    allowance: Sequence[float]
+
+
+@dataclass
+class Replay:
+    """What following the recorded actions gives; gaps are relative, as in zhou_chowdhury_2024.
+
+    `missing` holds, by batch, the sum over silos and rounds of min(1, (1 - m) w(x*)) where m < 1,
+    `charged` what the ledger was charged for the batch, `terms` the sum of min(1, (1 + m) w(a)).
+    """
+
+    worst_gap: float
+    regret: np.ndarray
+    totals: list[Pair]
+    regularizers: list[float]
+    nearest_floor: float
+    bonuses: list[float] = field(default_factory=list)
+    charged: list[float] = field(default_factory=list)
+    missing: list[float] = field(default_factory=list)
+    terms: list[float] = field(default_factory=list)
+    nearest_allowance: float = math.inf
+    nearest_width: float = math.inf  # least (w(x) - |<x, theta_hat> - mean|) over all actions
+
+
+def replay(
+    *,
+    contexts: Callable[[int, int], np.ndarray],
+    means: Callable[[int, int], np.ndarray],
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    ends: Sequence[int],
+    lazy: bool,
+    direct: Direct,
+    noise: Callable[[int], Pair] | None = None,
+    bits: Bits | None = None,
+    feature: float = 1.0,
+    rewards_in: tuple[float, float] = (0.0, 1.0),
+    constant: float = 0.0,
+    centre: float = 0.0,
+    public: bool = False,
+    ledger: Ledger | None = None,
+) -> Replay:
+    """Follow actions and rewards (M, T) in batches that end after the rounds `ends`.
+
+    `noise(k)` is that of prefix k, None for exact sums. With `constant` > 0 it is the last feature
+    of what enters the sums, and `feature` bounds the others; `public`: its square's sum has no
+    noise. Rewards are clipped, then released less `centre`.
+    """
+    silos, horizon = actions.shape
+    d = np.shape(contexts(1, 0))[1]
+    points: Points = {}
+    added = np.zeros(d), np.zeros((d, d))  # by bits
+    total: Pair = np.zeros(d), np.zeros((d, d))
+    boundaries = [0, *ends, *([horizon] if not ends or ends[-1] < horizon else [])]
+    lam, near = direct.regularizer(0, total[1])
+    out = Replay(0.0, np.zeros(horizon), [], [lam], near)
+    spent = 0.0
+
+    def raw(first: int, last: int, of: Sequence[int]) -> Pair:
+        rows = [points[i, t] for i in of for t in range(first, last + 1)]
+        if not rows:
+            return np.zeros(d), np.zeros((d, d))
+        return (
+            np.sum([x * y for x, y in rows], axis=0),
+            np.sum([np.outer(x, x) for x, _ in rows], axis=0),
+        )
+
+    def entered(x: np.ndarray, y: float) -> tuple[np.ndarray, float]:
+        z = np.array(x, dtype=float)
+        own = z[:-1] if constant else z
+        norm = float(np.linalg.norm(own))
+        if norm > feature:
+            own *= feature / norm
+        if constant:
+            z[-1] = constant
+        return z, min(max(y, rewards_in[0]), rewards_in[1]) - centre
+
+    for k, (start, stop) in enumerate(pairwise(boundaries)):
+        v = lam * np.eye(d) + total[1]
+        m, charge = 1.0, 0.0
+        if ledger is not None:
+            beta, gamma = direct.bonuses(k, lam, v)
+            q = float((np.linalg.eigvalsh(v) ** -8.0).sum()) ** 0.125
+            each = min(1.0, (1.0 - ledger.bonus) * (beta * math.sqrt(q) + gamma * q))
+            charge, most = silos * (stop - start) * each, ledger.allowance[k]
+            if most + spent + charge > 0.0:
+                away = abs(spent + charge - most) / (most + spent + charge)
+                out.nearest_allowance = min(out.nearest_allowance, away)
+            m = ledger.bonus if spent + charge <= most else 1.0
+            charge = charge if m < 1.0 else 0.0
+            spent += charge
+        out.bonuses.append(m)
+        out.charged.append(charge)
+        missing = terms = 0.0
+        for t in range(start + 1, stop + 1):
+            for i in range(silos):
+                phi = np.asarray(contexts(t, i), dtype=float)
+                own = (np.zeros(d), np.zeros((d, d))) if lazy else raw(start + 1, t - 1, [i])
+                v = lam * np.eye(d) + total[1] + own[1]
+                inverse = np.linalg.inv(v)
+                theta = inverse @ (total[0] + own[0])
+                beta, gamma = direct.bonuses(k, lam, v)
+                width = beta * np.sqrt(np.einsum("ij,jk,ik->i", phi, inverse, phi))
+                width = width + gamma * np.linalg.norm(phi @ inverse, axis=1)
+                score = phi @ theta + m * width
+                a, expected = int(actions[i, t - 1]), np.asarray(means(t, i), dtype=float)
+                scale = float(np.max(np.abs(phi @ theta) + m * width))
+                if scale > 0.0:
+                    out.worst_gap = max(out.worst_gap, float(score.max() - score[a]) / scale)
+                best = int(expected.argmax())
+                out.regret[t - 1] += expected[best] - expected[a]
+                off = np.abs(phi @ theta + centre - expected)
+                out.nearest_width = min(out.nearest_width, float((width - off).min()))
+                missing += min(1.0, (1.0 - m) * width[best])
+                terms += min(1.0, (1.0 + m) * width[a])
+                points[i, t] = entered(phi[a], float(rewards[i, t - 1]))
+        out.missing.append(missing)
+        out.terms.append(terms)
+        if k < len(ends):
+            if bits is not None:
+                held = {key: p for key, p in points.items() if start < key[1] <= stop}
+                u, c = bits.batch(k + 1, d, held)
+                added = added[0] + u, added[1] + c
+                total = added
+            else:
+                u, c = raw(1, stop, range(silos))
+                if noise is not None:
+                    extra = noise(k + 1)
+                    cov = extra[1].copy()
+                    if public:
+                        cov[-1, -1] = 0.0
+                    u, c = u + extra[0], c + cov
+                total = u, c
+            out.totals.append(total)
+            lam, near = direct.regularizer(k + 1, total[1])
+            out.regularizers.append(lam)
+            out.nearest_floor = min(out.nearest_floor, near)
+    out.regret = np.cumsum(out.regret)
+    return out
+
+
+def regret_bound(
+    *,
+    ends: Sequence[int],
+    horizon: int,
+    silos: int,
+    d: int,
+    direct: Direct,
+    until: int | None = None,
+    unequal: bool = True,
+) -> float:
+    """The bound on the regret of lazy play by round `until` (docs/radius.md), with bonuses 1.
+
+    Bad batches are at most Lambda / ln 2: of unequal ones, so many of the longest.
+    """
+    until = horizon if until is None else until
+    starts = [0, *(n for n in ends if n < horizon)]
+    stops = [*starts[1:], horizon]
+    c = direct.anchor
+    rows, squares, lengths = 0.0, 0.0, []
+    for k, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        if start >= until:
+            break
+        n = max(direct.full(k) - c, 0.0)
+        gamma = direct.tau * (n + c) + direct.error(k)
+
+        def beta(f: float, n: float = n, seen: float = silos * start / d) -> float:
+            grown = d * math.log(f * (2.0 * n + c + seen) / c)
+            return direct.scale * math.sqrt(f * (direct.base + grown))
+
+        worst = beta(1.0) + gamma / math.sqrt(c)
+        if direct.floor(k) > 0.0:
+            worst = max(worst, math.sqrt(2.0) * (beta(2.0) + gamma / math.sqrt(n + c)))
+        held = silos * (stop - start)
+        rows += held
+        lengths.append(held)
+        squares += held * worst**2
+    growth = d * math.log1p(rows / (d * c))
+    many = growth / math.log(2.0)
+    bad = max(lengths) * many
+    if unequal:
+        bad = float(sum(sorted(lengths, reverse=True)[: math.floor(many)]))
+    return bad + direct.multiplier * 2.0 * math.sqrt(2.0 * growth * squares)
