@@ -38,12 +38,12 @@ def experiment(curve: dict[str, Any], intercept: float = 1.0) -> Experiment:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (PUBLIC, 'batch_size is required: an integer >= 1, "theorem" or "growing"'),
     ({**PUBLIC, "batch_size": "grow"}, 'did you mean "growing"'),
     ({**PUBLIC, "batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
     ({**PUBLIC, "batch_size": 41}, r"batch_size must be <= horizon \(40\), got 41"),
     ({**PUBLIC, "batch_size": 5, "batch_first": 2}, 'batch_first belongs to batch_size "growing"'),
-    ({**PUBLIC, "batch_ratio": 2.0}, 'batch_ratio belongs to batch_size "growing", got 2'),
+    ({**PUBLIC, "batch_size": 5, "batch_ratio": 2.0},
+     'batch_ratio belongs to batch_size "growing", got 2'),
     ({**PUBLIC, **GROWING, "batch_first": 0}, "batch_first must be an integer >= 1, got 0"),
     ({**PUBLIC, **GROWING, "batch_first": 41}, r"batch_first must be <= horizon \(40\), got 41"),
     ({**PUBLIC, **GROWING, "batch_ratio": 0.9}, r"batch_ratio must be >= 1, got 0\.9"),
@@ -57,8 +57,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**PUBLIC, "release_rounds": [3, 41]}, r"from 1 to the horizon \(40\) at most"),
     ({**PUBLIC, "release_rounds": [3.5]}, r"release_rounds\[0\] must be int, got float"),
     ({**PUBLIC, "release_rounds": 5}, "release_rounds must be array, got int"),
-    ({**VECTOR, **GROWING}, 'batches that differ need release "flat"'),
-    ({**VECTOR, "release_rounds": [3]}, 'batches that differ need release "flat"'),
+    ({**VECTOR, **GROWING, "release": "tree"}, 'batches that differ need release "flat"'),
+    ({**VECTOR, "release_rounds": [3], "release": "tree"},
+     'batches that differ need release "flat"'),
     ({**VECTOR, **GROWING, "release": "flat", "returning": 2}, "returning must be 1 where batches"),
     ({**VECTOR, "batch_size": 5, "release": "factorised"}, "needs protocol silo-ldp or central"),
     ({**VECTOR, "batch_size": 5, "covariance_ratio": 0.5}, 'belongs to release "flat"'),
@@ -185,7 +186,11 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     plain = experiment({**PUBLIC, "batch_size": 5})
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
-    fields = {f.name: f.default for f in msgspec.structs.fields(Config)}
+    fields = {
+        f.name: f.default
+        for config in (Config, *(ALGORITHMS[name].config for name in ALGORITHMS))
+        for f in msgspec.structs.fields(config)
+    }
     assert all(fields[key] == value for key, value in LATER.items())
     said = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
