@@ -132,6 +132,7 @@ cdef class Run:
         c.radius.determinant, c.radius.anchor = curve["determinant"], curve["anchor"]
         c.direct, c.inflation, c.bonus = curve["direct"], 1.0, 1.0
         c.least_bonus = curve["least_bonus"]
+        c.tie_bonus, c.reward_limit = curve["tie_bonus"], curve["reward_limit"]
         if curve["allowance"] is not None:
             c.allowance = pointer(curve["allowance"])
         c.radius_count = curve["radius_count"]

@@ -53,6 +53,9 @@ cdef extern from "ff_scores.h" nogil:
                    double gamma, int64_t d, double *scratch, double *scores)
     ctypedef struct ff_bounds:
         const float *upper
+    int64_t ff_select_tied(const ff_actions *actions, const double *w, const double *theta,
+                           double beta, double gamma, double limit, double tie, int64_t d,
+                           double *scratch, double *x) noexcept nogil
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
                       double beta, double gamma, int64_t d, double *scratch, double *x,
                       ff_bounds *reach)
@@ -292,6 +295,8 @@ cdef extern from "ff_run.h" nogil:
         const double *error_bound
         const double *floor
         double least_bonus
+        double tie_bonus
+        double reward_limit
         const double *allowance
         int64_t clip
         double constant

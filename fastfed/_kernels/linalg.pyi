@@ -20,6 +20,15 @@ def scores(
 def select(
     actions: np.ndarray, w: np.ndarray, theta: np.ndarray, beta: float, gamma: float
 ) -> tuple[int, np.ndarray]: ...
+def select_tied(
+    actions: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+    beta: float,
+    gamma: float,
+    limit: float,
+    tie: float,
+) -> tuple[int, np.ndarray]: ...
 def scored(
     score: Any,
     key: int,

@@ -131,6 +131,18 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
     return a, np.asarray(x)
 
 
+def select_tied(actions, const double[:, ::1] w, const double[::1] theta, double beta,
+                double gamma, double limit, double tie):
+    """(index, features) of the best action, all scores of at least the limit being equal."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    cdef int64_t a = ff_select_tied(&view, &w[0, 0], &theta[0], beta, gamma, limit, tie, d,
+                                    &scratch[0], &x[0])
+    return a, np.asarray(x)
+
+
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
            const double[::1] theta, double beta, double gamma):
     """(index, features) of the best action by a user's scores (function, state)."""

@@ -530,4 +530,6 @@ def make_plan(
         factor=noise.factor if noise else None,
         secure=noise.secure if noise else None,
         score=score_named(config.score),
+        tie_bonus=config.tie_bonus,
+        reward_limit=config.reward_limit(problem),
     )

@@ -100,6 +100,12 @@ class Estimate:
         """Index and x of the largest <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||."""
         return linalg.select(actions, self.w, self.theta, radius, second)
 
+    def select_tied(
+        self, actions: np.ndarray, radius: float, second: float, limit: float, tie: float
+    ) -> tuple[int, np.ndarray]:
+        """As `select`, but scores of at least ``limit`` tie, and ``tie`` times the bonus decides."""
+        return linalg.select_tied(actions, self.w, self.theta, radius, second, limit, tie)
+
     def select_scored(
         self, score: Score, key: int, round: int, actions: np.ndarray, radius: float, second: float
     ) -> tuple[int, np.ndarray]:

@@ -92,6 +92,8 @@ class RobinConfig(Config, frozen=True, kw_only=True):
                 raise InputError(f"{key} has no meaning for robin: phases double in length")
         if self.lazy:
             raise InputError("lazy has no meaning for robin: its phases say who learns from what")
+        if self.tie_bonus != 1.0:
+            raise InputError("tie_bonus has no meaning for robin: its later phases are greedy")
         if self.score != UCB:
             raise InputError(
                 f'score must be "{UCB}" for robin: its later phases are greedy, got "{self.score}"'

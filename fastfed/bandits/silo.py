@@ -210,10 +210,13 @@ class Silo(Once):
         if self._own is not None and self.plays_own:
             return self._own.select(actions)
         radii = self._radius(), self._second_bonus
-        if self.plan.score is None:
+        plan = self.plan
+        if plan.tie_bonus < 1.0 and self._bonus == 1.0:
+            return self._estimate.select_tied(actions, *radii, plan.reward_limit, plan.tie_bonus)
+        if plan.score is None:
             return self._estimate.select(actions, *radii)
         key = self._noise.score_key(self.index, self.round + 1)
-        return self._estimate.select_scored(self.plan.score, key, self.round + 1, actions, *radii)
+        return self._estimate.select_scored(plan.score, key, self.round + 1, actions, *radii)
 
     def _radius(self) -> float:
         """beta of the next round."""

@@ -110,6 +110,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     bonus : float, default 1
         m in [0, 1]: factor on both bonuses of the direct radius, in every batch in which the ledger
         allows it: less exploration, and still a bound.
+    tie_bonus : float, default 1
+        m' in [0, 1]. No mean reward exceeds the range of rewards, so upper confidence bounds beyond
+        its end are equal to it: they tie, and the action with the largest <x, theta_hat> + m' times
+        its bonus is played of them. 1 plays the largest bound, as if there were no end.
     ledger : float, default 1
         kappa > 0: the regret that smaller bonuses may add, in units of the bound without them.
 
@@ -133,6 +137,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reward_centre: float | None = None
     base_rates: tuple[float, float] | None = None
     bonus: float = 1.0
+    tie_bonus: float = 1.0
     ledger: float = 1.0
     #: Values that ``radius`` and ``regularizer`` may have.
     radii: ClassVar[tuple[str, ...]] = RADII
@@ -142,6 +147,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         self._check_batches()
         self._check_centre()
         self._check_bonus()
+        self._check_ties()
         SCORES.choose(self.score)
         choice("radius", self.radius, self.radii)
         number("radius_multiplier", self.radius_multiplier, above=0.0)
@@ -183,6 +189,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 'bonus below 1 needs radius "direct", lazy = true and score "ucb", which its proof '
                 "is about"
             )
+
+    def _check_ties(self) -> None:
+        """Raise InputError for bounds that nothing says are above all mean rewards."""
+        number("tie_bonus", self.tie_bonus, at_least=0.0, at_most=1.0)
+        if self.tie_bonus < 1.0 and self.score != UCB:
+            raise InputError(f'tie_bonus below 1 needs score "ucb", got "{self.score}"')
+
+    def reward_limit(self, problem: ProblemSpec) -> float:
+        """The largest mean reward, less the centre of rewards: bounds that reach it tie.
+
+        Parameters
+        ----------
+        problem : ProblemSpec
+            Sizes, and guarantees about the data.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        InputError
+            If ties matter and rewards have no known range.
+        """
+        if problem.reward_range is None:
+            if self.tie_bonus < 1.0:
+                raise InputError(
+                    "tie_bonus below 1 needs rewards in a known range: an upper confidence bound "
+                    "is compared with its end"
+                )
+            return 1.0
+        return problem.reward_range[1] - (self.reward_centre or 0.0)
 
     def clipping(self, problem: ProblemSpec, clip: Clip | None = None) -> Clip | None:
         """Bounds of records, with the constant and the centre where there are any.

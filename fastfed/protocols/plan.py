@@ -302,6 +302,8 @@ class Plan:
     release_rounds: tuple[int, ...] = ()  # where batches differ: the rounds after which they end
     factor: Factor | None = None  # of release "factorised"
     bonus: float = 1.0  # m, the factor on both bonuses where the ledger allows it
+    tie_bonus: float = 1.0  # factor on the bonuses between scores that reach ..
+    reward_limit: float = 1.0  # .. the largest mean reward (less its centre), and so tie
     allowance: tuple[float, ...] = ()  # of the ledger by release, see bandits/radius.py
     own: OwnRounds | None = None  # rounds of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # what silos and server execute where sums are under masks

@@ -121,6 +121,8 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "reward_centre": clip.centre if clip else 0.0,
         "tau": plan.radius.tau,
         "least_bonus": plan.bonus,
+        "tie_bonus": plan.tie_bonus,
+        "reward_limit": plan.reward_limit,
         "allowance": np.array(plan.allowance) if plan.bonus < 1.0 else None,
         "reward_range": (clip.low, clip.high) if clip else (0.0, 0.0),
         "levels": levels,

@@ -369,6 +369,7 @@ LATER: dict[str, Any] = {
     "score": UCB,
     "protects": "user",
     "bonus": 1.0,
+    "tie_bonus": 1.0,
     "ledger": 1.0,
     **dict.fromkeys(
         (

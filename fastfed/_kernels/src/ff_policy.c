@@ -24,6 +24,13 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
     const double beta = radius_of(c, w, round, d);
     int64_t a = -1;
+    if (c->tie_bonus < 1.0 && c->bonus == 1.0) {
+        a = ff_select_tied(actions, w, theta, beta, c->second_bonus, c->reward_limit, c->tie_bonus,
+                           d, p->score, p->feature);
+        if (last)
+            *last = (ff_choice){actions->x, c->released, a};
+        return a;
+    }
     if (actions->quantised && c->second_bonus == 0.0)
         a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - c->trigger.last, actions, w, theta,
                                   beta, c->clip ? c->feature_bound : 0.0, d, p->score, p->feature,

@@ -71,6 +71,8 @@ typedef struct {
     const double *floor;           /* required least eigenvalue of V; direct radius only */
     double least_bonus;            /* m, the factor on the bonuses where the ledger allows it */
     const double *allowance;       /* (K + 1): most of the ledger after the batch; NULL: m is 1 */
+    double tie_bonus;              /* factor on the bonuses between scores of at least.. */
+    double reward_limit;           /* .. the largest mean reward, which tie; 1: none do */
     int64_t clip;
     double constant;      /* the last feature, which the code writes; 0: an ordinary feature */
     double reward_centre; /* what rewards are released less of */

@@ -169,6 +169,51 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
+/* The score of one action. */
+static double score_of(const ff_actions *actions, int64_t a, const double *restrict w,
+                       const double *restrict theta, double beta, double gamma, int64_t d,
+                       double *restrict scratch)
+{
+    double score;
+    ff_best_of(actions, &a, 1, w, theta, beta, gamma, d, scratch, &score);
+    return score;
+}
+
+int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
+                       const double *restrict theta, double beta, double gamma, double limit,
+                       double tie, int64_t d, double *restrict scratch, double *restrict x)
+{
+    /* Two screenings decide nearly always, in an order that changes nothing but time: the best by
+     * the smaller bonus is right if it reaches the limit, the best score is if it does not. */
+    const int likely = score_of(actions, 0, w, theta, beta, gamma, d, scratch) >= limit;
+    for (int i = 0; i < 2; i++) {
+        const int tied = (i == 0) == likely;
+        const double factor = tied ? tie : 1.0;
+        const int64_t a =
+            ff_select(actions, w, theta, factor * beta, factor * gamma, d, scratch, x, NULL);
+        const double score = score_of(actions, a, w, theta, beta, gamma, d, scratch);
+        if (tied == (score >= limit))
+            return a;
+    }
+    double *panel = aligned(scratch), *z = panel + PANEL * d;
+    double best = -INFINITY, score[PANEL], smaller[PANEL];
+    int64_t chosen = 0;
+    for (int64_t first = 0; first < actions->actions; first += PANEL) {
+        const int64_t left = actions->actions - first;
+        pack(actions, first, d, panel);
+        score_panel(panel, w, theta, beta, gamma, d, z, score);
+        score_panel(panel, w, theta, tie * beta, tie * gamma, d, z, smaller);
+        for (int64_t a = 0; a < (left < PANEL ? left : PANEL); a++) {
+            if (score[a] >= limit && smaller[a] > best) {
+                best = smaller[a];
+                chosen = first + a;
+            }
+        }
+    }
+    ff_features(actions, chosen, d, x);
+    return chosen;
+}
+
 void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *restrict x)
 {
     const int64_t offset = a * actions->action_stride, fs = actions->feature_stride;

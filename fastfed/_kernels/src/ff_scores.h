@@ -43,6 +43,12 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds);
 
+/* As ff_select, but all scores of at least `limit` are equal, and among them the action with the
+ * largest <x, theta> + tie (beta ||x||_{V^-1} + gamma ||V^{-1} x||) is chosen, 0 <= tie < 1. */
+int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
+                       const double *restrict theta, double beta, double gamma, double limit,
+                       double tie, int64_t d, double *restrict scratch, double *restrict x);
+
 /* The action of the largest score among n >= 1 of them, named in ascending order, and its score. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
