@@ -103,7 +103,7 @@ class Estimate:
     def select_tied(
         self, actions: np.ndarray, radius: float, second: float, limit: float, tie: float
     ) -> tuple[int, np.ndarray]:
-        """As `select`, but scores of at least ``limit`` tie, and ``tie`` times the bonus decides."""
+        """As `select`, but scores from ``limit`` on tie, and ``tie`` times the bonus decides."""
         return linalg.select_tied(actions, self.w, self.theta, radius, second, limit, tie)
 
     def select_scored(
