@@ -243,9 +243,13 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
 def _what_actions_read(plan: Plan) -> str:
     """The condition that no raw data choose what is released."""
     if plan.own is not None:
+        which = f"1 to {plan.share_until}"
+        later = "later"
+        if plan.own.mixed:
+            which, later = f"some of 1 to {plan.share_until}", "own"
         return (
-            f"actions of shared rounds, 1 to {plan.share_until}, depend on released statistics "
-            "only, and nothing of later rounds is released"
+            f"actions of shared rounds, {which}, depend on released statistics "
+            f"only, and nothing of {later} rounds is released"
         )
     return "actions depend on released statistics only (lazy play, or B = 1)"
 
@@ -382,10 +386,14 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
     """The side claim of users of own rounds: nothing that leaves a silo is a function of them."""
     # Nothing is assumed of their records, which enter no sum that is sent.
     conditions = (assumed.schedule, assumed.once, *assumed.environment)
+    assert plan.own is not None
+    which = f"after round {plan.share_until}"
+    if plan.own.mixed and not plan.own.secret:
+        which += f" and 1 - {plan.own.fraction:g} of those before it, by a public rule"
     return SideCertificate(
         unit="user",
         relation=relation,
-        model=f"{plan.protocol.model}; users of own rounds alone, after round {plan.share_until}",
+        model=f"{plan.protocol.model}; users of own rounds alone, {which}",
         claimed=None,
         exact=Guarantee(0.0, 0.0),
         status="proven" if all(c.holds for c in conditions) else "conditional",
