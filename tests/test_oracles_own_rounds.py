@@ -379,6 +379,20 @@ def test_a_coin_keeps_what_the_page_says() -> None:
         mu = oracle.coin_mu(epsilon, delta, p)
         assert oracle.coin_delta(epsilon, p, math.sqrt(1.5) / 2.0, mu) == approx(delta, rel=1e-6)
         assert p * mu / oracle.gaussian_mu(epsilon, delta) == approx(kept, abs=0.006)
+    assert oracle.absence(centred=False) == approx(math.sqrt(1.5) / 2.0)
+
+
+def test_absence_is_that_of_the_extreme_record() -> None:
+    """No drawn centred record is further from nothing, and its (c, c) is part of it."""
+    draw, far = keyed(21), 0.0
+    for _ in range(3000):
+        u = draw.normal(size=3)
+        z = math.sqrt(0.5) * u / np.linalg.norm(u) * draw.random() ** 0.1
+        x = np.append(z, math.sqrt(1.0 / 6.0))
+        y = draw.uniform(-0.5, 0.5)
+        far = max(far, float(x @ x * y * y + (np.outer(x, x) ** 2).sum() / 2.0))
+    most = oracle.absence(centred=True) * 11.0 / 12.0
+    assert 0.98 * most < math.sqrt(far) <= most
 
 
 def test_coins_decide_which_users_enter() -> None:

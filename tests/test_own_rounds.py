@@ -19,6 +19,7 @@ from fastfed.bandits.radius import direct_regret_bound
 from fastfed.bandits.silo import Silo
 from fastfed.environments import Replay, Rotated
 from fastfed.parties import Server
+from fastfed.privacy.account import released
 from fastfed.protocols.plan import OwnRounds
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
@@ -80,10 +81,11 @@ CASES = {
         f"coins: {name}": (protocol, {"share": COINS, **keys})
         for name, protocol, keys in (
             ("factorised", "silo-ldp", {}),
+            ("centred", "silo-ldp", {"reward_centre": 0.5}),
             ("toeplitz", "silo-ldp", {"release": "toeplitz", "batch_size": 7}),
             ("tree", "silo-ldp", {"release": "tree", "batch_size": 5}),
             ("prefix", "silo-ldp-prefix", {"release": "tree"}),
-            ("central", "central", {}),
+            ("central", "central", {"reward_centre": 0.5}),
             ("less bonus", "silo-ldp", {"bonus": 0.3}),
         )
     },
@@ -260,7 +262,7 @@ class Coins(SeededNoise):
 )
 def test_parties_play_own_rounds_by_the_oracles_posterior(protocol, share):
     """On the same releases, contexts and rewards: means and actions of every own round."""
-    keys = {} if share == COINS else {"reward_centre": 0.5}
+    keys = {} if share == COINS and protocol == "central" else {"reward_centre": 0.5}
     if protocol != "none":
         keys["epsilon"] = 8.0
     plan = system(protocol, share=share, **keys).plan
@@ -269,7 +271,7 @@ def test_parties_play_own_rounds_by_the_oracles_posterior(protocol, share):
     played = Federation(plan, noise=noise)
     std = plan.noise_std
     assert std.diagonal == pytest.approx(math.sqrt(2.0) * std.off_diagonal)
-    ratio = 1.0 if share != COINS else std.off_diagonal / std.bias
+    ratio = 1.0 if "reward_centre" in keys else std.off_diagonal / std.bias
     assert std.off_diagonal == pytest.approx(ratio * std.bias)
     # A norm that brings the oracle's one noise to the plan's two.
     release = oracle.Release(std.bias, centred=True, norm=ratio * plan.radius.tau)
@@ -497,6 +499,8 @@ def test_a_secret_coin_needs_less_noise():
             assert 1.0 - 1e-6 < stated.exact.epsilon <= 1.0
             tossed = [c for c in stated.conditions if "which users were shared" in c.text]
             assert len(tossed) == (len(share) == 3) and all(c.holds for c in tossed)
+            told = [text for text in stated.caveats if "actions of no round" in text]
+            assert len(told) == len(tossed)
             (own,) = [side for side in stated.also if side.exact.epsilon == 0.0]
             public = "1 - 0.5 of those before it, by a public rule"
             assert (public in own.model) == (len(share) == 2)
@@ -519,9 +523,9 @@ def test_a_coin_that_is_another_is_refused():
     ):
         with pytest.raises(InputError, match=r"epsilon|certificate"):
             Silo(replace(plan, own=own))
-    centred = system(reward_centre=0.5, share={"until": UNTIL, "fraction": 0.4}).plan
-    with pytest.raises(InputError, match="noise on every entry, also on counts"):
-        Silo(replace(centred, own=replace(centred.own, secret=True)))
+    rule = system(share={"until": UNTIL, "fraction": 0.4}).plan
+    with pytest.raises(InputError, match=r"epsilon|certificate"):
+        Silo(replace(rule, own=replace(rule.own, secret=True)))
     secure = system("secure-sum", share={"until": UNTIL, "fraction": 0.4}).plan
     with pytest.raises(InputError, match="Gaussian noise on all sums"):
         Silo(replace(secure, own=replace(secure.own, secret=True)))
@@ -540,15 +544,42 @@ def test_the_rule_is_the_oracles(p):
     np.testing.assert_array_equal(own.rule, oracle.shared_rounds(2000, 2000, p)[1:])
 
 
-def test_shared_counts_have_noise():
-    """Of intercept 3 the last entry of x x' counts users: by coins nothing is released bare."""
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "silo-ldp-prefix"])
+def test_shared_counts_have_noise(protocol):
+    """The last entry of centred sums counts users: public by rule, and never bare by coins."""
+    rule = {"until": UNTIL, "fraction": 0.4}
+    for share in (rule, {**rule, "coin": "secret"}):
+        keys = {"release": "tree"} if protocol == "silo-ldp-prefix" else {}
+        plan = system(protocol, share=share, reward_centre=0.5, **keys).plan
+        assert plan.public_constant == (share is rule)
+        for noise in (SeededNoise(3), SystemNoise()):
+            played = Federation(plan, noise=noise)
+            count = np.array(played.totals)[:, -1] / plan.clip.constant**2
+            whole = np.abs(count - np.round(count)) < 1e-3
+            assert whole.all() if share is rule else not whole.all()
+            if share is rule:
+                ends = [plan.own.rule[:end].sum() for end in plan.release_rounds]
+                assert count == pytest.approx(SILOS * np.array(ends), abs=1e-3)
+
+
+def test_a_centred_coin_counts_absence():
+    """zeta of the oracle, with the count's own noise; the certificate keeps its budget."""
+    share = {"until": UNTIL, "fraction": 0.5, "coin": "secret"}
     flat = Rotated(D, K, 0.0, intercept=3.0)
-    plan = system(share=COINS, environment=flat).plan
-    assert not plan.public_constant
-    one, other = (Federation(plan, noise=SeededNoise(3, replicate)) for replicate in (0, 1))
-    assert (np.array(one.sent)[..., -1] != np.array(other.sent)[..., -1]).all()
-    counts = np.array(one.sent)[..., -1] / 0.5
-    assert (np.abs(counts - np.round(counts)) > 1e-6).any()
+    coin, certain = (
+        system(environment=flat, share=s, reward_centre=0.5, epsilon=1.0, delta=1e-3)
+        for s in (share, {"until": UNTIL})
+    )
+    assert coin.certificate.status == "proven"
+    assert 1.0 - 1e-6 < coin.certificate.exact.epsilon <= 1.0
+    expected = oracle.coin_mu(1.0, 1e-3, 0.5, oracle.absence(centred=True))
+    expected /= oracle.gaussian_mu(1.0, 1e-3)
+    found = certain.plan.noise_std.bias / coin.plan.noise_std.bias
+    assert found == pytest.approx(expected, rel=1e-6)
+    # Without the count's part absence would be cheaper than it is.
+    (event,) = released(coin.plan)
+    assert event.absent_mu() > 1.01 * event.mu("zero-out")
+    assert event.absent_mu() / event.mu() == pytest.approx(oracle.absence(True), rel=1e-9)
 
 
 def test_coins_are_keyed_for_themselves():
@@ -631,7 +662,11 @@ BAD = {
     "no round is shared, got 3 times 0.2": {"share": {"until": 3, "fraction": 0.2}},
     'share.coin must be one of "none"': {"share": {**COINS, "coin": "public"}},
     "needs share.fraction below 1": {"share": {"until": 40, "coin": "secret"}},
-    "needs no reward_centre: the public": {"share": COINS, "reward_centre": 0.5},
+    "needs no silo_epsilon: all silos": {
+        "share": COINS,
+        "epsilon": None,
+        "silo_epsilon": [1.0, 2.0, 2.0, 2.0],
+    },
     'needs protects = "user"': {"share": COINS, "protects": "reward"},
     'needs relation = "replace"': {"share": COINS, "relation": "zero-out"},
     "needs returning = 1": {"share": COINS, "returning": 2},

@@ -162,6 +162,7 @@ cdef class Run:
         c.radius_lambda = pointer(curve["radius_lambda"])
         c.clip = curve["clip"]
         c.feature_bound = curve["feature_bound"]
+        c.public_constant = curve["public_constant"]
         c.constant, c.reward_centre = curve["constant"], curve["reward_centre"]
         c.tau = curve["tau"]
         c.reward_low, c.reward_high = curve["reward_range"]

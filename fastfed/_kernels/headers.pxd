@@ -298,6 +298,7 @@ cdef extern from "ff_run.h" nogil:
         double least_bonus
         const double *allowance
         int64_t clip
+        int64_t public_constant
         double constant
         double reward_centre
         double feature_bound

@@ -206,11 +206,14 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             returning=participations,
             centred=centred,
         )
-    mechanism = tossed(mechanism, share_of(config))
+    share = share_of(config)
+    mechanism = tossed(mechanism, share)
     std = NoiseStd(*mechanism.stds)
     noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    # With secret coins the constant's entry counts users, and has noise as all others.
+    public = centred is not None and not (share is not None and share.tossed)
     distribution = NoiseDistribution(
-        std, noises, mechanism.variance_factors, public_constant=centred is not None
+        std, noises, mechanism.variance_factors, public_constant=public
     )
     return Noise(mechanism, distribution, std, factor=factor)
 

@@ -67,6 +67,11 @@ OWN_ROUNDS = (
     "users of the same silo are not protected from each other: raw data of one, of a shared round "
     "too, choose the actions of own rounds, which must not be shown outside of the silo"
 )
+#: Caveat of secret coins: which sums chose an action tells how the coin fell.
+COINS = (
+    "the coin of a user shows in the action where released sums would choose another: actions of "
+    "no round may be shown outside of the silo"
+)
 #: Condition of an agent that chooses for its users, and so sees what they are offered.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
@@ -465,6 +470,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
         caveats.append(SAME_SILO)
     if plan.own is not None:
         caveats.append(OWN_ROUNDS)
+        if plan.own.secret:
+            caveats.append(COINS)
     if problem.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {problem.multiplicity} times: a user is not one round"

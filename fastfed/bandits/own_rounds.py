@@ -139,7 +139,6 @@ class SharingConfig(Config, frozen=True, kw_only=True):
                 f'whose noise is Gaussian, got "{protocol}"'
             )
         for key, usual, why in (
-            ("reward_centre", None, "the public constant would count the users who are shared"),
             ("protects", "user", "public contexts would show who is shared"),
             ("calibration", "exact", "other rules know no coin"),
             ("relation", "replace", "the account is about that"),
@@ -232,7 +231,7 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism
     budget, certain = mechanism.budget, mechanism.mu()
-    zeta = max(0.5, mechanism.mu("zero-out") / certain)
+    zeta = max(0.5, _absent_mu(mechanism) / certain)
     mu = sampled_mu(budget.epsilon, budget.delta, share.fraction, zeta)
     if not mu < math.inf:
         raise InputError(
@@ -244,6 +243,16 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
         source=f"{mechanism.source}; secret coins of probability {share.fraction:g}, "
         "docs/own-rounds.md",
     )
+
+
+def _absent_mu(mechanism: GaussianRelease) -> float:
+    """GDP parameter between a record and its absence, every entry having noise."""
+    if mechanism.centred is None:
+        return mechanism.mu("zero-out")
+    bias, _, diagonal = mechanism.stds
+    covariance = mechanism.covariance_ratio * bias
+    absent = mechanism.centred.absent(mechanism.layout, bias, covariance, diagonal)
+    return math.sqrt(mechanism.sensitivity_squared) * absent
 
 
 def public_failure(config: Config) -> float:

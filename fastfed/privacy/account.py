@@ -198,7 +198,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         Of release "factorised".
     centred : Centred, optional
         Bounds of records whose last feature is a constant of the code, and whose last diagonal
-        entry of x x^T is released without noise.
+        entry of x x^T is released without noise, unless there is a coin.
     coin : float, default 1
         Probability that a user's record enters, by a coin of its own that nobody outside of its
         silo sees; 1 for every record.
@@ -252,7 +252,6 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         wanted = {
             'relation "replace"': self.budget.relation == "replace",
             "one batch of each user": self.max_participations == 1,
-            "noise on every entry, also on counts of users": self.centred is None,
             "fixed rounds of synchronisation": not self.schedule_rounds,
         }
         wrong = [text for text, holds in wanted.items() if not holds]
@@ -294,9 +293,17 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
             return math.inf
         if self.coin == 1.0:
             return gaussian_epsilon(mu, self.budget.delta)
-        # A record that does not enter adds zero.
-        zeta = max(0.5, self.mu("zero-out") / mu)
+        zeta = max(0.5, self.absent_mu() / mu)
         return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
+
+    def absent_mu(self) -> float:
+        """GDP parameter of all releases between a record and its absence, where every entry has
+        noise: a record that does not enter adds zero."""
+        if self.centred is None:
+            return self.mu("zero-out")
+        layout, covariance = recovered_layout(*self.stds[1:])
+        absent = self.centred.absent(layout, self.stds[0], covariance, self.stds[2])
+        return math.sqrt(self.squares) * absent
 
     @property
     def noise_stds(self) -> dict[str, float]:

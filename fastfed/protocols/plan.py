@@ -457,9 +457,13 @@ class Plan:
 
     @property
     def public_constant(self) -> bool:
-        """True if the last entry of a statistic is a public number, which gets no noise."""
+        """True if the last entry of a statistic is a public number, which gets no noise.
+
+        Where a secret coin decides who is shared it counts them, and is not public.
+        """
         constant = self.clip is not None and self.clip.constant > 0.0
-        return constant and not self.protocol.bits
+        tossed = self.own is not None and self.own.secret
+        return constant and not self.protocol.bits and not tossed
 
     @property
     def by_users(self) -> bool:

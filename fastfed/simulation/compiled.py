@@ -117,6 +117,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
         "clip": clip is not None,
         "feature_bound": clip.feature if clip else 0.0,
+        "public_constant": plan.public_constant,
         "constant": clip.constant if clip else 0.0,
         "reward_centre": clip.centre if clip else 0.0,
         "tau": plan.radius.tau,

@@ -117,6 +117,19 @@ def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     return p * min(gaussian(epsilon, mu), mixed)
 
 
+def absence(centred: bool, kappa: float = 3.0) -> float:
+    """zeta in layout goe2 with one noise for both streams, by the extreme record: (x y, x x').
+
+    Not centred ||x|| = |y| = 1 against a largest change of 2; centred ||z||^2 = 1/2, |y| = 1/2 and
+    the constant c, c^2 = 1 / (2 kappa), against 11/12 for kappa = 3, where c^2 does not move.
+    """
+    if not centred:
+        return math.sqrt(1.0 + 1.0 / 2.0) / 2.0
+    z2, c2 = 0.5, 0.5 / kappa
+    matrix = (z2**2 + 2.0 * c2 * z2 + c2**2) / 2.0
+    return math.sqrt((z2 + c2) / 4.0 + matrix) / (11.0 / 12.0)
+
+
 def coin_mu(epsilon: float, delta: float, p: float, zeta: float = math.sqrt(1.5) / 2.0) -> float:
     """mu of a release that costs (epsilon, delta) with a secret coin; zeta: absence over change."""
     low, high = 1e-6, 50.0
@@ -163,12 +176,17 @@ def release_for(
     return Release(s, centred, norm=math.sqrt(0.5) if centred else 1.0)
 
 
-def noise_of(draw: np.ndarray, release: Release, factor: np.ndarray, d: int) -> np.ndarray:
-    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix)."""
+def noise_of(
+    draw: np.ndarray, release: Release, factor: np.ndarray, d: int, secret: bool = False
+) -> np.ndarray:
+    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix).
+
+    The count of users, the last entry of centred sums, has none unless secret coins decide it.
+    """
     count = len(factor)
     matrix = draw[:, d:].reshape(count, d, d)
     matrix = (matrix + matrix.transpose(0, 2, 1)) / math.sqrt(2.0)
-    if release.centred:
+    if release.centred and not secret:
         matrix[:, -1, -1] = 0.0
     z = np.concatenate([draw[:, :d], matrix.reshape(count, d * d)], axis=1)
     return release.std * factor @ z
@@ -375,7 +393,7 @@ def simulate(
     shared = certain_rounds(s.horizon, s.until, s.fraction, s.secret)
     rounds = release_rounds(shared, s.first, s.ratio)
     factor = optimal_factor(release_weights(rounds, shared))[1] if rounds else np.zeros((0, 0))
-    added = np.array([noise_of(noise(i), release, factor, d) for i in range(n)])
+    added = np.array([noise_of(noise(i), release, factor, d, s.secret) for i in range(n)])
     entry_stds = release.std * np.sqrt(m * (factor**2).sum(axis=1))
     others = noise_variance(release, factor, m - 1)
 

@@ -73,14 +73,14 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
 }
 
 /* out <- values with noise. Where the last feature is a constant of the code, the last entry is a
- * public number and gets none. */
+ * public number and gets none, unless a secret coin decides who is counted. */
 FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
                          const ff_noise_std *std, int64_t d, double *out)
 {
     const int64_t last = ff_statistic(d) - 1;
     const double count = values[last];
     ff_add_noise(values, normals, std, d, out);
-    if (c->constant > 0.0)
+    if (c->public_constant)
         out[last] = count;
 }
 

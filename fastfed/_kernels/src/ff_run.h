@@ -72,6 +72,7 @@ typedef struct {
     double least_bonus;            /* m, the factor on the bonuses where the ledger allows it */
     const double *allowance;       /* (K + 1): most of the ledger after the batch; NULL: m is 1 */
     int64_t clip;
+    int64_t public_constant; /* 1: the last entry of a statistic is a public number, without noise */
     double constant;      /* the last feature, which the code writes; 0: an ordinary feature */
     double reward_centre; /* what rewards are released less of */
     double feature_bound, reward_low, reward_high; /* of the others, where one is constant */
