@@ -502,7 +502,7 @@ def test_a_secret_coin_needs_less_noise():
             told = [text for text in stated.caveats if "actions of no round" in text]
             assert len(told) == len(tossed)
             (own,) = [side for side in stated.also if side.exact.epsilon == 0.0]
-            public = "1 - 0.5 of those before it, by a public rule"
+            public = "that the public rule leaves out"
             assert (public in own.model) == (len(share) == 2)
     plain, coin = (found[n, 1.0].plan.noise_std for n in (2, 3))
     expected = oracle.coin_mu(1.0, 1e-3, 0.5) / oracle.gaussian_mu(1.0, 1e-3)

@@ -394,7 +394,7 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
     assert plan.own is not None
     which = f"after round {plan.share_until}"
     if plan.own.mixed and not plan.own.secret:
-        which += f" and 1 - {plan.own.fraction:g} of those before it, by a public rule"
+        which += ", and in rounds before it that the public rule leaves out"
     return SideCertificate(
         unit="user",
         relation=relation,
