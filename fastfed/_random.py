@@ -27,7 +27,7 @@ CONTEXT, REWARD, BIAS_NOISE, COV_NOISE, INSTANCE, PERMUTATION = range(1, 7)
 ROUNDING, BIT_NOISE, SHUFFLE, POLICY, TRIGGER_NOISE = range(7, 12)
 ROTATION, RANGE, LAPLACE = range(12, 15)
 SAMPLE, SCORE_NOISE, THRESHOLD, QUERY, CHOICE = range(15, 20)
-SCORE_KEY = 20
+SCORE_KEY, PARTICIPATION = 20, 21
 #: Names of the purposes of a server's uniform numbers, for messages.
 PURPOSES = {
     ROTATION: "the rotation",
@@ -92,6 +92,10 @@ class NoiseSource(Protocol):
 
     def score_key(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits for the score function of one silo in one round."""
+        ...
+
+    def participation(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits that decide if the user of one round is shared."""
         ...
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
@@ -216,6 +220,10 @@ class SeededNoise:
         """Draw 64 uniform bits for the score function of one silo in one round."""
         return rng.key(self.seed, SCORE_KEY, self.replicate, silo, round)
 
+    def participation(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits that decide if the user of one round is shared."""
+        return rng.key(self.seed, PARTICIPATION, self.replicate, silo, round)
+
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
         key = self.seed, TRIGGER_NOISE, self.replicate, silo, round
@@ -333,6 +341,10 @@ class InterleavedNoise:
     def score_key(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits for the score function of one silo in one round."""
         return self.source.score_key(self.names[silo], self._time(round))
+
+    def participation(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits that decide if the user of one round is shared."""
+        return self.source.participation(self.names[silo], self._time(round))
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
         """Draw the d (d + 1) / 2 standard normals that a private trigger adds in one round."""
@@ -478,6 +490,10 @@ class SystemNoise(Once):
 
     def score_key(self, silo: int, round: int) -> int:
         """Draw 64 uniform bits for the score function of one silo in one round."""
+        return secrets.randbits(64)
+
+    def participation(self, silo: int, round: int) -> int:
+        """Draw 64 uniform bits that decide if the user of one round is shared."""
         return secrets.randbits(64)
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:

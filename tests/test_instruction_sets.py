@@ -79,6 +79,7 @@ SIGNATURES = {
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
     "ff_select": "pppddippp:i",
+    "ff_select_least": "pppddppdipp:i",
     "ff_screen_f32_scratch": "ii:i",
     "ff_screen_f32": "pppddippp:i",
     "ff_fill_capacity": "ii:i",
@@ -349,6 +350,9 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
                 chosen = leaves.select(view, w, theta, 0.4, gamma, D, space, best, None)
                 assert chosen == np.argmax(scores)
                 keep(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
+                other = w, theta[::-1].copy(), 0.3
+                chosen = leaves.select_least(view, w, theta, 0.4, gamma, *other, D, space, best)
+                keep(f"select least {a.dtype} {layout} {gamma}", chosen, best)
 
     ratio = leaves.observe(w, theta, x, y, D, scratch)
     keep("observe", w, theta, ratio)

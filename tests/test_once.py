@@ -85,6 +85,9 @@ PROTOCOLS = [
     ("shuffle-vector", {}),
     ("secure-sum", {}),
     ("secure-sum", {"messages": "individual", "release": "toeplitz"}),
+    ("silo-ldp", {"share": {"until": 7, "fraction": 0.5}}),
+    ("central", {"share": {"until": 7, "fraction": 0.5, "coin": "secret"}}),
+    ("silo-ldp", {"share": {"until": 7, "rule": "min-of-bounds"}}),
 ]
 
 

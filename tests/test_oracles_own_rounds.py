@@ -368,3 +368,46 @@ def test_sharing_first_beats_both_ends_where_silos_differ() -> None:
     }
     assert found[150][0] < 0.9 * found[0][0]
     assert found[150][0] < 0.8 * found[3000][0]
+
+
+# ---- Coins ---------------------------------------------------------------------------------------
+
+
+def test_a_coin_keeps_what_the_page_says() -> None:
+    """The budget is met, and p mu is the part of the signal that the page says is kept."""
+    for epsilon, delta, p, kept in ((1.0, 1e-3, 0.5, 0.79), (5.0, 1e-5, 0.3, 0.40)):
+        mu = oracle.coin_mu(epsilon, delta, p)
+        assert oracle.coin_delta(epsilon, p, math.sqrt(1.5) / 2.0, mu) == approx(delta, rel=1e-6)
+        assert p * mu / oracle.gaussian_mu(epsilon, delta) == approx(kept, abs=0.006)
+    assert oracle.absence(centred=False) == approx(math.sqrt(1.5) / 2.0)
+
+
+def test_absence_is_that_of_the_extreme_record() -> None:
+    """No drawn centred record is further from nothing, and its (c, c) is part of it."""
+    draw, far = keyed(21), 0.0
+    for _ in range(3000):
+        u = draw.normal(size=3)
+        z = math.sqrt(0.5) * u / np.linalg.norm(u) * draw.random() ** 0.1
+        x = np.append(z, math.sqrt(1.0 / 6.0))
+        y = draw.uniform(-0.5, 0.5)
+        far = max(far, float(x @ x * y * y + (np.outer(x, x) ** 2).sum() / 2.0))
+    most = oracle.absence(centred=True) * 11.0 / 12.0
+    assert 0.98 * most < math.sqrt(far) <= most
+
+
+def test_coins_decide_which_users_enter() -> None:
+    """Leaves hold those whose coin said so; coins of probability 1 are the rule itself."""
+    setting = oracle.Setting(
+        silos=3, horizon=40, dimension=3, actions=5, until=30, fraction=0.5, first=5, secret=True
+    )
+    quiet = oracle.Release(0.0)
+    half = oracle.play(setting, quiet, 2, 5)
+    assert half.releases == oracle.play(replace(setting, fraction=1.0), quiet, 2, 5).releases
+    # The constant's square is 1/2: the last entry of the Gram matrix counts users.
+    shared = 2.0 * half.transcript[-1][0][:, -1, -1]
+    assert ((shared > 25) & (shared < 65)).all() and shared == approx(np.round(shared))
+    certain = oracle.play(replace(setting, fraction=1.0), quiet, 2, 5)
+    plain = oracle.play(replace(setting, fraction=1.0, secret=False), quiet, 2, 5)
+    for a, b in zip(certain.transcript, plain.transcript, strict=True):
+        np.testing.assert_array_equal(a[0], b[0])
+    assert 2.0 * plain.transcript[-1][0][:, -1, -1] == approx(90.0)

@@ -334,6 +334,27 @@ def test_select(seed, d, k, beta, gamma):
             assert scores[other] == pytest.approx(scores[chosen], rel=1e-12, abs=1e-13)
 
 
+def test_select_least_is_the_largest_of_the_lesser_scores():
+    """Of exact scores, bit for bit; of equal ones the first."""
+    draw = np.random.default_rng(8)
+    for case in range(400):
+        d, k = int(draw.integers(1, 30)), int(draw.integers(1, 150))
+        one, other = (np.tril(draw.normal(size=(d, d))) / np.sqrt(d) for _ in range(2))
+        theta, second = draw.normal(size=(2, d))
+        actions = draw.normal(size=(k, d)).astype([np.float32, np.float64][case % 2])
+        if case % 5 == 0:
+            actions = np.repeat(actions, 2, axis=0)
+        beta, gamma, width = map(float, draw.choice([0.0, 0.3, 2.0], 3))
+        for view in layouts(actions):
+            least = np.minimum(
+                compiled.scores(view, one, theta, beta, gamma),
+                compiled.scores(view, other, second, width, 0.0),
+            )
+            chosen, x = compiled.select_least(view, one, theta, beta, gamma, other, second, width)
+            assert chosen == least.argmax()
+            assert same_bits(x, view[chosen].astype(np.float64))
+
+
 def test_select_over_many_ordinary_instances():
     draw = np.random.default_rng(1)
     for _ in range(3000):

@@ -142,16 +142,28 @@ cdef class Run:
         c.history = pointer(curve["history"])
         c.share_until = curve["share_until"]
         if c.share_until:
-            fill_belief(&c.belief, curve["belief"])
-            c.own_bonus = curve["own_bonus"]
+            if curve["share_rule"] is not None:
+                c.share_rule = <const uint8_t *>pointer(curve["share_rule"])
+            if curve["share_threshold"] is not None:
+                c.share_coin, c.share_threshold = 1, curve["share_threshold"]
             c.own_w, c.own_theta = pointer(curve["own_w"]), pointer(curve["own_theta"])
-            c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
+            if curve["own_bound"] is not None:
+                c.own_least = 1
+                (c.own_radius.multiplier, c.own_radius.scale, c.own_radius.base,
+                 c.own_offset) = curve["own_bound"]
+                c.own_radius.determinant, c.own_radius.anchor = 1, 1.0
+            else:
+                fill_belief(&c.belief, curve["belief"])
+                c.own_ridges, c.own_bonus = pointer(curve["own_ridges"]), curve["own_bonus"]
+                c.own_sums, c.own_rest = pointer(curve["own_sums"]), pointer(curve["own_rest"])
+                c.own_shared = pointer(curve["own_shared"])
         c.noise_scale = pointer(curve["noise_scale"])
         c.regularizer = pointer(curve["regularizer"])
         c.radius_offset = pointer(curve["radius_offset"])
         c.radius_lambda = pointer(curve["radius_lambda"])
         c.clip = curve["clip"]
         c.feature_bound = curve["feature_bound"]
+        c.public_constant = curve["public_constant"]
         c.constant, c.reward_centre = curve["constant"], curve["reward_centre"]
         c.tau = curve["tau"]
         c.reward_low, c.reward_high = curve["reward_range"]

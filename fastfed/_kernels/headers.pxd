@@ -59,6 +59,10 @@ cdef extern from "ff_scores.h" nogil:
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
                       double beta, double gamma, int64_t d, double *scratch, double *x,
                       ff_bounds *reach)
+    int64_t ff_select_least(const ff_actions *actions, const double *w, const double *theta,
+                            double beta, double gamma, const double *other_w,
+                            const double *other_theta, double other_beta, int64_t d,
+                            double *scratch, double *x)
     void ff_features(const ff_actions *actions, int64_t a, int64_t d, double *x)
     ctypedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t actions,
                                  int64_t dimension, double *x, double *w, double *theta,
@@ -299,6 +303,7 @@ cdef extern from "ff_run.h" nogil:
         double reward_limit
         const double *allowance
         int64_t clip
+        int64_t public_constant
         double constant
         double reward_centre
         double feature_bound
@@ -310,7 +315,14 @@ cdef extern from "ff_run.h" nogil:
         const int64_t *noise_bits
         const double *unit
         int64_t share_until
+        const uint8_t *share_rule
+        int64_t share_coin
+        uint64_t share_threshold
+        int64_t own_least
+        ff_radius own_radius
+        double own_offset
         ff_belief_model belief
+        const double *own_ridges
         double own_bonus
         int64_t *synchronised
         uint8_t *requested
@@ -331,6 +343,7 @@ cdef extern from "ff_run.h" nogil:
         double *own_w
         double *own_theta
         double *own_sums
+        double *own_shared
         double *own_rest
         int64_t *order
         double *total

@@ -29,6 +29,16 @@ def select_tied(
     limit: float,
     tie: float,
 ) -> tuple[int, np.ndarray]: ...
+def select_least(
+    actions: np.ndarray,
+    w: np.ndarray,
+    theta: np.ndarray,
+    beta: float,
+    gamma: float,
+    other_w: np.ndarray,
+    other_theta: np.ndarray,
+    other_beta: float,
+) -> tuple[int, np.ndarray]: ...
 def scored(
     score: Any,
     key: int,

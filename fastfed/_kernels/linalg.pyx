@@ -143,6 +143,19 @@ def select_tied(actions, const double[:, ::1] w, const double[::1] theta, double
     return a, np.asarray(x)
 
 
+def select_least(actions, const double[:, ::1] w, const double[::1] theta, double beta,
+                 double gamma, const double[:, ::1] other_w, const double[::1] other_theta,
+                 double other_beta):
+    """(index, features) of the action whose lesser score is the largest; see ff_select_least."""
+    cdef int64_t d = w.shape[0]
+    cdef ff_actions view = view_of(actions)
+    cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
+    cdef double[::1] x = np.empty(d)
+    cdef int64_t a = ff_select_least(&view, &w[0, 0], &theta[0], beta, gamma, &other_w[0, 0],
+                                     &other_theta[0], other_beta, d, &scratch[0], &x[0])
+    return a, np.asarray(x)
+
+
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
            const double[::1] theta, double beta, double gamma):
     """(index, features) of the best action by a user's scores (function, state)."""

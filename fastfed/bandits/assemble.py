@@ -24,7 +24,7 @@ from fastfed.bandits.noise_distributions import (
     batches_distribution,
     bit_distribution,
 )
-from fastfed.bandits.own_rounds import factor_horizon
+from fastfed.bandits.own_rounds import factor_horizon, public_failure, share_of, tossed
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, allowance, make_theory
 from fastfed.bandits.system import Config, batches_of_user
@@ -206,10 +206,14 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             returning=participations,
             centred=centred,
         )
+    share = share_of(config)
+    mechanism = tossed(mechanism, share)
     std = NoiseStd(*mechanism.stds)
     noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    # With secret coins the constant's entry counts users, and has noise as all others.
+    public = centred is not None and not (share is not None and share.tossed)
     distribution = NoiseDistribution(
-        std, noises, mechanism.variance_factors, public_constant=centred is not None
+        std, noises, mechanism.variance_factors, public_constant=public
     )
     return Noise(mechanism, distribution, std, factor=factor)
 
@@ -478,7 +482,7 @@ def assemble(
         radius=config.radius,
         radius_multiplier=config.radius_multiplier,
         regularizer=config.regularizer_rule,
-        failure_probability=config.failure_probability,
+        failure_probability=public_failure(config),
         clip=clip,
         released_only=only_released,
         union=problem.silos,

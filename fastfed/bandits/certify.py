@@ -67,6 +67,11 @@ OWN_ROUNDS = (
     "users of the same silo are not protected from each other: raw data of one, of a shared round "
     "too, choose the actions of own rounds, which must not be shown outside of the silo"
 )
+#: Caveat of secret coins: which sums chose an action tells how the coin fell.
+COINS = (
+    "the coin of a user shows in the action where released sums would choose another: actions of "
+    "no round may be shown outside of the silo"
+)
 #: Condition of an agent that chooses for its users, and so sees what they are offered.
 PUBLIC_OFFER = Condition(
     "what is offered to a user is public, or the user's own device chooses (taken on trust)", True
@@ -243,9 +248,13 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
 def _what_actions_read(plan: Plan) -> str:
     """The condition that no raw data choose what is released."""
     if plan.own is not None:
+        which = f"1 to {plan.share_until}"
+        later = "later"
+        if plan.own.mixed:
+            which, later = f"some of 1 to {plan.share_until}", "own"
         return (
-            f"actions of shared rounds, 1 to {plan.share_until}, depend on released statistics "
-            "only, and nothing of later rounds is released"
+            f"actions of shared rounds, {which}, depend on released statistics "
+            f"only, and nothing of {later} rounds is released"
         )
     return "actions depend on released statistics only (lazy play, or B = 1)"
 
@@ -382,10 +391,14 @@ def _of_own_rounds(plan: Plan, relation: str, assumed: Assumptions) -> SideCerti
     """The side claim of users of own rounds: nothing that leaves a silo is a function of them."""
     # Nothing is assumed of their records, which enter no sum that is sent.
     conditions = (assumed.schedule, assumed.once, *assumed.environment)
+    assert plan.own is not None
+    which = f"after round {plan.share_until}"
+    if plan.own.mixed and not plan.own.secret:
+        which += ", and in rounds before it that the public rule leaves out"
     return SideCertificate(
         unit="user",
         relation=relation,
-        model=f"{plan.protocol.model}; users of own rounds alone, after round {plan.share_until}",
+        model=f"{plan.protocol.model}; users of own rounds alone, {which}",
         claimed=None,
         exact=Guarantee(0.0, 0.0),
         status="proven" if all(c.holds for c in conditions) else "conditional",
@@ -457,6 +470,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, found: float) -> tu
         caveats.append(SAME_SILO)
     if plan.own is not None:
         caveats.append(OWN_ROUNDS)
+        if plan.own.secret:
+            caveats.append(COINS)
     if problem.multiplicity > 1:
         caveats.append(
             f"one record can be served up to {problem.multiplicity} times: a user is not one round"

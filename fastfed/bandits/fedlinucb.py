@@ -303,9 +303,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     )
     check_bits(plan)
     spread = noise.distribution
-    plan, theory = with_own_rounds(
-        plan, theory, config, float(spread.variances[-1]), float(spread.noises)
-    )
+    plan, theory = with_own_rounds(plan, theory, config, spread.variances, float(spread.noises))
     source = f"{protocol.source}; {noise.mechanism.source}"
     plan, certificate = certify(plan, problem, theory, noise, source)
     return System("private-fedlinucb", plan, certificate, theory=theory)

@@ -1,50 +1,70 @@
-"""Own rounds: some rounds are shared, and later ones stay in their silo (docs/own-rounds.md).
+"""Own rounds: some rounds are shared, and others stay in their silo (docs/own-rounds.md).
 
 A shared round's action is chosen from released sums alone, and its (x, y) enters the silo's batch.
 An own round's action may use all that its silo holds, and nothing of the round leaves it. Here are
-the key ``share`` of a curve, and from it the schedule of releases and the numbers of the plan.
+the key ``share`` of a curve, and from it the schedule of releases, the noise where a secret coin
+decides who is shared, and the numbers of the plan.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
 from fastfed.bandits.system import Config
+from fastfed.privacy.accounting.sampling import sampled_mu
 from fastfed.privacy.certificate import Condition
+from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.plan import OwnRounds, Plan, Schedule
 from fastfed.protocols.protocol import REPLACE, Protocol
 from fastfed.protocols.score import UCB
 
 #: Rules of own rounds, protocols that allow them.
-RULES = ("gls",)
+RULES = ("gls", "min-of-bounds")
+COINS = ("none", "secret")
 SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
+TOSSABLE = ("silo-ldp", "silo-ldp-prefix", "central")
 #: Deviations Delta of a silo's theta from the common one that its rewards choose among.
 GRID = (0.08, 0.16, 0.32, 0.64)
 #: Factor on the posterior's standard deviation in the score of an own round.
 BONUS = 0.5
 #: The last release serves all own rounds, but counts for so many times the rounds before it.
 LAST = 3
+#: Noise is larger by this than what a coin needs, so that rounding never claims too much.
+ROUNDING = 1e-9
 #: Least scale of rewards' noise in the posterior, which has none without any.
 LEAST_SCALE = 1e-3
 
 
+Noisy = TypeVar("Noisy", bound=GaussianRelease)
+
+
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rounds are shared; all later ones are a silo's own.
+    """Which rounds are shared; all others are a silo's own.
 
     Parameters
     ----------
     until : int
-        T_s >= 1, the last shared round, below the horizon. It always ends with a release.
+        T_s >= 1, the last round that may be shared, below the horizon. It always ends with a
+        release.
     fraction : float, default 1
-        Share of the rounds up to ``until`` that are shared: 1, all of them.
-    rule : {"gls"}
+        p in (0, 1], the share of the rounds up to ``until`` that are shared: round t if floor(t p)
+        > floor((t - 1) p), or by the coin.
+    rule : {"gls", "min-of-bounds"}
         How own rounds choose: by a posterior from the released sums of all other silos and the
-        silo's own raw data.
+        silo's own raw data; or by the lesser of two upper confidence bounds, of the released sums
+        and of the silo's own data.
+    coin : {"none", "secret"}
+        "secret": a coin of probability ``fraction`` for each user, which nobody outside of the silo
+        sees, decides instead; shared users then need less noise. "none": the rule is public.
 
     Raises
     ------
@@ -55,16 +75,28 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until: int
     fraction: float = 1.0
     rule: str = "gls"
+    coin: str = "none"
 
     def __post_init__(self) -> None:
         integer("share.until", self.until, at_least=1)
-        number("share.fraction", self.fraction)
-        if self.fraction != 1.0:
-            raise InputError(
-                "share.fraction must be 1: all rounds up to share.until are shared, which costs "
-                f"least regret, got {self.fraction:g}"
-            )
+        number("share.fraction", self.fraction, above=0.0, at_most=1.0)
         choice("share.rule", self.rule, RULES)
+        choice("share.coin", self.coin, COINS)
+        if self.coin == "secret" and self.fraction == 1.0:
+            raise InputError(
+                'share.coin "secret" needs share.fraction below 1, its probability: at 1 every '
+                "user is shared for certain"
+            )
+        if self.coin == "none" and self.until * self.fraction + 1e-9 < 1.0:
+            raise InputError(
+                "share.until times share.fraction must be at least 1, or no round is shared, got "
+                f"{self.until} times {self.fraction:g}"
+            )
+
+    @property
+    def tossed(self) -> bool:
+        """True if a secret coin decides of each user."""
+        return self.coin == "secret"
 
 
 class SharingConfig(Config, frozen=True, kw_only=True):
@@ -90,6 +122,34 @@ class SharingConfig(Config, frozen=True, kw_only=True):
             )
         if self.clip is False:
             raise InputError("share needs clip = true, which the privacy of shared rounds rests on")
+        if self.share.rule == "min-of-bounds" and self.bonus < 1.0:
+            raise InputError(
+                'share.rule "min-of-bounds" needs bonus = 1, since it takes the lesser of two '
+                f"bounds, got {self.bonus:g}"
+            )
+        if self.share.tossed:
+            self._check_coin()
+
+    def _check_coin(self) -> None:
+        """Raise InputError for keys under which a coin is not secret, or has no account."""
+        protocol = getattr(self, "protocol", "none")
+        if protocol not in TOSSABLE:
+            raise InputError(
+                f'share.coin "secret" needs protocol {", ".join(TOSSABLE[:-1])} or {TOSSABLE[-1]}, '
+                f'whose noise is Gaussian, got "{protocol}"'
+            )
+        for key, usual, why in (
+            ("protects", "user", "public contexts would show who is shared"),
+            ("calibration", "exact", "other rules know no coin"),
+            ("relation", "replace", "the account is about that"),
+            ("returning", 1, "the account is about users of one batch"),
+            ("silo_epsilon", None, "all silos have one noise"),
+        ):
+            if getattr(self, key) != usual:
+                wanted = f"no {key}" if usual is None else f"{key} = {json.dumps(usual)}"
+                raise InputError(
+                    f'share.coin "secret" needs {wanted}: {why}, got {getattr(self, key)!r}'
+                )
 
 
 def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
@@ -143,6 +203,65 @@ def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> 
     return min(problem.horizon, (1 + LAST) * int(schedule.ends[-1]))
 
 
+def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
+    """The mechanism with the noise that a secret coin needs: less, for the same budget.
+
+    Parameters
+    ----------
+    mechanism : GaussianRelease
+        Calibrated for users who enter for certain.
+    share : Share, optional
+        The key of the curve.
+
+    Returns
+    -------
+    GaussianRelease
+        The same where no coin is tossed.
+
+    Raises
+    ------
+    InputError
+        If delta is so large that no noise would be needed.
+
+    Notes
+    -----
+    Guarantee: (epsilon, delta) of the budget for replacing one user, before an observer who does
+    not see the coin, `fastfed.privacy.accounting.sampling`.
+    """
+    if share is None or not share.tossed or mechanism.noise_std == 0.0:
+        return mechanism
+    budget, certain = mechanism.budget, mechanism.mu()
+    zeta = max(0.5, _absent_mu(mechanism) / certain)
+    mu = sampled_mu(budget.epsilon, budget.delta, share.fraction, zeta)
+    if not mu < math.inf:
+        raise InputError(
+            f"share.fraction must be above delta ({budget.delta:g}), got {share.fraction:g}"
+        )
+    return msgspec.structs.replace(
+        mechanism,
+        noise_std=mechanism.noise_std * (certain / mu) * (1.0 + ROUNDING),
+        source=f"{mechanism.source}; secret coins of probability {share.fraction:g}, "
+        "docs/own-rounds.md",
+    )
+
+
+def _absent_mu(mechanism: GaussianRelease) -> float:
+    """GDP parameter between a record and its absence, every entry having noise."""
+    if mechanism.centred is None:
+        return mechanism.mu("zero-out")
+    bias, _, diagonal = mechanism.stds
+    covariance = mechanism.covariance_ratio * bias
+    absent = mechanism.centred.absent(mechanism.layout, bias, covariance, diagonal)
+    return math.sqrt(mechanism.sensitivity_squared) * absent
+
+
+def public_failure(config: Config) -> float:
+    """Failure probability of the public bound, which shares it with the silos' own ones if any."""
+    share = share_of(config)
+    alone = share is None or share.rule != "min-of-bounds"
+    return config.failure_probability if alone else config.failure_probability / 2.0
+
+
 def trusting(protocol: Protocol, share: Share | None) -> Protocol:
     """The protocol whose model says that the own silo's users are trusted, where rounds are own."""
     if share is None or protocol.noise_by == "none":
@@ -162,10 +281,10 @@ def with_own_rounds(
     plan: Plan,
     theory: Theory,
     config: Config,
-    variance_factor: float = 0.0,
+    variances: np.ndarray | None = None,
     noises: float = 0.0,
 ) -> tuple[Plan, Theory]:
-    """The plan with own rounds after ``share.until``, and a theory that says what is not proven.
+    """The plan with the own rounds of ``share``, and a theory that says what is not proven.
 
     Parameters
     ----------
@@ -175,8 +294,8 @@ def with_own_rounds(
         Of its radius.
     config : Config
         The curve's keys, of which ``share`` may be none.
-    variance_factor : float, default 0
-        Variance of one noise in the last release, in units of one node's.
+    variances : ndarray, shape (K + 1,), optional
+        Variance of one noise in each release, from none on, in units of one node's. By default 0.
     noises : float, default 0
         Noises that add up in a release.
 
@@ -188,23 +307,51 @@ def with_own_rounds(
     share = share_of(config)
     if share is None:
         return plan, theory
-    std, silos = plan.noise_std, plan.silos
     if len(set(plan.noise_scale)) > 1:
         raise InputError("share needs one epsilon for all silos, got silo_epsilon")
-    # A silo takes its own message off where it is part of the sum, and so its own noise.
-    others = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
-    tau, scale = plan.radius.tau, max(plan.radius.scale, LEAST_SCALE)
-    variance = others * variance_factor * (std.bias**2 + (tau * std.off_diagonal) ** 2)
-    spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in GRID)
-    # Of every symmetric A the matrix R^2 A + D^2 A^2 + ridge I is positive definite from here on;
-    # without noise A is positive semidefinite, and a little more than 0 will do.
-    ridges = tuple(
-        max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9 for s in spreads
+    scale = max(plan.radius.scale, LEAST_SCALE)
+    own = OwnRounds(
+        share.until,
+        scale**2,
+        float(plan.dimension),
+        *_beliefs(
+            plan, scale, np.zeros(plan.releases + 1) if variances is None else variances, noises
+        ),
+        BONUS * scale,
+        share.fraction,
+        share.tossed,
     )
-    own = OwnRounds(share.until, scale**2, float(plan.dimension), spreads, ridges, BONUS * scale)
+    if share.rule == "min-of-bounds":
+        union = 2.0 * math.log(2.0 * plan.silos / config.failure_probability)
+        radius = plan.radius
+        bound = (radius.multiplier, radius.scale, union, radius.tau)
+        own = replace(own, spreads=(), ridges=(), bound=bound)
+        return replace(plan, own=own), theory
+    between = "" if share.fraction == 1.0 else " and some before"
     text = (
-        f"every round is shared (here rounds after {share.until} are own, and the posterior that "
-        f'rule "{share.rule}" plays by is a model)'
+        f"every round is shared (here rounds after {share.until}{between} are own, and the "
+        f'posterior that rule "{share.rule}" plays by is a model)'
     )
     conditions = (*theory.conditions, Condition(text, False))
     return replace(plan, own=own), replace(theory, conditions=conditions)
+
+
+def _beliefs(
+    plan: Plan, scale: float, variances: np.ndarray, noises: float
+) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """Spreads and, by release, ridges of the beliefs on the grid."""
+    std, silos = plan.noise_std, plan.silos
+    # A silo takes its own message off where it is part of the sum, and so its own noise.
+    others = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
+    tau = plan.radius.tau
+    spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in GRID)
+
+    def ridges(factor: float) -> tuple[float, ...]:
+        # Of every symmetric A the matrix R^2 A + D^2 A^2 + ridge I is positive definite from here
+        # on; without noise A is positive semidefinite, and a little more than 0 will do.
+        variance = others * factor * (std.bias**2 + (tau * std.off_diagonal) ** 2)
+        return tuple(
+            max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9 for s in spreads
+        )
+
+    return spreads, tuple(ridges(float(factor)) for factor in variances)

@@ -321,7 +321,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
         The bound; at least M T means vacuous, as regret in a round is at most 1 where rewards lie
         in [0, 1]. None where no proof covers the run: another radius, a multiplier below 1, rewards
         or features that break the theory's conditions, a federation without lazy updates, or a
-        schedule chosen by the data.
+        schedule chosen by the data, and own rounds by a posterior.
 
     Notes
     -----
@@ -349,6 +349,11 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     """
     if not (theory.proven and _direct_in_batches(plan)):
         return None
+    if plan.own is not None:
+        if plan.own.bound is None:
+            return None
+        shared = direct_regret_bound(replace(plan, own=None, horizon=plan.own.until), theory)
+        return None if shared is None else shared + plan.silos * own_regret(plan)
     lengths, worst, growth = _widths(plan, theory)
     alone = plan.batch_size == 0
     bad = 0.0
@@ -358,6 +363,19 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     whole = float((plan.silos if alone else 1) * (bad + plan.radius.multiplier * good))
     # What smaller bonuses may add is never more than the ledger may hold.
     return whole + (max(plan.allowance) if plan.bonus < 1.0 else 0.0)
+
+
+def own_regret(plan: Plan) -> float:
+    """B(T) of docs/own-rounds.md: bound on a silo's regret in own rounds of rule "min-of-bounds".
+
+    2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)), by Cauchy and Schwarz and the
+    elliptical potential, which counts every round of the silo: regret is at most twice the width.
+    """
+    assert plan.own is not None and plan.own.bound is not None
+    multiplier, scale, base, offset = plan.own.bound
+    growth = plan.dimension * math.log1p(plan.horizon / plan.dimension)
+    width = multiplier * (scale * math.sqrt(base + growth) + offset)
+    return 2.0 * width * math.sqrt(2.0 * plan.horizon * growth)
 
 
 def _direct_in_batches(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from fastfed._kernels import environments, linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
-from fastfed.bandits.belief import OwnMemory
+from fastfed.bandits.belief import make_memory
 from fastfed.bandits.linucb import Estimate, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import (
@@ -108,7 +108,9 @@ class Silo(Once):
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
         self._chosen: np.ndarray | None = None
-        self._own = OwnMemory(plan.own, plan) if plan.own is not None else None
+        self._own = make_memory(plan)
+        #: The round whose coin was tossed last, and its 64 bits.
+        self._coin = 0, 0
 
     @property
     def theta(self) -> np.ndarray:
@@ -124,8 +126,19 @@ class Silo(Once):
 
     @property
     def plays_own(self) -> bool:
-        """True if the next round is the silo's own, so that nothing of it is sent."""
-        return self.plan.own is not None and self.round >= self.plan.own.until
+        """True if the next round is the silo's own, so that nothing of it is sent.
+
+        Where a secret coin decides it is tossed here, once for each round: tell nobody outside of
+        the silo.
+        """
+        own, round = self.plan.own, self.round + 1
+        if own is None or round > own.until:
+            return own is not None
+        if not own.secret:
+            return not own.shares(round)
+        if self._coin[0] != round:
+            self._coin = round, self._noise.participation(self.index, round)
+        return not own.shares(round, self._coin[1])
 
     @property
     def acts_only(self) -> bool:
@@ -207,10 +220,10 @@ class Silo(Once):
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features (d,) of the action of the largest score."""
-        if self._own is not None and self.plays_own:
-            return self._own.select(actions)
         radii = self._radius(), self._second_bonus
         plan = self.plan
+        if self._own is not None and self.plays_own:
+            return self._own.select(actions, self._estimate, *radii)
         if plan.tie_bonus < 1.0 and self._bonus == 1.0:
             return self._estimate.select_tied(actions, *radii, plan.reward_limit, plan.tie_bonus)
         if plan.score is None:
@@ -306,16 +319,18 @@ class Silo(Once):
         """Add (x, y) to trigger, randomizer and, without lazy updates, the own estimate."""
         if self.plan.policy == "random":
             return
-        if self._own is not None and self.plays_own:
-            self._own.observe(x, y, self.round + 1)
-            return
+        own = self._own
+        if own is not None:
+            own = own.after(x, y, self.round + 1, self.plays_own)
+            if self.plays_own:
+                self._own = own
+                return
         # What can fail, a noise source, comes before anything has changed.
         fired = False
         if self.trigger is not None and self._asked is None:
             fired = self.trigger.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
-        if self._own is not None:
-            self._own.observe(x, y, self.round + 1)
+        self._own = own
         if not self.plan.lazy:
             self._estimate.observe(x, y)
         if fired and self.plan.trigger is not None:
@@ -343,8 +358,7 @@ class Silo(Once):
                 f"silo {self.index} has no report due after round {self.round} ({when})"
             )
         report = self._randomizer.report()
-        last = report.release == self.plan.releases
-        if self._own is not None and last and isinstance(report, Report):
+        if self._own is not None and isinstance(report, Report):
             self._own.sends(report.values)
         return report
 
@@ -375,10 +389,11 @@ class Silo(Once):
             )
         if not np.isfinite(broadcast.values).all():
             raise InputError("broadcast must be finite, got NaN or infinity")
-        if self._own is not None and broadcast.release == self.plan.releases:
-            # Done again it gives the same.
-            self._own.begin(broadcast.values)
+        own = self._own
+        if own is not None:
+            own = own.released(broadcast.values, broadcast.release)
         shift = self._refresh(broadcast.values, broadcast.release)
+        self._own = own
         self.release, self._asked = broadcast.release, None
         self._synchronised_at = self.round
         self.indefinite += shift > 0.0

@@ -23,9 +23,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fastfed._validate import InputError, choice
+from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
+from fastfed.privacy.accounting.sampling import sampled_epsilon
 from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
@@ -42,6 +43,13 @@ SAME = 1e-9
 #: Standard deviations that differ by less are of one layout.
 _ROUNDING = 1e-12
 _STREAMS = ("bias", "covariance", "covariance_diagonal")
+
+#: Condition of records that enter by coins.
+SECRET_COINS = Condition(
+    "users' coins are independent, and nobody outside of the silo learns which users were shared "
+    "or how many (taken on trust)",
+    True,
+)
 
 P = TypeVar("P")
 
@@ -190,12 +198,18 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         Of release "factorised".
     centred : Centred, optional
         Bounds of records whose last feature is a constant of the code, and whose last diagonal
-        entry of x x^T is released without noise.
+        entry of x x^T is released without noise, unless there is a coin.
+    coin : float, default 1
+        Probability that a user's record enters, by a coin of its own that nobody outside of its
+        silo sees; 1 for every record.
 
     Notes
     -----
     Guarantee: everything released of one user is one Gaussian mechanism of GDP parameter mu(), as
-    in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`.
+    in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`. With a
+    coin it is one whose record enters with that probability
+    (`fastfed.privacy.accounting.sampling`), for replacement of a user of one batch and sums that
+    all have noise.
     """
 
     budget: Budget
@@ -210,10 +224,13 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     factor: Factor | None = None
     centred: Centred | None = None
+    coin: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse numbers that no account is about."""
         check_factor(self.release, self.releases, self.factor)
+        if self.coin != 1.0:
+            self._check_coin()
         # Plans are plain data that anyone may change, so their numbers are looked at once more.
         if self.release not in (*RELEASES, "flat"):
             choice("release", self.release, (*RELEASES, "flat"))
@@ -228,6 +245,18 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         for std in (*self.stds, *self.schedule):
             if not 0.0 <= std < math.inf:
                 raise InputError(f"stds must be finite and >= 0, got {std}")
+
+    def _check_coin(self) -> None:
+        """Refuse a coin that the account of coins is not about."""
+        number("coin", self.coin, above=0.0, at_most=1.0)
+        wanted = {
+            'relation "replace"': self.budget.relation == "replace",
+            "one batch of each user": self.max_participations == 1,
+            "fixed rounds of synchronisation": not self.schedule_rounds,
+        }
+        wrong = [text for text, holds in wanted.items() if not holds]
+        if wrong:
+            raise InputError(f"a secret coin's account needs {' and '.join(wrong)}")
 
     @property
     def squares(self) -> float:
@@ -260,7 +289,21 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self) -> float:
         """True epsilon of everything released, at the budget's delta."""
         mu = self.mu()
-        return math.inf if mu == math.inf else gaussian_epsilon(mu, self.budget.delta)
+        if mu == math.inf:
+            return math.inf
+        if self.coin == 1.0:
+            return gaussian_epsilon(mu, self.budget.delta)
+        zeta = max(0.5, self.absent_mu() / mu)
+        return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
+
+    def absent_mu(self) -> float:
+        """GDP parameter of all releases between a record and its absence, where every entry has
+        noise: a record that does not enter adds zero."""
+        if self.centred is None:
+            return self.mu("zero-out")
+        layout, covariance = recovered_layout(*self.stds[1:])
+        absent = self.centred.absent(layout, self.stds[0], covariance, self.stds[2])
+        return math.sqrt(self.squares) * absent
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -282,7 +325,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         if self.remark:
             text += f" (computed; {self.remark})"
         claim = ClaimCondition(text, found <= budget.epsilon)
-        return [*participation_conditions(self.max_participations), claim]
+        coins = [SECRET_COINS] if self.coin != 1.0 else []
+        return [*participation_conditions(self.max_participations), *coins, claim]
 
 
 def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:

@@ -62,6 +62,14 @@ class Centred(msgspec.Struct, frozen=True):
             covariance_std=covariance_std,
         )
 
+    def absent(
+        self, layout: str, bias_std: float, covariance_std: float, count_std: float
+    ) -> float:
+        """GDP mu of releasing both sums once, (c, c) with noise of its own too, for one record that
+        is absent: what it adds to the noisy entries, and c^2."""
+        noisy = self.joint("zero-out", layout, bias_std, covariance_std)
+        return math.hypot(noisy, constant_of(self.kappa) ** 2 / count_std)
+
 
 def centred_sensitivity(
     relation: str,

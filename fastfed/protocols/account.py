@@ -81,6 +81,8 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
             f"round {plan.end(plan.releases)}"
         )
     protocol = plan.protocol
+    if plan.own is not None and plan.own.secret:
+        _check_coin(plan, claim)
     if protocol.masked or plan.secure is not None:
         return (_secure(plan, claim),)
     if protocol.bits:
@@ -103,6 +105,16 @@ def _of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     if not isinstance(worst, GaussianSums):
         raise InputError(f'silos of "{protocol.id}" cannot have budgets of their own')
     return _by_silo(worst, plan.noise_std.parts, plan.noise_scale, claim.by_silo)
+
+
+def _check_coin(plan: Plan, claim: Claim) -> None:
+    """Refuse a secret coin where its account is not the one that would be taken."""
+    unit = claim.budget.unit if claim.budget is not None else "user"
+    if plan.protocol.noise_by == "none" or plan.protocol.masked or unit == "reward":
+        raise InputError(
+            "a secret coin has an account for Gaussian noise on all sums alone, got protocol "
+            f'"{plan.protocol.id}" and unit "{unit}"'
+        )
 
 
 @lru_cache(maxsize=64)
@@ -161,6 +173,7 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
         remark=claim.remark,
         factor=plan.factor,
         centred=centred_of(plan.clip),
+        coin=plan.own.coin if plan.own is not None else 1.0,
     )
 
 
@@ -367,8 +380,20 @@ def _terms(plan: Plan) -> tuple[str, ...]:
         "actions from released statistics" if released_only(plan) else "actions from raw data",
         schedule,
         "no clipping" if plan.clip is None else "clipping",
-        *((f"own rounds after round {plan.share_until}",) if plan.own is not None else ()),
+        *_own_terms(plan),
     )
+
+
+def _own_terms(plan: Plan) -> tuple[str, ...]:
+    """What a certificate says of own rounds."""
+    own = plan.own
+    if own is None:
+        return ()
+    after = f"own rounds after round {own.until}"
+    if not own.mixed:
+        return (after,)
+    kind = "by a secret coin" if own.secret else "by a public rule"
+    return after, f"a fraction {own.fraction:g} of earlier rounds shared {kind}"
 
 
 def worst_part(plan: PeerPlan) -> Part:

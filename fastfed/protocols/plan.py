@@ -238,35 +238,72 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
 
 @dataclass(frozen=True)
 class OwnRounds:
-    """Rounds of which nothing leaves a silo, after the shared ones (docs/own-rounds.md).
+    """Rounds of which nothing leaves a silo, after and between shared ones (docs/own-rounds.md).
 
     Parameters
     ----------
     until : int
-        The last shared round, after which there is the last release.
+        The last round that may be shared, after which there is the last release.
     scale2 : float
         R^2, the variance of rewards' noise in a silo's posterior.
     prior : float
         The precision that others' sums have at least.
     spreads : tuple of float
         Delta^2 (1 + 1/(M - 1)) for each deviation Delta of a silo on the grid.
-    ridges : tuple of float
-        Variance of the released noise for each of them, so large that the covariance is definite.
+    ridges : tuple of tuple of float
+        By release, from none on: variance of the released noise for each of the deviations, so
+        large that the covariance is definite.
     bonus : float
         Factor on ||x||_{V^-1} in the score.
+    fraction : float, default 1
+        p, the share of the rounds up to ``until`` that are shared.
+    secret : bool, default False
+        True where a coin of probability p decides of each user, and nobody outside of the silo
+        learns how it fell; else round t is shared if floor(t p) > floor((t - 1) p).
+    bound : tuple of float, optional
+        Of rule "min-of-bounds": (m, R, b, S) of the silo's own radius m (R sqrt(b + ln det V) + S).
+        None for a posterior; the numbers of that are then not used.
     """
 
     until: int
     scale2: float
     prior: float
     spreads: tuple[float, ...]
-    ridges: tuple[float, ...]
+    ridges: tuple[tuple[float, ...], ...]
     bonus: float
+    fraction: float = 1.0
+    secret: bool = False
+    bound: tuple[float, float, float, float] | None = None
 
     @property
-    def model(self) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
-        """Numbers of the posterior, as the kernels take them."""
-        return self.scale2, self.prior, self.spreads, self.ridges
+    def mixed(self) -> bool:
+        """True if own rounds come between shared ones, not only after them."""
+        return self.fraction < 1.0
+
+    @property
+    def coin(self) -> float:
+        """Probability with which a secret coin lets a user enter; 1 where there is none."""
+        return self.fraction if self.secret else 1.0
+
+    @cached_property
+    def rule(self) -> np.ndarray:
+        """1 for each round up to ``until`` that is shared for certain, (until,) uint8."""
+        # A sum of p's would drift: 0.1 * 30 is 3.0000000000000004.
+        whole = np.floor(np.arange(self.until + 1) * self.fraction + 1e-9)
+        return (whole[1:] > whole[:-1]).astype(np.uint8)
+
+    @property
+    def threshold(self) -> int:
+        """A coin's 64 bits are below it with probability p, rounded down."""
+        return int(self.fraction * 2.0**64)
+
+    def shares(self, round: int, bits: int = 0) -> bool:
+        """True if a round up to ``until`` is shared; bits: 64 uniform ones, of a secret coin."""
+        return bits < self.threshold if self.secret else bool(self.rule[round - 1])
+
+    def model(self, release: int) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
+        """Numbers of the posterior after so many releases, as the kernels take them."""
+        return self.scale2, self.prior, self.spreads, self.ridges[release]
 
 
 @dataclass(frozen=True)
@@ -398,7 +435,7 @@ class Plan:
 
     @property
     def share_until(self) -> int:
-        """The last shared round where others follow; 0 where every round is shared."""
+        """The last round that may be shared; 0 where every round is."""
         return self.own.until if self.own is not None else 0
 
     @property
@@ -422,9 +459,13 @@ class Plan:
 
     @property
     def public_constant(self) -> bool:
-        """True if the last entry of a statistic is a public number, which gets no noise."""
+        """True if the last entry of a statistic is a public number, which gets no noise.
+
+        Where a secret coin decides who is shared it counts them, and is not public.
+        """
         constant = self.clip is not None and self.clip.constant > 0.0
-        return constant and not self.protocol.bits
+        tossed = self.own is not None and self.own.secret
+        return constant and not self.protocol.bits and not tossed
 
     @property
     def by_users(self) -> bool:

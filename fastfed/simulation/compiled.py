@@ -55,11 +55,13 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
         "synchronised": ((checkpoints,), np.int64),
     }
     if plan.own is not None:
+        sums = m if plan.own.bound is None else 0
         made |= {
             "own_w": ((m, d, d), float),
             "own_theta": ((m, d), float),
-            "own_sums": ((m, s), float),
-            "own_rest": ((m, s), float),
+            "own_sums": ((sums, s), float),
+            "own_shared": ((sums if plan.own.mixed else 0, s), float),
+            "own_rest": ((sums, s), float),
         }
     if record:
         made |= {
@@ -96,9 +98,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "lazy": plan.lazy,
         "random": plan.policy == "random",
         "score": plan.score,
-        "share_until": plan.share_until,
-        "belief": plan.own.model if plan.own is not None else None,
-        "own_bonus": plan.own.bonus if plan.own is not None else 0.0,
+        **own_rounds(plan),
         "randomizer": protocol.randomizer,
         "analyzer": protocol.analyzer,
         "noise_std": plan.noise_std.parts,
@@ -117,6 +117,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "radius_lambda": np.ascontiguousarray(plan.radius.log_lambda, dtype=np.float64),
         "clip": clip is not None,
         "feature_bound": clip.feature if clip else 0.0,
+        "public_constant": plan.public_constant,
         "constant": clip.constant if clip else 0.0,
         "reward_centre": clip.centre if clip else 0.0,
         "tau": plan.radius.tau,
@@ -139,6 +140,23 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "actions": None,
         "rewards": None,
         **zeros(shapes(plan, checkpoints, record)),
+    }
+
+
+def own_rounds(plan: Plan) -> dict[str, Any]:
+    """Numbers of own rounds, named as in ff_curve."""
+    own = plan.own
+    if own is None:
+        return {"share_until": 0}
+    by_rule = own.mixed and not own.secret
+    return {
+        "share_until": own.until,
+        "share_rule": np.ascontiguousarray(own.rule) if by_rule else None,
+        "share_threshold": own.threshold if own.secret else None,
+        "own_bound": own.bound,
+        "belief": own.model(0) if own.bound is None else None,
+        "own_ridges": np.array(own.ridges),
+        "own_bonus": own.bonus,
     }
 
 

@@ -191,7 +191,12 @@ def batch_of(curve: dict[str, Any]) -> int | None:
 
 def since(keys: dict[str, Any]) -> dict[str, Any]:
     """Config of a curve but for those that came later and say nothing: older stores stay valid."""
-    return {k: v for k, v in keys.items() if k not in LATER or v != LATER[k]}
+    kept = {k: v for k, v in keys.items() if k not in LATER or v != LATER[k]}
+    for name, usual in LATER_INSIDE.items():
+        key, inner = name.split(".")
+        if isinstance(kept.get(key), dict) and kept[key].get(inner) == usual:
+            kept[key] = {k: v for k, v in kept[key].items() if k != inner}
+    return kept
 
 
 def sweeps(key: str, values: list[Any]) -> bool:
@@ -378,6 +383,9 @@ LATER: dict[str, Any] = {
         )
     ),
 }
+
+#: The same of keys of tables.
+LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
 
 #: Bytes of gradients that one replicate of experts may keep, and exchanges that it may take.
 MOST_GRADIENTS, MOST_EXCHANGES = 4 * 2**30, 2**28

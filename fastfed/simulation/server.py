@@ -139,8 +139,9 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     each = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
-        # A belief; raw sums, what others released and what was sent.
-        each += 8 * (plan.dimension * (plan.dimension + 1) + 3 * s)
+        # A factor and a mean; of a belief raw sums, what others released and what was sent.
+        sums = 0 if plan.own.bound is not None else 4 if plan.own.mixed else 3
+        each += 8 * (plan.dimension * (plan.dimension + 1) + sums * s)
     # A message, its copy, and the shuffler's.
     each += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * each, plan)]

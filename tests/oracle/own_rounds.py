@@ -6,9 +6,10 @@ leaf; an own round's action may use all raw data of its silo, and its (x, y) sta
 
 Indices: n silos of all replicates together, K actions, d features. Randomness is an argument:
 contexts(t) gives unit vectors (n, K, d - 1), uniforms(t) numbers in [0, 1) for the rewards (n,),
-noise(n) standard normals (releases, d + d^2) of a silo. The environment is the sphere turned by
-`rotation` at each silo. Run as a script with an angle (or "few") and "centred" or
-"uncentred" it prints a part of that page's tables.
+noise(n) standard normals (releases, d + d^2) of a silo, and coins(t), where they decide which users
+are shared, numbers in [0, 1) (n,). The environment is the sphere turned by `rotation` at each silo.
+Run as a script with an angle (or "few") and "centred" or "uncentred" it prints a part of that
+page's tables.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def shared_rounds(horizon: int, until: int, fraction: float) -> np.ndarray:
     shared = np.zeros(horizon + 1, bool)
     shared[1:] = (parts[1:] > parts[:-1]) & (t[1:] <= until)
     return shared
+
+
+def certain_rounds(horizon: int, until: int, fraction: float, secret: bool) -> np.ndarray:
+    """What is known in advance: `shared_rounds`, or all rounds in which a coin is tossed."""
+    return shared_rounds(horizon, until, 1.0 if secret else fraction)
 
 
 def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
@@ -98,6 +104,42 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return low
 
 
+def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
+    """delta of a release that a user enters by a secret coin (docs/own-rounds.md, "The coin")."""
+
+    def gaussian(e: float, m: float) -> float:
+        upper = 0.5 * math.erfc((e / m - m / 2.0) / math.sqrt(2.0))
+        return upper - math.exp(e) * 0.5 * math.erfc((e / m + m / 2.0) / math.sqrt(2.0))
+
+    inner = math.log(1.0 + (math.exp(epsilon) - 1.0) / p)
+    b = math.exp(epsilon - inner)
+    mixed = (1.0 - b) * gaussian(inner, zeta * mu) + b * gaussian(inner, mu)
+    return p * min(gaussian(epsilon, mu), mixed)
+
+
+def absence(centred: bool, kappa: float = 3.0) -> float:
+    """zeta in layout goe2 with one noise for both streams, by the extreme record: (x y, x x').
+
+    Not centred ||x|| = |y| = 1 against a largest change of 2; centred ||z||^2 = 1/2, |y| = 1/2 and
+    the constant c, c^2 = 1 / (2 kappa), against 11/12 for kappa = 3, where c^2 does not move.
+    """
+    if not centred:
+        return math.sqrt(1.0 + 1.0 / 2.0) / 2.0
+    z2, c2 = 0.5, 0.5 / kappa
+    matrix = (z2**2 + 2.0 * c2 * z2 + c2**2) / 2.0
+    return math.sqrt((z2 + c2) / 4.0 + matrix) / (11.0 / 12.0)
+
+
+def coin_mu(epsilon: float, delta: float, p: float, zeta: float = math.sqrt(1.5) / 2.0) -> float:
+    """mu of a release that costs (epsilon, delta) with a secret coin; zeta: absence over change."""
+    low, high = 1e-6, 50.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        keeps = coin_delta(epsilon, p, zeta, middle) <= delta
+        low, high = (middle, high) if keeps else (low, middle)
+    return low
+
+
 @dataclass(frozen=True)
 class Release:
     """How a silo's sums are released.
@@ -134,12 +176,17 @@ def release_for(
     return Release(s, centred, norm=math.sqrt(0.5) if centred else 1.0)
 
 
-def noise_of(draw: np.ndarray, release: Release, factor: np.ndarray, d: int) -> np.ndarray:
-    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix)."""
+def noise_of(
+    draw: np.ndarray, release: Release, factor: np.ndarray, d: int, secret: bool = False
+) -> np.ndarray:
+    """Noise of a silo's prefixes, (K, d + d^2): B z, z_k = std (vector, symmetric matrix).
+
+    The count of users, the last entry of centred sums, has none unless secret coins decide it.
+    """
     count = len(factor)
     matrix = draw[:, d:].reshape(count, d, d)
     matrix = (matrix + matrix.transpose(0, 2, 1)) / math.sqrt(2.0)
-    if release.centred:
+    if release.centred and not secret:
         matrix[:, -1, -1] = 0.0
     z = np.concatenate([draw[:, :d], matrix.reshape(count, d * d)], axis=1)
     return release.std * factor @ z
@@ -297,6 +344,7 @@ class Setting:
     bound, is at most ledger times that bound's regret, else the local bound itself.
     shared_multiplier: factor on the direct radius in shared rounds; bound_multiplier on both bounds
     in own rounds, 1 where they are proven; own_bonus on the posterior's standard deviation.
+    secret: coins of probability `fraction` stand for the rule that `fraction` of rounds are shared.
     """
 
     silos: int = 20
@@ -315,6 +363,7 @@ class Setting:
     own_bonus: float = 0.5
     ledger: float = 1.0
     scale: float = 0.5
+    secret: bool = False
 
 
 @dataclass
@@ -335,15 +384,16 @@ def simulate(
     contexts: Callable[[int], np.ndarray],
     uniforms: Callable[[int], np.ndarray],
     noise: Callable[[int], np.ndarray],
+    coins: Callable[[int], np.ndarray] | None = None,
 ) -> Outcome:
     """Play replicates of a federation; thetas (n, d - 1): unit v_i, n = replicates times silos."""
     s, d, m = setting, setting.dimension, setting.silos
     n, all_n = len(thetas), np.arange(len(thetas))
     replicates = n // m
-    shared = shared_rounds(s.horizon, s.until, s.fraction)
+    shared = certain_rounds(s.horizon, s.until, s.fraction, s.secret)
     rounds = release_rounds(shared, s.first, s.ratio)
     factor = optimal_factor(release_weights(rounds, shared))[1] if rounds else np.zeros((0, 0))
-    added = np.array([noise_of(noise(i), release, factor, d) for i in range(n)])
+    added = np.array([noise_of(noise(i), release, factor, d, s.secret) for i in range(n)])
     entry_stds = release.std * np.sqrt(m * (factor**2).sum(axis=1))
     others = noise_variance(release, factor, m - 1)
 
@@ -362,31 +412,38 @@ def simulate(
         x = np.empty((n, s.actions, d), np.float32)
         x[:, :, :-1] = z * np.float32(math.sqrt(0.5))
         x[:, :, -1] = release.constant
-        own_round = not shared[t]
-        if shared[t]:
+        enters = np.full(n, shared[t])
+        if s.secret and coins is not None:
+            enters &= coins(t) < s.fraction
+        if not enters.all():
+            if s.own == "min-of-bounds":
+                mean, width = local_bounds(g, u, release.norm, m, s.scale).mean_and_width(x)
+                scores = mean + s.bound_multiplier * width
+                if public is not None:
+                    mean, width = public.mean_and_width(x)
+                    scores = np.minimum(scores, mean + s.bound_multiplier * width)
+            else:
+                scores = (x @ belief.mean.astype(np.float32)[..., None])[..., 0]
+                if s.own_bonus:
+                    half = x @ np.linalg.cholesky(belief.c).astype(np.float32)
+                    scores = scores + s.own_bonus * np.sqrt(np.einsum("nkd,nkd->nk", half, half))
+            own_scores = scores
+        if enters.any():
             if public is None:
                 scores = np.tile(np.arange(s.actions, 0, -1.0), (n, 1))  # the first: all are alike
             else:
                 mean, width = public.mean_and_width(x)
                 scores = mean + s.shared_multiplier * width
-        elif s.own == "min-of-bounds":
-            mean, width = local_bounds(g, u, release.norm, m, s.scale).mean_and_width(x)
-            scores = mean + s.bound_multiplier * width
-            if public is not None:
-                mean, width = public.mean_and_width(x)
-                scores = np.minimum(scores, mean + s.bound_multiplier * width)
-        else:
-            scores = (x @ belief.mean.astype(np.float32)[..., None])[..., 0]
-            if s.own_bonus:
-                half = x @ np.linalg.cholesky(belief.c).astype(np.float32)
-                scores = scores + s.own_bonus * np.sqrt(np.einsum("nkd,nkd->nk", half, half))
+            if not enters.all():
+                scores = np.where(enters[:, None], scores, own_scores)
         chosen = scores.argmax(axis=1)
-        if own_round and s.own == "ledger":
+        if s.own == "ledger" and not enters.all():
             mean, width = local_bounds(g, u, release.norm, m, s.scale).mean_and_width(x)
             charge = (mean + width).max(axis=1) - (mean - width)[all_n, chosen]
             charge = np.minimum(1.0, charge)
             allowed = spent + charge <= s.ledger * local_regret(t, d, release.norm, m, s.scale)
-            spent += np.where(allowed, charge, 0.0)
+            allowed |= enters
+            spent += np.where(allowed & ~enters, charge, 0.0)
             chosen = np.where(allowed, chosen, (mean + width).argmax(axis=1))
 
         products = (z @ thetas.astype(np.float32)[..., None])[..., 0]
@@ -398,9 +455,8 @@ def simulate(
         g += outer
         u += row * y[:, None]
         belief.observe(row, y, s.scale)
-        if shared[t]:
-            leaves += outer
-            leaf_bias += row * y[:, None]
+        leaves += outer * enters[:, None, None]
+        leaf_bias += row * (y * enters)[:, None]
 
         due = t & (t - 1) == 0
         if t in rounds:
@@ -481,9 +537,19 @@ def play(
     n = replicates * s.silos
     thetas = turned(draw, replicates, s.silos, s.dimension, s.rotation)
     contexts = (pooled if pool else fresh)(draw, n, s.actions, s.dimension)
-    count = len(release_rounds(shared_rounds(s.horizon, s.until, s.fraction), s.first, s.ratio))
+    certain = certain_rounds(s.horizon, s.until, s.fraction, s.secret)
+    count = len(release_rounds(certain, s.first, s.ratio))
     noises = draw.standard_normal((n, count, s.dimension + s.dimension**2))
-    return simulate(s, release, thetas, contexts, lambda t: draw.random(n), lambda i: noises[i])
+    coins = np.random.default_rng([seed, 21])
+    return simulate(
+        s,
+        release,
+        thetas,
+        contexts,
+        lambda t: draw.random(n),
+        lambda i: noises[i],
+        lambda t: coins.random(n),
+    )
 
 
 def group_regret(outcome: Outcome, silos: int) -> tuple[float, float]:

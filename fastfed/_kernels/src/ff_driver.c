@@ -42,8 +42,9 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension;
+    const int own = ff_policy_own(run, c, silo, round);
     p->known.x[0] = NAN;
-    const int64_t a = ff_policy_choose(run, c, silo, round, actions, p);
+    const int64_t a = ff_policy_choose(run, c, silo, round, own, actions, p);
     if (a < 0)
         return FF_SCORE_FAILED;
     /* Rows that a function made are checked here; those of a pool were when it was opened. */
@@ -74,8 +75,8 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         y -= c->reward_centre;
     }
     if (c->share_until) {
-        const int64_t status = ff_policy_keep(run, c, silo, round, y, p);
-        if (status != FF_OK || ff_policy_own(c, round))
+        const int64_t status = ff_policy_keep(run, c, silo, round, own, y, p);
+        if (status != FF_OK || own)
             return status;
     }
     ff_protocol_accumulate(run, c, silo, round, y, p, pending);
@@ -152,7 +153,7 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
-/* After the last release a silo takes its own part off the total, and believes the rest. */
+/* After a release that own rounds follow a silo takes its own part off the total, and believes the rest. */
 static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -161,6 +162,13 @@ static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *s
         rest[j] = c->total[j] - rest[j];
     const ff_parts p = ff_cut(scratch, run);
     return ff_policy_believe(run, c, silo, &p);
+}
+
+/* The noise of release k as beliefs count it. */
+static void set_ridges(ff_curve *c, int64_t k)
+{
+    for (int64_t g = 0; g < c->belief.count; g++)
+        c->belief.ridge[g] = c->own_ridges[k * c->belief.count + g];
 }
 
 /* After `round`: all silos report, the server combines, all adopt the new estimate. */
@@ -178,8 +186,9 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
     c->trigger.last = round;
     c->trigger.due = 0;
     const int64_t status = ff_protocol_refresh(run, c, run->scratch);
-    if (status != FF_OK || !c->share_until || k < c->releases)
+    if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
+    set_ridges(c, k);
     EACH_SILO(run, static, run->status[i] = begin_own(run, c, i, SCRATCH(run)))
     for (int64_t i = 0; i < run->silos; i++)
         if (run->status[i] != FF_OK)
@@ -190,7 +199,11 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
 int64_t ff_run_initialise(ff_run *run)
 {
     for (int64_t i = 0; i < run->curve_count; i++) {
-        const int64_t status = ff_protocol_refresh(run, &run->curves[i], run->scratch);
+        ff_curve *c = &run->curves[i];
+        int64_t status = ff_protocol_refresh(run, c, run->scratch);
+        const ff_parts p = ff_cut(run->scratch, run);
+        for (int64_t silo = 0; status == FF_OK && c->share_until && silo < run->silos; silo++)
+            status = ff_policy_begin(run, c, silo, &p);
         if (status != FF_OK)
             return status;
     }

@@ -9,7 +9,7 @@
     each(ff_whiten) each(ff_accumulate) each(ff_accumulate_many) each(ff_rank_one)             \
     each(ff_sherman_morrison) each(ff_clip_norm)                                               \
     each(ff_scores) each(ff_score_scratch) each(ff_best_of) each(ff_select) each(ff_features)  \
-    each(ff_select_tied) each(ff_scored) each(ff_scored_scratch)                               \
+    each(ff_select_tied) each(ff_select_least) each(ff_scored) each(ff_scored_scratch)         \
     each(ff_screen_f32) each(ff_screen_f32_scratch)                                            \
     each(ff_screen_f32_small) each(ff_screen_f32_small_fits)                                   \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of)              \

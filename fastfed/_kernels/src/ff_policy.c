@@ -107,12 +107,18 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
 }
 
-int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
+int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    return ff_select(actions, c->own_w + silo * d * d, c->own_theta + silo * d, c->own_bonus, 0.0,
-                     d, p->score, p->feature, NULL);
+    const double *w = c->own_w + silo * d * d, *theta = c->own_theta + silo * d;
+    if (!c->own_least)
+        return ff_select(actions, w, theta, c->own_bonus, 0.0, d, p->score, p->feature, NULL);
+    const double own = ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
+                                             ff_log_inflation(&c->own_radius, 1.0),
+                                             ff_log_det(w, d), d);
+    return ff_select_least(actions, c->w, c->theta, radius_of(c, c->w, round, d), c->second_bonus,
+                           w, theta, own, d, p->score, p->feature);
 }
 
 int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
@@ -124,16 +130,36 @@ int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff
                : FF_OK;
 }
 
-int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, double y,
-                       const ff_parts *p)
+int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
 {
     const int64_t d = run->dimension;
-    double *own = c->own_sums + silo * ff_statistic(d);
-    ff_accumulate(own + d, own, p->feature, y, d);
-    if (!ff_policy_own(c, round))
+    if (!c->own_least)
+        return ff_mixed(c) ? ff_policy_believe(run, c, silo, p) : FF_OK;
+    /* V = I. */
+    for (int64_t i = 0; i < d; i++)
+        c->own_w[silo * d * d + i * d + i] = 1.0;
+    return FF_OK;
+}
+
+int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int own,
+                       double y, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    double *w = c->own_w + silo * d * d, *theta = c->own_theta + silo * d;
+    if (c->own_least) {
+        ff_observe(w, theta, p->feature, y, d, p->observe);
+        return FF_OK;
+    }
+    double *kept = c->own_sums + silo * ff_statistic(d);
+    ff_accumulate(kept + d, kept, p->feature, y, d);
+    if (ff_mixed(c) && !own) {
+        double *shared = c->own_shared + silo * ff_statistic(d);
+        ff_accumulate(shared + d, shared, p->feature, y, d);
+    }
+    if (!ff_mixed(c) && !own)
         return FF_OK;
     if ((round & (round - 1)) == 0)
         return ff_policy_believe(run, c, silo, p);
-    ff_observe(c->own_w + silo * d * d, c->own_theta + silo * d, p->feature, y, d, p->observe);
+    ff_observe(w, theta, p->feature, y, d, p->observe);
     return FF_OK;
 }

@@ -73,14 +73,14 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
 }
 
 /* out <- values with noise. Where the last feature is a constant of the code, the last entry is a
- * public number and gets none. */
+ * public number and gets none, unless a secret coin decides who is counted. */
 FF_INLINE void add_noise(const ff_curve *c, const double *values, const double *normals,
                          const ff_noise_std *std, int64_t d, double *out)
 {
     const int64_t last = ff_statistic(d) - 1;
     const double count = values[last];
     ff_add_noise(values, normals, std, d, out);
-    if (c->constant > 0.0)
+    if (c->public_constant)
         out[last] = count;
 }
 
@@ -144,9 +144,11 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     memset(batch, 0, (size_t)s * sizeof(double));
     /* What a silo knows of the total beside the others' part: its message where the total is a sum
      * of messages, its raw sums elsewhere. */
-    if (c->share_until && k == c->releases)
-        memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : c->own_sums + silo * s,
+    if (c->share_until && !c->own_least && (ff_mixed(c) || k == c->releases)) {
+        const double *raw = (ff_mixed(c) ? c->own_shared : c->own_sums) + silo * s;
+        memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : raw,
                (size_t)s * sizeof(double));
+    }
 }
 
 void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scratch)

@@ -35,7 +35,9 @@ enum {
     FF_QUERY = 18,
     FF_CHOICE = 19,
     /* for a user's score function */
-    FF_SCORE_KEY = 20
+    FF_SCORE_KEY = 20,
+    /* which users' rounds are shared, where a secret coin decides */
+    FF_PARTICIPATION = 21
 };
 
 ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, uint32_t silo,

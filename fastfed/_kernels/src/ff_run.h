@@ -74,6 +74,7 @@ typedef struct {
     double tie_bonus;              /* factor on the bonuses between scores of at least.. */
     double reward_limit;           /* .. the largest mean reward, which tie; 1: none do */
     int64_t clip;
+    int64_t public_constant; /* 1: the last entry of a statistic is a public number, without noise */
     double constant;      /* the last feature, which the code writes; 0: an ordinary feature */
     double reward_centre; /* what rewards are released less of */
     double feature_bound, reward_low, reward_high; /* of the others, where one is constant */
@@ -83,9 +84,17 @@ typedef struct {
      * of a data point; the value of a 1 in a summed message (., s). */
     const int64_t *bit_levels, *noise_bits;
     const double *unit;
-    /* Own rounds, which come after the shared ones: nothing of them enters a batch. */
+    /* Own rounds, of which nothing enters a batch: those after share_until, and before it those
+     * that a rule or a secret coin names. */
     int64_t share_until;        /* the last shared round; 0: all rounds are shared */
+    const uint8_t *share_rule;  /* (share_until): 1 where a round is shared; NULL: all, or coins */
+    int64_t share_coin;         /* 1: a coin decides of each user, below share_until */
+    uint64_t share_threshold;   /* a coin's 64 bits are below it where the user is shared */
+    int64_t own_least;          /* 1: own rounds by the least of two bounds, 0: by a belief */
+    ff_radius own_radius;       /* of the silo's own bound */
+    double own_offset;
     ff_belief_model belief;
+    const double *own_ridges;   /* (K + 1, count): ridges of the belief after k releases */
     double own_bonus;           /* factor on ||x||_{V^-1} in own rounds */
     /* state */
     int64_t released;            /* synchronisations so far */
@@ -109,6 +118,7 @@ typedef struct {
     double *messages;            /* (M, s) */
     double *own_w, *own_theta;   /* (M, d, d), (M, d): own rounds only */
     double *own_sums;            /* (M, s): the raw statistic of all of a silo's rounds */
+    double *own_shared;          /* (M, s): the same of shared rounds, where they are mixed; or NULL */
     double *own_rest;            /* (M, s): what others released, the silo's own taken off */
     int64_t *order;              /* (M): the order in which the shuffler passes messages on */
     double *total;               /* (s): the synchronised statistic */
@@ -213,6 +223,9 @@ FF_INLINE int64_t ff_next_end(const ff_curve *c)
 {
     return c->released < c->releases ? ff_end_of(c, c->released + 1) : INT64_MAX;
 }
+
+/* 1 if own rounds come between shared ones, not only after them. */
+FF_INLINE int ff_mixed(const ff_curve *c) { return c->share_rule != NULL || c->share_coin; }
 
 /* Silo, round and tree node as the random streams know them. */
 FF_INLINE int64_t ff_name_of(const ff_run *run, int64_t silo)

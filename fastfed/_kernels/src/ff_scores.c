@@ -126,6 +126,32 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
+int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
+                        const double *restrict theta, double beta, double gamma,
+                        const double *restrict other_w, const double *restrict other_theta,
+                        double other_beta, int64_t d, double *restrict scratch,
+                        double *restrict x)
+{
+    double *panel = aligned(scratch), *z = panel + PANEL * d;
+    double best = -INFINITY, block[PANEL], other[PANEL];
+    int64_t chosen = 0;
+    for (int64_t first = 0; first < actions->actions; first += PANEL) {
+        const int64_t left = actions->actions - first;
+        pack(actions, first, d, panel);
+        score_panel(panel, w, theta, beta, gamma, d, z, block);
+        score_panel(panel, other_w, other_theta, other_beta, 0.0, d, z, other);
+        for (int64_t a = 0; a < (left < PANEL ? left : PANEL); a++) {
+            const double least = block[a] < other[a] ? block[a] : other[a];
+            if (least > best) {
+                best = least;
+                chosen = first + a;
+            }
+        }
+    }
+    ff_features(actions, chosen, d, x);
+    return chosen;
+}
+
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)

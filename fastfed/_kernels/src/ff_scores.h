@@ -49,6 +49,14 @@ int64_t ff_select_tied(const ff_actions *actions, const double *restrict w,
                        const double *restrict theta, double beta, double gamma, double limit,
                        double tie, int64_t d, double *restrict scratch, double *restrict x);
 
+/* The action of the largest of min(score, other score), ties to the lowest index; its features into
+ * x (d). The other score is that of other_w, other_theta and other_beta, without second bonus. */
+int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
+                        const double *restrict theta, double beta, double gamma,
+                        const double *restrict other_w, const double *restrict other_theta,
+                        double other_beta, int64_t d, double *restrict scratch,
+                        double *restrict x);
+
 /* The action of the largest score among n >= 1 of them, named in ascending order, and its score. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,

@@ -27,6 +27,7 @@ from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import DETERMINANT
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
+from fastfed.simulation.audit import own_rounds as of_own_rounds
 from fastfed.simulation.audit.low_bits import audit_low_bits
 from fastfed.simulation.server import Users
 from fastfed.simulation.systems import make_system
@@ -280,6 +281,7 @@ AUDITS: dict[str, Audit] = {
     **of_experts.AUDITS,
     **of_lifecycle.AUDITS,
     **of_secure_sum.AUDITS,
+    **of_own_rounds.AUDITS,
     "low-bits": partial(audit_low_bits, "low-bits"),
 }
 #: What an audit is to catch: planted faults, and the schedule that raw data make.
@@ -288,6 +290,7 @@ FAULTY = (
     | of_experts.FAULTY
     | of_lifecycle.FAULTY
     | of_secure_sum.FAULTY
+    | of_own_rounds.FAULTY
     | {
         "fault-quarter-of-the-bits",
         "fault-users-quarter-of-the-bits",
@@ -301,6 +304,7 @@ TRIALS: dict[str, int] = {
     **of_experts.TRIALS,
     **of_lifecycle.TRIALS,
     **of_secure_sum.TRIALS,
+    **of_own_rounds.TRIALS,
     "low-bits": 300,
 }
 
@@ -386,6 +390,7 @@ ABOUT: dict[str, tuple[str, tuple[str, str]]] = {
     "fault-secure-sum-colluders": ("shares for no colluder, and all silos but one collude", _USER),
     "fault-secure-sum-columns": ("sums whose factor is twice the one that was paid for", _USER),
     "fault-secure-sum-coarse-noise": ("low bits under noise whose last bits are 0", _USER),
+    **{name: (attacks, _USER) for name, attacks in of_own_rounds.ABOUT.items()},
     "low-bits": ("low bits of what deployed objects release, five kinds", _USER),
 }
 
