@@ -11,9 +11,11 @@ import numpy as np
 
 from fastfed._kernels import environments as native_environments
 from fastfed._validate import InputError
-from fastfed.advice.systems import Choice, Question, Regret, batch_sizes, mean_and_stderr
+from fastfed.advice.answer import Regret, mean_and_stderr
+from fastfed.advice.systems import Choice, Question, batch_sizes, noises
 from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution, Sphere
-from fastfed.protocols.plan import NoiseStd, Plan
+from fastfed.privacy.releases.factorised import Factor
+from fastfed.protocols.plan import KEEPING, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch, memory
 from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
@@ -24,10 +26,12 @@ from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 # times make the same sum in expectation. Instead of weighing rounds everything else is divided:
 # privacy noise, lambda, c, E and phi by q, the radius of reward noise by sqrt(q), and so is the
 # reward noise itself, since it averages out over q rounds. Then V, u and both bonuses are those of
-# M silos up to a factor that cancels. Not kept are the sampling error of the contexts in a batch,
-# sqrt(q) times too large, and that rewards are Bernoulli. With m = M nothing is scaled, and the
-# distribution is exact: of M Gaussian noises only the sum is seen, so the sum alone is drawn. Noise
-# of bits is drawn as the normal numbers it is close to, unless ``bits`` are asked for.
+# M silos up to a factor that cancels; a ledger's charges count silos, so its allowance is divided
+# too. Not kept are the sampling error of the contexts in a batch, sqrt(q) times too large, and that
+# rewards are Bernoulli. With m = M nothing is scaled, and the distribution is exact: of M Gaussian
+# noises only the sum is seen, so the sum alone is drawn. Noise of bits is drawn as the normal
+# numbers it is close to, unless ``bits`` are asked for. A plan with own rounds is simulated as it
+# is: each silo takes its own message, with its own noise, off the sum.
 
 #: Environments whose silos are alike and whose reward noise can be made smaller.
 SCALABLE = (Sphere, Gap, FixedSet)
@@ -59,13 +63,27 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     such where nothing is scaled, not as normal numbers of the same variance.
     """
     times = plan.silos / silos
+    if plan.own is not None:
+        assert times == 1.0
+        return plan
     if node is not None and not (plan.encoding is not None and bits and times == 1.0):
         # One sum of noises in place of the sum of all: the same distribution (bits: nearly).
-        noises = plan.silos if plan.protocol.noise_by == "silos" else 1
-        std = node.times(math.sqrt(noises) / times)
-        protocol = released_as(PROTOCOLS["central"], plan.release)
+        std = node.times(math.sqrt(noises(plan)) / times)
+        release, factor = plan.release, plan.factor
+        if plan.protocol.flat and plan.encoding is not None:
+            # Every batch has noise of its own, and a prefix that of all of them.
+            release, factor = "factorised", Factor(np.tri(plan.releases))
         # It stands for another plan's regret, and claims no privacy of its own.
-        plan = replace(plan, protocol=protocol, noise_std=std, encoding=None, privacy=None)
+        plan = replace(
+            plan,
+            protocol=released_as(PROTOCOLS["central"], release),
+            release=release,
+            factor=factor,
+            noise_std=std,
+            encoding=None,
+            secure=None,
+            privacy=None,
+        )
     if times == 1.0:
         return plan
     r = plan.radius
@@ -78,14 +96,16 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         offset=r.offset / math.sqrt(times),
         log_lambda=r.log_lambda / times,
     )
-    # Smaller Gaussian reward noise is not clipped: that would move its mean.
-    clip = None
+    # Smaller Gaussian reward noise is not clipped: that would move its mean. A centre stays.
+    clip = plan.clip
+    centred = clip is not None and (clip.constant > 0.0 or clip.centre > 0.0)
     return replace(
         plan,
         silos=silos,
         regularizer=plan.regularizer / times,
         radius=radius,
-        clip=clip,
+        clip=replace(clip, low=-math.inf, high=math.inf) if clip and centred else None,
+        allowance=tuple(a / times for a in plan.allowance),
         privacy=None,
     )
 
@@ -98,7 +118,9 @@ def round_cost(actions: int, dimension: int) -> float:
 def release_cost(plan: Plan) -> float:
     """Nominal seconds of the releases of one replicate, when noise is drawn once."""
     d, k = plan.dimension, plan.releases
-    kept = 0.5e-9 * k * k * plan.statistic_size if plan.release == "toeplitz" else 0.0
+    kept = 0.5e-9 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
+    if plan.own is not None:
+        kept *= plan.silos
     return 1e-6 * k * (3.0 + 4e-3 * d**3) + kept
 
 
@@ -163,12 +185,19 @@ class SuccessiveHalving:
         """Rounds at which regret is kept, (C,)."""
         return checkpoint_rounds(self.horizon, CHECKPOINTS)
 
-    def size(self, contenders: Sequence[Contender], seconds: float, replicates: int) -> Size:
+    def size(
+        self,
+        contenders: Sequence[Contender],
+        seconds: float,
+        replicates: int,
+        fewest: int | None = None,
+    ) -> Size:
         """The largest stage for so many nominal seconds of one core.
 
         All silos where ``LEAST_EXACT`` replicates of them fit, and then as many replicates as do;
-        otherwise ``replicates`` of as few silos as fit, d and four at least. Where silos
-        cannot be scaled, all of them for as many rounds as fit.
+        otherwise ``replicates`` of as few silos as fit, d and four at least, or not even so many
+        replicates, but ``fewest`` at least. Where silos cannot be scaled, all of them for as many
+        rounds as fit.
         """
         whole = sum(
             self.silos * self.horizon * round_cost(self.actions, e.plan.dimension)
@@ -185,6 +214,9 @@ class SuccessiveHalving:
             return Size(self.silos, int(marks[max(at, 0)]), replicates)
         least = self.least_silos(contenders[0].plan.dimension)
         few = min(self.silos, max(least, int(self.silos * share)))
+        if few == least and fewest is not None:
+            fit = int(seconds / (fixed + whole * least / self.silos))
+            replicates = min(replicates, max(fewest, fit))
         return Size(few, self.horizon, replicates)
 
     def run(self, stage: str, contenders: Sequence[Contender], size: Size) -> None:
@@ -277,41 +309,45 @@ def level(difference: tuple[float, float]) -> bool:
 
 #: Factor of a step up, the most steps, and the halvings of the interval that was found.
 STEP, STEPS, HALVINGS = 4.0, 6, 2
-#: Replicates of each of two batch sizes at every step.
-REPLICATES = 2
+#: Fewest and most replicates of each of the batches at every step.
+REPLICATES, MOST_AT_STEP = 3, 16
 
 
 def break_even(
-    question: Question, best: Choice, halving: SuccessiveHalving, seconds: float
+    question: Question, best: Choice, halving: SuccessiveHalving, seconds: float, alone: float
 ) -> tuple[float | None, int | None]:
-    """The least epsilon, and the least number of silos, at which ``best`` does better than alone.
+    """The least epsilon, and the least number of silos, at which ``best`` has less than ``alone``.
 
     Each to within a factor of about 1.4, all else as it is; None where none was found up to 4096
-    times as much. The protocol and release are those of ``best``; of its batch size and an eighth
-    of it the better counts.
+    times as much. Protocol, release and variant are those of ``best``, and so are batches that
+    grow; of an equal batch size and an eighth of it the better counts.
     """
-    alone = halving.regrets["alone"].mean
     one = halving.horizon * round_cost(halving.actions, question.problem.dimension)
-    simulations = 2 * (STEPS + HALVINGS) * 2 * REPLICATES
+    tried = 2 if isinstance(best.batches, int) else 1
+    fitting = int(seconds / (2 * (STEPS + HALVINGS) * tried * one))  # silos of all replicates
     least = halving.least_silos(question.problem.dimension)
-    few = max(least, min(question.problem.silos, int(seconds / (simulations * one))))
+    few = max(least, min(question.problem.silos, fitting // REPLICATES))
+    replicates = max(REPLICATES, min(MOST_AT_STEP, fitting // few))
 
     def helps(asked: Question) -> bool:
         silos = asked.problem.silos
         own = replace(halving, silos=silos, replicate=0, on_stage=None, samples={}, regrets={})
-        contenders = []
-        least = batch_sizes(halving.horizon)[0]
-        for size in sorted({max(least, best.batch_size // by) for by in (1, 8)}):
+        contenders, variants = [], [best]
+        if isinstance(best.batches, int):
+            shortest = batch_sizes(halving.horizon)[0]
+            sizes = sorted({max(shortest, best.batches // by) for by in (1, 8)})
+            variants = [replace(best, batches=size) for size in sizes]
+        for variant in variants:
             try:
-                made = asked.make(best.trust, best.protocol, best.release, size)
+                made = asked.again(variant)
             except InputError:
                 continue
             contenders.append(Contender(made.label, made.plan, made.node))
         if not contenders:
             return False
-        return bool(
-            own.finals(contenders, Size(few, own.horizon, REPLICATES)).mean(axis=0).min() < alone
-        )
+        found = own.finals(contenders, Size(few, own.horizon, replicates))
+        # A mean of so few is often lucky: one standard error is added.
+        return any(sum(mean_and_stderr(column)) < alone for column in found.T)
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))
     silos = _least(
