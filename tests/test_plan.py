@@ -21,6 +21,7 @@ from fastfed.advice.successive_halving import (
     SuccessiveHalving,
     _extended,
     _least,
+    _parts,
     level,
     scaled_environment,
     scaled_plan,
@@ -183,7 +184,7 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
     np.savez(tmp_path / "data.npz", contexts=x, rewards=(x[..., 0] + 1.0) / 2.0)
     table = {"kind": "replay", "path": str(tmp_path / "data.npz")}
     found = plan(
-        horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.05, trust="central"
+        horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.01, trust="central"
     )
     finals = [c.regret for c in found.candidates if c.regret]
     assert finals and all(r.silos == 4 and r.rounds <= 400 for r in finals)
@@ -283,6 +284,9 @@ def test_small_parts() -> None:
     assert _extended(curve, marks, 2, 40) == pytest.approx(8.0)  # at 1 in 10 rounds
     assert _extended(curve[:1], marks, 0, 40) == pytest.approx(16.0)
     assert _extended(curve, marks, 3, 40) == 0.0
+    assert _parts(list(range(9)), 8) == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
+    assert _parts([1, 2], 8) == [[1, 2]] and _parts([], 2) == []
+    assert _parts([1, 2, 3, 4, 5, 6, 7, 8], 0) == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 # ---- the bound -----------------------------------------------------------------------------------

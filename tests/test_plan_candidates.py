@@ -18,6 +18,7 @@ from fastfed.advice import plan
 from fastfed.advice.successive_halving import (
     Contender,
     SuccessiveHalving,
+    _extended,
     scaled_environment,
     scaled_plan,
 )
@@ -239,6 +240,31 @@ def test_a_stage_that_does_not_fit_has_fewer_replicates() -> None:
     tight, usual = (halving.size(contenders, 1e-3, 6, fewest) for fewest in (2, None))
     assert (tight.silos, tight.replicates, usual.replicates) == (4, 2, 6)
     assert halving.size(contenders, 0.2, 6, 2).replicates == 6
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
+    marks = np.arange(50, 10_001, 50)
+    curve = np.cumsum(np.arange(1.0, 10_001.0) ** -power)[marks - 1]
+    at = 19  # round 1 000
+    truth = float(curve[-1])
+    assert _extended(curve, marks, at, 10_000, 0) == pytest.approx(truth, rel=0.05)
+    late = _extended(curve, marks, at, 10_000)
+    assert late == pytest.approx(truth, rel=1e-6) if power == 0.0 else late > 1.2 * truth
+    # Nothing is known of own rounds that are few: the last pace.
+    assert _extended(curve, marks, at, 10_000, 600) == late
+
+
+def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
+    asked = question(differ=True)
+    own = asked.make("x", "central", "factorised", Growing(3, 1.2), Variant(until=30)).plan
+    one = asked.make("x", "central", "factorised", Growing(3, 1.2)).plan
+    alone = fastfed.make_system("local-linucb", silos=8, horizon=300, dimension=3).plan
+    sizes = (8, 300, 5, 0, 1)
+    differ = SuccessiveHalving(Rotated(dimension=3, actions=5), *sizes)
+    assert [differ.learns_since(plan) for plan in (own, one, alone)] == [30, None, 0]
+    alike = SuccessiveHalving(Sphere(dimension=3, actions=5), *sizes)
+    assert [alike.learns_since(plan) for plan in (own, one, alone)] == [None] * 3
 
 
 # ---- secure sums ---------------------------------------------------------------------------------

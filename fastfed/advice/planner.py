@@ -59,8 +59,9 @@ SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
 KEPT, FINALISTS = 2, 2
 #: Replicates of each stage, and the fewest where not even so many of the least silos fit.
 REPLICATES = {"screened": (2, 1), "refined": (3, 2), "final": (6, 4)}
-#: The most where silos are not alike, so that more rounds are simulated.
-UNLIKE = 3
+#: The most where silos are not alike, so that more rounds are simulated; no break-even is looked
+#: for then, and the last stage has its share.
+UNLIKE = {"screened": 1, "refined": 1, "final": 3}
 
 
 def plan(
@@ -289,7 +290,8 @@ class _Search:
         """Simulate a stage for its share of the seconds."""
         replicates, fewest = REPLICATES[name]
         if not scalable(self.halving.environment):
-            replicates = min(replicates, UNLIKE)
+            replicates = UNLIKE[name]
+            share += THRESHOLDS if name == "final" else 0.0
         self.size = self.halving.size(going, share * self.seconds, replicates, fewest)
         self.halving.run(name, going, self.size)
 
@@ -369,7 +371,7 @@ class _Search:
             radius_multiplier=question.radius_multiplier,
             environment=table,
             seed=self.halving.seed,
-            scaling=scaling_text(self.size, problem.silos, problem.horizon),
+            scaling=scaling_text(self.size, problem.silos, problem.horizon, problem.linear_by_silo),
             candidates=tuple(rows),
             baselines=tuple(
                 Baseline(name, label, self.halving.regrets[name], keys, self.privacy(keys))

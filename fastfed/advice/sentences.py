@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from fastfed.advice.successive_halving import Size
 
 
-def scaling_text(size: Size, silos: int, horizon: int) -> str:
-    """Say how the last stage was simulated."""
+def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
+    """Say how the last stage was simulated; ``falling``: with a pace that falls."""
     if size.rounds < horizon:
-        return (
-            f"simulated are the first {size.rounds} of {horizon} rounds of all {silos} silos, "
-            "extended at their last pace: rather too much regret than too little"
-        )
+        pace = "extended at their last pace: rather too much regret than too little"
+        if falling:
+            pace = (
+                "extended: one model at its last pace, silos that learn for themselves at a pace "
+                "that goes on falling; approximate, more seconds simulate more"
+            )
+        first = f"the first {size.rounds} of {horizon} rounds of all {silos} silos"
+        return f"simulated are {first}, {pace}"
     if size.silos < silos:
         return (
             f"simulated are {size.silos} silos that stand for all {silos}, noise and radius "
@@ -104,10 +108,13 @@ def _apart(
     open_, chance = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone
     much = "no less than" if mean > 2.0 * stderr else "not clearly less than"
+    why = "privacy is too costly for sharing to help"
+    if differ and open_.mean >= alone.mean:
+        why = "silos differ and privacy costs too much for sharing to help"
     text = (
-        f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): privacy is too "
-        f"costly for sharing to help; {verdict.best}, the best, has regret {figure(best)} per "
-        f"silo, {much} each silo alone with {_alone(verdict, regrets)}"
+        f"do not share under this trust model at ({budget[0]:g}, {budget[1]:g}): {why}; "
+        f"{verdict.best}, the best, has regret {figure(best)} per silo, {much} each silo alone "
+        f"with {_alone(verdict, regrets)}"
     )
     if best.mean > chance.mean - 2.0 * (chance.stderr + best.stderr):
         text += f", and no less than chance with {figure(chance)}"

@@ -13,7 +13,14 @@ from fastfed._kernels import environments as native_environments
 from fastfed._validate import InputError
 from fastfed.advice.answer import Regret, mean_and_stderr
 from fastfed.advice.systems import Choice, Question, batch_sizes, noises
-from fastfed.environments import Environment, FixedSet, Gap, RewardDistribution, Sphere
+from fastfed.environments import (
+    Environment,
+    EnvironmentSpec,
+    FixedSet,
+    Gap,
+    RewardDistribution,
+    Sphere,
+)
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.protocols.plan import KEEPING, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
@@ -131,6 +138,8 @@ CHECKPOINTS = 64
 #: Fewest silos that stand for more, where d is not more, and the most replicates of a stage. With
 #: fewer than d a batch of few rounds does not show all directions, and learning is far too slow.
 LEAST_SILOS, MOST_REPLICATES = 4, 32
+#: Fewest systems that are simulated over contexts of their own, where threads are left.
+LEAST_PART = 4
 #: Fewest replicates of all silos that are worth more than many of few.
 LEAST_EXACT = 4
 
@@ -179,6 +188,17 @@ class SuccessiveHalving:
     def least_silos(self, dimension: int) -> int:
         """Fewest silos that may stand for all."""
         return min(self.silos, max(LEAST_SILOS, dimension))
+
+    def learns_since(self, plan: Plan) -> int | None:
+        """Round from which a silo learns its own theta; None if that is not known of a plan.
+
+        Its pace then goes on falling, while one model for silos that differ ends at a pace that
+        does not.
+        """
+        facts = self.environment.facts(self.silos, self.horizon)
+        if not (isinstance(facts, EnvironmentSpec) and facts.linear_by_silo):
+            return None
+        return plan.share_until if plan.own is not None or not plan.batch_size else None
 
     @property
     def marks(self) -> np.ndarray:
@@ -236,8 +256,15 @@ class SuccessiveHalving:
         first, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
         at = int(np.searchsorted(marks, size.rounds))
-        groups = [
-            [i for i, e in enumerate(contenders) if e.federated is kind] for kind in (True, False)
+        # Parts of few replicates are simulated side by side: threads inside of one would wait for
+        # each other at every release. Results do not depend on who is simulated together.
+        parts = [
+            (kind, group)
+            for kind, federated in enumerate((True, False))
+            for group in _parts(
+                [i for i, e in enumerate(contenders) if e.federated is federated],
+                self.threads // size.replicates,
+            )
         ]
         times = self.silos / size.silos
         environments = [scaled_environment(self.environment, times), self.environment]
@@ -249,27 +276,31 @@ class SuccessiveHalving:
         ]
 
         def job(work: tuple[int, int]) -> tuple[int, int, list[float]]:
-            replicate, kind = work
+            replicate, part = work
+            kind, group = parts[part]
             opened = environments[kind].open(self.seed, first + replicate, size.silos)
             assert isinstance(opened, native_environments.Environment)
-            chosen = [plans[i] for i in groups[kind]]
+            chosen = [plans[i] for i in group]
             outcomes = dispatch.run(opened, chosen, marks, threads=inner, last=size.rounds)
             curves = [o.group_regret / size.silos for o in outcomes]
-            return replicate, kind, [_extended(c, marks, at, self.horizon) for c in curves]
+            found = [
+                _extended(curve, marks, at, self.horizon, self.learns_since(plan))
+                for curve, plan in zip(curves, chosen, strict=True)
+            ]
+            return replicate, part, found
 
-        works = [(r, kind) for r in range(size.replicates) for kind in (0, 1) if groups[kind]]
+        works = [(r, part) for r in range(size.replicates) for part in range(len(parts))]
         inner = max(1, self.threads // len(works))
         finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
         terms = [
             memory.of_pass(environments[kind], facts, [plans[i] for i in group], len(marks), inner)
-            for kind, group in enumerate(groups)
-            if group
+            for kind, group in parts
         ]
         workers = that_fit(max(terms, key=total), min(self.threads, len(works)))
         with ThreadPoolExecutor(workers) as pool:
-            for replicate, kind, found in pool.map(job, works):
-                finals[replicate, groups[kind]] = found
+            for replicate, part, found in pool.map(job, works):
+                finals[replicate, parts[part][1]] = found
         return finals
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
@@ -286,17 +317,43 @@ class SuccessiveHalving:
         return f"{stage}: {count} systems, {times} of {silos}{rounds}"
 
 
-def _extended(curve: np.ndarray, marks: np.ndarray, at: int, horizon: int) -> float:
+def _parts(group: list[int], count: int) -> list[list[int]]:
+    """The group in about ``count`` parts, none of fewer than ``LEAST_PART`` unless it is all."""
+    count = max(1, min(count, len(group) // LEAST_PART))
+    return [group[i::count] for i in range(count)] if group else []
+
+
+def _extended(
+    curve: np.ndarray, marks: np.ndarray, at: int, horizon: int, since: int | None = None
+) -> float:
     """Regret at the end, from the curve up to checkpoint ``at``, at the pace it had there.
 
-    The pace of a learner falls, so this is rather too much than too little.
+    The pace of a learner falls, so this is rather too much than too little. With ``since`` the
+    pace goes on falling as it did: as a power of the round, between 0 and -1, taken from the last
+    three quarters, or from what is after round ``since`` of them.
     """
     if at == len(marks) - 1:
         return float(curve[-1])
-    before = min(3 * at // 4, at - 1)
-    start, round_ = (0.0, 0) if before < 0 else (curve[before], int(marks[before]))
-    pace = (curve[at] - start) / (int(marks[at]) - round_)
-    return float(curve[at] + pace * (horizon - int(marks[at])))
+    last, now = int(marks[at]), float(curve[at])
+    if since is not None and 2 * since <= last:
+        rounds, regret = np.append(0, marks[: at + 1]), np.append(0.0, curve[: at + 1])
+        start = max(since, last / 4.0)
+        middle = math.sqrt(start * last)
+        first, half = np.interp([start, middle], rounds, regret)
+        before, pace = (half - first) / (middle - start), (now - half) / (last - middle)
+        if before > 0.0 and pace > 0.0:
+            # Both paces are those in the middle of their part, on a logarithmic scale.
+            falls = min(1.0, max(0.0, 2.0 * math.log(before / pace) / math.log(last / start)))
+            pace *= (middle / last) ** (0.5 * falls)
+            more = math.log(horizon / last)
+            if falls < 1.0:
+                more = math.expm1((1.0 - falls) * more) / (1.0 - falls)
+            return float(now + pace * last * more)
+    before_at = min(3 * at // 4, at - 1)
+    start_regret, start_round = (
+        (0.0, 0) if before_at < 0 else (float(curve[before_at]), int(marks[before_at]))
+    )
+    return float(now + (now - start_regret) / (last - start_round) * (horizon - last))
 
 
 def level(difference: tuple[float, float]) -> bool:
