@@ -21,11 +21,18 @@ from fastfed.advice.successive_halving import (
     SuccessiveHalving,
     _extended,
     _least,
+    _parts,
     level,
     scaled_environment,
     scaled_plan,
 )
-from fastfed.advice.systems import Question, batch_sizes, candidates, noisier
+from fastfed.advice.systems import (
+    Question,
+    Variant,
+    batch_sizes,
+    made_of,
+    noisier,
+)
 from fastfed.bandits.radius import direct_regret_bound
 from fastfed.cli import cli
 from fastfed.environments import Sphere
@@ -69,7 +76,8 @@ def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Ad
             assert 0.98 * 2.0 < made.exact.epsilon <= 2.0 * (1 + 1e-9), c.label
             assert made.exact.delta == c.delta == 1e-5
             trusted = made.model.split(":")[0]
-            assert trusted == {"silo-ldp": "silo-level local"}.get(c.trust, c.trust)
+            named = {"silo-ldp": "silo-level local", "secure-sum": "secure sum"}
+            assert trusted == named.get(c.trust, c.trust)
 
 
 def test_trust_is_never_mixed(advice: fastfed.advice.Advice) -> None:
@@ -114,6 +122,7 @@ def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.A
         }
         assert verdict.best == min(finals, key=lambda label: finals[label])
         assert len(finals) == 2
+        assert verdict.alone == "alone"
         difference = finals[verdict.best] - advice.baseline("alone").regret.mean
         assert verdict.against_alone[0] == pytest.approx(difference)
         mean, stderr = verdict.against_alone
@@ -152,7 +161,7 @@ def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> No
     labels = [f"{v.trust}: {v.best}" for v in advice.verdicts]
     assert [c.label for c in experiment.curves] == [*labels, *(b.label for b in advice.baselines)]
     nothing = "sends nothing: epsilon 0"
-    assert [b.privacy for b in advice.baselines] == [nothing, "not private", nothing]
+    assert [b.privacy for b in advice.baselines] == [nothing, nothing, "not private", nothing]
     for curve, verdict in zip(experiment.curves, advice.verdicts, strict=False):
         exact = curve.system.certificate.exact
         assert exact is not None and exact.epsilon == advice[verdict.best].epsilon
@@ -175,7 +184,7 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
     np.savez(tmp_path / "data.npz", contexts=x, rewards=(x[..., 0] + 1.0) / 2.0)
     table = {"kind": "replay", "path": str(tmp_path / "data.npz")}
     found = plan(
-        horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.05, trust="central"
+        horizon=400, epsilon=1.0, delta=1e-5, environment=table, seconds=0.01, trust="central"
     )
     finals = [c.regret for c in found.candidates if c.regret]
     assert finals and all(r.silos == 4 and r.rounds <= 400 for r in finals)
@@ -250,7 +259,12 @@ def test_a_stage_is_as_long_as_asked() -> None:
 
 
 def test_less_noise_of_one_schedule_is_seen() -> None:
-    made, failed = candidates(question(), "silo-ldp", [5, 20])
+    wanted = [
+        ("silo-ldp", release, size, Variant())
+        for release in ("toeplitz", "honaker", "tree")
+        for size in (5, 20)
+    ]
+    made, failed = made_of(question(), "silo-ldp", wanted)
     assert not failed and len(made) == 6
     by = {(c.release, c.batch_size): c for c in made}
     assert noisier(by["tree", 5], by["toeplitz", 5])
@@ -270,6 +284,9 @@ def test_small_parts() -> None:
     assert _extended(curve, marks, 2, 40) == pytest.approx(8.0)  # at 1 in 10 rounds
     assert _extended(curve[:1], marks, 0, 40) == pytest.approx(16.0)
     assert _extended(curve, marks, 3, 40) == 0.0
+    assert _parts(list(range(9)), 8) == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
+    assert _parts([1, 2], 8) == [[1, 2]] and _parts([], 2) == []
+    assert _parts([1, 2, 3, 4, 5, 6, 7, 8], 0) == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 # ---- the bound -----------------------------------------------------------------------------------
@@ -352,7 +369,7 @@ def test_write_leaves_a_spec(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
     assert command(*ARGS, "--trust", "central", "--write", path).exit_code == 0
     experiment = fastfed.simulation.load_experiment(path)
-    assert len(experiment.curves) == 4 and experiment.curves[0].label.startswith("central: ")
+    assert len(experiment.curves) == 5 and experiment.curves[0].label.startswith("central: ")
 
 
 def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
@@ -402,7 +419,7 @@ def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "plan.md").read_text(encoding="utf-8")
     block = page.split("```python\n")[1].split("```")[0]
     exec(compile(block, "plan.md", "exec"), {"__name__": "page"})
-    assert "central, toeplitz" in capsys.readouterr().out
+    assert "central, factorised, growing" in capsys.readouterr().out
 
 
 def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fastfed.advice.answer import Advice, Baseline, Candidate, Regret, Verdict
 from fastfed.advice.planner import plan
-from fastfed.advice.systems import TRUST, Advice, Baseline, Candidate, Regret, Verdict
+from fastfed.advice.systems import TRUST
 
 __all__ = ["TRUST", "Advice", "Baseline", "Candidate", "Regret", "Verdict", "plan"]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.advice.answer import BROKEN, READ, Advice, Baseline, Candidate, Verdict
+from fastfed.advice.sentences import scaling_text, unequal_text, verdict_text
 from fastfed.advice.successive_halving import (
     Contender,
     SuccessiveHalving,
@@ -17,96 +21,34 @@ from fastfed.advice.successive_halving import (
     scalable,
 )
 from fastfed.advice.systems import (
-    BROKEN,
+    ALONE,
     ELSEWHERE,
-    READ,
+    LESS,
+    NOT_CENTRED,
+    NOT_SHARED,
     TRUST,
-    Advice,
-    Baseline,
-    Candidate,
     Choice,
     Question,
-    Regret,
-    Verdict,
+    Recipe,
     baseline,
-    batch_sizes,
-    candidates,
+    baselines,
     feducb_reason,
+    made_of,
+    near,
     noisier,
+    recipes,
+    trusted_text,
 )
 from fastfed.bandits import ProblemSpec
-from fastfed.bandits.bounds import batch_size_corollary_5_2
 from fastfed.environments import Environment, EnvironmentSpec, Sphere, environment_from_spec
+from fastfed.environments.pool import PoolEnvironment
 from fastfed.experiments.specs import environment_table
 from fastfed.privacy.sensitivity import RELATIONS
-from fastfed.reporting.table import plus_minus
 from fastfed.reporting.text import privacy_text
 from fastfed.simulation.dispatch import check_threads
 from fastfed.simulation.experiment import make_problem
 from fastfed.simulation.systems import algorithm as registered
 from fastfed.simulation.systems import check_kind, problem_spec
-
-if TYPE_CHECKING:
-    from fastfed.advice.successive_halving import Size
-
-# ---- Sentences of an answer ----------------------------------------------------------------------
-
-
-def scaling_text(size: Size, silos: int, horizon: int) -> str:
-    """Say how the last stage was simulated."""
-    if size.rounds < horizon:
-        return (
-            f"simulated are the first {size.rounds} of {horizon} rounds of all {silos} silos, "
-            "extended at their last pace: rather too much regret than too little"
-        )
-    if size.silos < silos:
-        return (
-            f"simulated are {size.silos} silos that stand for all {silos}, noise and radius "
-            "scaled: approximate; more seconds play all"
-        )
-    return f"simulated are all {silos} silos over all {horizon} rounds"
-
-
-def verdict_text(
-    verdict: Verdict, best: Regret, alone: Regret, open_: Regret, chance: Regret, *, looked: bool
-) -> str:
-    """Say whether to share under a trust model, by which system, and at what price."""
-    ours, theirs = figure(best), figure(alone)
-    mean, stderr = verdict.against_alone
-    if verdict.helps:
-        price = best.mean - open_.mean
-        text = (
-            f"share by {verdict.best}: regret {ours} per silo, alone {theirs}; "
-            f"privacy costs {price:.3g} of it, sharing without would leave {figure(open_)}"
-        )
-        if verdict.level:
-            text += f"; no worse within error: {', '.join(verdict.level)}"
-        return text + "."
-    much = "no less than" if mean > 2.0 * stderr else "not clearly less than"
-    text = (
-        f"privacy is too costly for sharing to help: {verdict.best}, the best, has regret {ours} "
-        f"per silo, {much} each silo alone with {theirs}"
-    )
-    if best.mean > chance.mean - 2.0 * (chance.stderr + best.stderr):
-        text += f", and no less than chance with {figure(chance)}"
-    if open_.mean >= alone.mean:
-        text += f"; nor would sharing without privacy help ({figure(open_)})"
-    if not looked:
-        return text + "."
-    ways = []
-    if verdict.pays_from_epsilon is not None:
-        ways.append(f"epsilon {verdict.pays_from_epsilon:.2g}")
-    if verdict.pays_from_silos is not None:
-        ways.append(f"{float(verdict.pays_from_silos):.2g} silos".replace("e+0", "e"))
-    if not ways:
-        return text + "; neither more silos nor a larger epsilon was found to change that."
-    return f"{text}; it would pay from about {' or '.join(ways)}, all else equal."
-
-
-def figure(regret: Regret) -> str:
-    """Format a regret with its standard error."""
-    return plus_minus(regret.mean, regret.stderr)
-
 
 # ---- The search ----------------------------------------------------------------------------------
 
@@ -115,6 +57,11 @@ def figure(regret: Regret) -> str:
 SCREENED, REFINED, FINAL, THRESHOLDS = 0.3, 0.2, 0.3, 0.2
 #: Candidates of a trust model that go on to the next stage.
 KEPT, FINALISTS = 2, 2
+#: Replicates of each stage, and the fewest where not even so many of the least silos fit.
+REPLICATES = {"screened": (2, 1), "refined": (3, 2), "final": (6, 4)}
+#: The most where silos are not alike, so that more rounds are simulated; no break-even is looked
+#: for then, and the last stage has its share.
+UNLIKE = {"screened": 1, "refined": 1, "final": 3}
 
 
 def plan(
@@ -129,12 +76,14 @@ def plan(
     trust: str | Sequence[str] | None = None,
     relation: str = "replace",
     radius_multiplier: float = 1.0,
+    colluders: int | None = None,
+    intercept: float | None = None,
     seconds: float = 20.0,
     seed: int = 0,
     threads: int | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Find the protocol, release and batch size of least regret under one guarantee.
+    """Find the protocol, release and batches of least regret under one guarantee.
 
     All systems that give the guarantee are compared, first by noise and bounds, then by short
     simulations in which ever fewer of them stay. Every candidate's certificate is proven, with
@@ -163,6 +112,11 @@ def plan(
         contribution becomes zero, which is weaker.
     radius_multiplier : float
         Factor of all confidence radii; below 1 no regret bound is promised.
+    colluders : int, optional
+        t, silos of a secure sum whose noise is not counted; by default a third of all.
+    intercept : float, optional
+        kappa >= 1, where the last feature of the sphere is the constant 1 / sqrt(2 kappa) and
+        declared as such, so that rewards may be centred. An environment has its own.
     seconds : float
         Work on one core, nominally. It decides by a fixed formula how much is simulated, so the
         answer is a function of the arguments alone, and a slower machine takes longer.
@@ -191,7 +145,7 @@ def plan(
     ('central', {'central'})
     """
     asked = _trusts(trust)
-    simulated, table = _environment(environment, dimension, actions)
+    simulated, table = _environment(environment, dimension, actions, intercept)
     horizon = integer("horizon", horizon, at_least=2, at_most=2**32 - 2)
     shared = make_problem(simulated, silos, horizon)
     facts = shared.facts
@@ -208,6 +162,10 @@ def plan(
         number("delta", delta, above=0.0, below=1.0),
         relation,
         number("radius_multiplier", radius_multiplier, above=0.0),
+        _colluders(colluders, shared.silos, asked),
+        # Without an environment the sphere stands for another one, which may have no constant.
+        centred=facts.intercept is not None and not (environment is None and intercept is None),
+        differ=not scalable(simulated),
     )
     work = number("seconds", seconds, above=0.0)
     halving = SuccessiveHalving(
@@ -219,7 +177,8 @@ def plan(
         check_threads(threads),
         on_stage,
     )
-    run = _Search(question, asked, halving, work, facts.real_records)
+    notes = ((READ,) if facts.real_records else ()) + _unequal(simulated, shared.silos, horizon)
+    run = _Search(question, asked, halving, work, notes)
     run.screen()
     run.refine()
     run.finish()
@@ -235,10 +194,33 @@ def _trusts(trust: str | Sequence[str] | None) -> list[str]:
     return [name for name in TRUST if name in asked]
 
 
+def _colluders(colluders: int | None, silos: int, asked: list[str]) -> int | None:
+    """The silos of a secure sum that are not counted, checked."""
+    if colluders is None:
+        return None
+    if "secure-sum" not in asked:
+        raise InputError('colluders belongs to trust "secure-sum", which was not asked for')
+    integer("colluders", colluders, at_least=0)
+    if colluders >= silos:
+        raise InputError(f"colluders must be below the number of silos ({silos}), got {colluders}")
+    return colluders
+
+
+def _unequal(environment: Environment, silos: int, horizon: int) -> tuple[str, ...]:
+    """A note where silos hold unequal numbers of records, as far as the environment tells."""
+    if not isinstance(environment, PoolEnvironment):
+        return ()
+    starts = environment.pool(silos).silo_starts
+    held = [int(n) for n in np.diff(starts)]
+    # Blocks of n records that M does not divide differ by one.
+    return (unequal_text(held, horizon),) if max(held) > min(held) + 1 else ()
+
+
 def _environment(
     environment: Environment | dict[str, Any] | str | Path | None,
     dimension: int | None,
     actions: int,
+    intercept: float | None,
 ) -> tuple[Environment, dict[str, Any]]:
     """The environment to simulate, and its table in a spec."""
     if environment is None:
@@ -246,7 +228,13 @@ def _environment(
             raise InputError("dimension is required, or an environment that has one")
         d = integer("dimension", dimension, at_least=1)
         k = integer("actions", actions, at_least=1)
-        return Sphere(dimension=d, actions=k), {"kind": "sphere", "dimension": d, "actions": k}
+        table: dict[str, Any] = {"kind": "sphere", "dimension": d, "actions": k}
+        if intercept is None:
+            return Sphere(dimension=d, actions=k), table
+        kappa = number("intercept", intercept, at_least=1.0)
+        return Sphere(dimension=d, actions=k, intercept=kappa), {**table, "intercept": kappa}
+    if intercept is not None:
+        raise InputError("intercept belongs to the sphere, the environment has its own")
     if isinstance(environment, (str, Path)):
         environment = environment_table(environment)
     if isinstance(environment, dict):
@@ -273,28 +261,20 @@ class _Search:
         asked: list[str],
         halving: SuccessiveHalving,
         seconds: float,
-        real_records: bool = False,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.question, self.asked, self.halving, self.seconds = question, asked, halving, seconds
-        self.real_records = real_records
+        self.first_notes = notes
         self.left_out: dict[str, str] = {}
         self.made: dict[str, list[Choice]] = {trust: [] for trust in asked}
         self.remarks: dict[str, str] = {}
-        problem = question.problem
-        usual = min(batch_size_corollary_5_2(problem.horizon, problem.silos), problem.horizon)
-        self.baselines = [
-            ("alone", "alone: local-linucb", {"algorithm": "local-linucb", **question.common()}),
-            (
-                "no privacy",
-                f"no privacy: fedlinucb, B = {usual}",
-                {"algorithm": "fedlinucb", "batch_size": usual, **question.common()},
-            ),
-            ("random", "random", {"algorithm": "random"}),
-        ]
+        self.baselines = baselines(question)
 
-    def add(self, trust: str, sizes: Sequence[int]) -> list[Choice]:
-        """Add candidates of these batch sizes; of those at one, only the least noisy go on."""
-        made, failed = candidates(self.question, trust, sizes)
+    def add(self, trust: str, wanted: Sequence[Recipe]) -> list[Choice]:
+        """Add candidates of these recipes; of those at the same rounds, the least noisy go on."""
+        known = {one.label for one in self.made[trust]}
+        made, failed = made_of(self.question, trust, wanted)
+        made = [one for one in made if one.label not in known]
         self.left_out.update(failed)
         self.made[trust] += made
         going = []
@@ -306,31 +286,41 @@ class _Search:
                 self.remarks[one.label] = f"not played: noisier than {other.label}"
         return going
 
+    def stage(self, name: str, going: Sequence[Contender], share: float) -> None:
+        """Simulate a stage for its share of the seconds."""
+        replicates, fewest = REPLICATES[name]
+        if not scalable(self.halving.environment):
+            replicates = UNLIKE[name]
+            share += THRESHOLDS if name == "final" else 0.0
+        self.size = self.halving.size(going, share * self.seconds, replicates, fewest)
+        self.halving.run(name, going, self.size)
+
     def screen(self) -> None:
-        """Simulate all candidates of a coarse grid of batch sizes."""
-        sizes = batch_sizes(self.question.problem.horizon)
-        going = [one for trust in self.asked for one in self.add(trust, sizes)]
+        """Simulate all candidates of a coarse grid of batches."""
+        going = [
+            one for trust in self.asked for one in self.add(trust, recipes(self.question, trust))
+        ]
         self.asked = [trust for trust in self.asked if self.made[trust]]
         if not self.asked:
             name, why = next(iter(self.left_out.items()))
             raise InputError(f"no system gives this guarantee, not even {name}: {why}")
-        contenders = [contender(one) for one in going]
-        size = self.halving.size(contenders, SCREENED * self.seconds, 2)
-        self.halving.run("screened", contenders, size)
+        self.stage("screened", [contender(one) for one in going], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and twice and half the best batch size."""
-        going = []
+        """Simulate the best few of each trust model, and what differs from the best in one thing.
+
+        The best is also simulated with the bonus 1, whose bound has no part for a ledger.
+        """
+        going: list[Choice] = []
         for trust in self.asked:
             ranked = self.ranked(trust)
-            best, sizes = ranked[0], {one.batch_size for one in self.made[trust]}
-            near = [best.batch_size // 2, 2 * best.batch_size]
-            horizon = self.question.problem.horizon
-            new = [b for b in near if 1 <= b <= horizon // 2 and b not in sizes]
-            going += ranked[:KEPT] + self.add(trust, new)
-        contenders = [contender(one) for one in going]
-        size = self.halving.size(contenders, REFINED * self.seconds, 3)
-        self.halving.run("refined", contenders, size)
+            best = ranked[0]
+            going += ranked[:KEPT] + self.add(trust, near(self.question, best))
+            if best.variant.bonus < 1.0:
+                full = best.with_bonus(1.0)
+                self.made[trust].append(full)
+                going.append(full)
+        self.stage("refined", [contender(one) for one in going], REFINED)
 
     def finish(self) -> None:
         """Simulate the last ones beside the baselines."""
@@ -339,9 +329,7 @@ class _Search:
         for name, _, keys in self.baselines:
             plan = baseline(self.question, keys).plan
             contenders.append(Contender(name, plan, federated=name == "no privacy"))
-        size = self.halving.size(contenders, FINAL * self.seconds, 6)
-        self.halving.run("final", contenders, size)
-        self.size = size
+        self.stage("final", contenders, FINAL)
 
     def ranked(self, trust: str, stage: str | None = None) -> list[Choice]:
         """Simulated candidates of a trust model (last in this stage), least regret first."""
@@ -355,45 +343,51 @@ class _Search:
 
     def advice(self, table: dict[str, Any]) -> Advice:
         """The answer, with everything that was found."""
-        problem = self.question.problem
+        problem, question = self.question.problem, self.question
         local = self.made.get("silo-ldp", [])
         feducb = "adds noise at the silos, and that trust was not asked for"
         if local:
-            feducb = feducb_reason(self.question, min(local, key=lambda c: c.batch_size))
-        left_out = {**ELSEWHERE, "feducb": feducb, **self.left_out}
+            feducb = feducb_reason(question, min(local, key=lambda c: c.plan.releases))
+        left_out = {**ELSEWHERE, "feducb": feducb}
+        if not question.centred:
+            left_out["reward_centre"] = NOT_CENTRED
+        if not question.differ:
+            left_out["share"] = NOT_SHARED
         rows = []
         for trust in self.asked:
             order = self.ranked(trust, "final")
             order += [o for o in self.ranked(trust, "refined") + self.ranked(trust, "screened")]
             order += [o for o in self.made[trust] if o.label not in self.halving.regrets]
             rows += [self.row(one) for one in order]
+        colluders = problem.silos // 3 if question.colluders is None else question.colluders
         return Advice(
             silos=problem.silos,
             horizon=problem.horizon,
             dimension=problem.dimension,
-            epsilon=self.question.epsilon,
-            delta=self.question.delta,
-            relation=self.question.relation,
+            epsilon=question.epsilon,
+            delta=question.delta,
+            relation=question.relation,
             unit="user",
-            radius_multiplier=self.question.radius_multiplier,
+            radius_multiplier=question.radius_multiplier,
             environment=table,
             seed=self.halving.seed,
-            scaling=scaling_text(self.size, problem.silos, problem.horizon),
+            scaling=scaling_text(self.size, problem.silos, problem.horizon, problem.linear_by_silo),
             candidates=tuple(rows),
             baselines=tuple(
                 Baseline(name, label, self.halving.regrets[name], keys, self.privacy(keys))
                 for name, label, keys in self.baselines
             ),
             verdicts=tuple(self.verdict(trust) for trust in self.asked),
-            left_out=left_out,
+            left_out={**left_out, **self.left_out},
             notes=self.notes,
+            colluders=colluders if "secure-sum" in self.asked else None,
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes that stand before the answer."""
         failed = tuple(f"{BROKEN}{c.text}" for c in self.question.problem.conditions if not c.holds)
-        return ((READ,) if self.real_records else ()) + failed
+        return self.first_notes + failed
 
     def privacy(self, keys: dict[str, Any]) -> str:
         """Short text of a baseline's certificate."""
@@ -422,25 +416,44 @@ class _Search:
             regret=self.halving.regrets.get(one.label),
             remark=self.remarks.get(one.label, ""),
             keys=one.keys,
+            batches=one.batches_text,
+            releases=plan.releases,
+            bonus=one.variant.bonus,
+            centred=one.variant.centred,
+            share_until=one.variant.until,
+            fallback_epsilon=one.fallback,
         )
 
     def verdict(self, trust: str) -> Verdict:
         """Compare the best of the last stage with the others and with each silo alone."""
-        halving = self.halving
+        halving, question = self.halving, self.question
         best, *others = self.ranked(trust, "final")
         same = tuple(o.label for o in others if level(halving.difference(best.label, o.label)))
-        against = halving.difference(best.label, "alone")
+        # Like with like: proven with proven, and else whatever each silo alone does best.
+        alone = min(
+            (n for n in (ALONE, LESS) if n in halving.regrets and (n == ALONE or not best.bound)),
+            key=lambda name: halving.regrets[name].mean,
+        )
+        against = halving.difference(best.label, alone)
         helps = against[0] < 0.0 and not level(against)
         share = THRESHOLDS * self.seconds / len(self.asked)
         found: tuple[float | None, int | None] = (None, None)
-        if not helps and scalable(halving.environment):
-            found = break_even(self.question, best, halving, share)
+        looked = not helps and scalable(halving.environment)
+        if looked:
+            found = break_even(question, best, halving, share, halving.regrets[alone].mean)
+        trusted = trusted_text(trust, question.problem.silos, question.colluders)
         verdict = Verdict(
-            trust, TRUST[trust][0], best.label, same, against, helps, *found, sentence=""
+            trust, trusted, best.label, same, against, helps, *found, sentence="", alone=alone
         )
-        regrets = [halving.regrets[n] for n in (best.label, "alone", "no privacy", "random")]
-        worth = not helps and scalable(halving.environment)
-        return dataclasses.replace(verdict, sentence=verdict_text(verdict, *regrets, looked=worth))
+        sentence = verdict_text(
+            verdict,
+            halving.regrets,
+            budget=(question.epsilon, question.delta),
+            looked=looked,
+            differ=question.differ,
+            fallback=best.fallback,
+        )
+        return dataclasses.replace(verdict, sentence=sentence)
 
 
 def contender(one: Choice) -> Contender:

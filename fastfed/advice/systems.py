@@ -1,181 +1,23 @@
-"""The systems that can give one guarantee, and the answer of `plan` about them."""
+"""The systems that can give one guarantee: their batches, releases, and variants of exploration."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
-from fastfed.bandits.radius import direct_regret_bound
+from fastfed.bandits.radius import allowance, direct_regret_bound
 from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
-# ---- The answer: candidates, baselines, and a verdict for each trust model -----------------------
-
-#: Prefix of a note on a condition that fails for all candidates.
-BROKEN = "fails for all: "
-
-#: Of environments that hold real records.
-READ = (
-    "these are simulations on the real records: choice, regrets and bounds were read from them "
-    "without noise and are not covered by any guarantee below; what is then run on the same "
-    "records composes with it"
-)
-
-
-@dataclass(frozen=True)
-class Regret:
-    """Simulated regret of one silo over the whole horizon, and the size of the simulation."""
-
-    mean: float
-    stderr: float  # over replicates; NaN for one
-    replicates: int
-    silos: int  # simulated, to stand for all
-    rounds: int  # simulated; extended to the horizon at their last pace where fewer
-    stage: str  # "screened", "refined" or "final"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One system that gives the guarantee."""
-
-    label: str
-    trust: str
-    protocol: str
-    release: str
-    batch_size: int
-    epsilon: float  # exact
-    delta: float
-    node_std: dict[str, float]  # of one noise vector, by stream, as the certificate lists it
-    noise_std: float  # largest of an entry of what is synchronised
-    bound: float | None  # proven, on the regret of one silo; None: nothing is proven
-    vacuous: bool | None  # True if the bound is no less than the most that can be lost
-    bytes_sent: int  # up and down, all silos, the whole horizon
-    regret: Regret | None  # None where it was not simulated, see ``remark``
-    remark: str
-    keys: dict[str, Any]  # of a curve
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A system to compare with: it sends nothing, or has no privacy."""
-
-    name: str
-    label: str
-    regret: Regret
-    keys: dict[str, Any]
-    #: "sends nothing: epsilon 0" or "not private".
-    privacy: str = ""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Recommendation under one trust model."""
-
-    trust: str
-    trusted: str
-    best: str
-    #: Not distinguishable from the best: within two standard errors of the paired difference.
-    level: tuple[str, ...]
-    #: Best minus alone, regret of one silo, paired.
-    against_alone: tuple[float, float]
-    helps: bool
-    #: Roughly, from where sharing would help, all else equal: None where it does, or unknown.
-    pays_from_epsilon: float | None
-    pays_from_silos: int | None
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Answer of `fastfed.plan`. ``candidates`` are sorted by trust, then by regret."""
-
-    silos: int
-    horizon: int
-    dimension: int
-    epsilon: float
-    delta: float
-    relation: str
-    unit: str
-    radius_multiplier: float
-    environment: dict[str, Any]
-    seed: int
-    scaling: str  # how the final stage was simulated, in a sentence
-    candidates: tuple[Candidate, ...]
-    baselines: tuple[Baseline, ...]
-    verdicts: tuple[Verdict, ...]
-    left_out: dict[str, str]
-    #: Notes: that real records were read, and conditions that no candidate meets.
-    notes: tuple[str, ...] = ()
-
-    @property
-    def status(self) -> str:
-        """Status of every candidate's guarantee: "proven", or "conditional" where the environment
-        itself breaks a condition."""
-        return "conditional" if any(n.startswith(BROKEN) for n in self.notes) else "proven"
-
-    def __getitem__(self, label: str) -> Candidate:
-        """The candidate of a label; KeyError if there is none."""
-        for candidate in self.candidates:
-            if candidate.label == label:
-                return candidate
-        raise KeyError(f"no candidate {label!r}; there are {[c.label for c in self.candidates]}")
-
-    def baseline(self, name: str) -> Baseline:
-        """The baseline named "alone", "no privacy" or "random"."""
-        return next(b for b in self.baselines if b.name == name)
-
-    def to_builtins(self) -> dict[str, Any]:
-        """The JSON of ``fastfed plan``; NaN becomes None."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
-
-    def identity(self) -> dict[str, Any]:
-        """The tables of a spec of what is recommended, and its baselines."""
-        curves = [{"label": f"{v.trust}: {v.best}", **self[v.best].keys} for v in self.verdicts]
-        curves += [{"label": b.label, **b.keys} for b in self.baselines]
-        return {
-            "name": "plan",
-            "horizon": self.horizon,
-            "silos": self.silos,
-            "seed": self.seed,
-            "environment": self.environment,
-            "curves": curves,
-        }
-
-    def spec_text(self, replicates: int = 4) -> str:
-        """Text of that spec, for `fastfed run`."""
-        from fastfed.reporting.text import spec_text
-
-        return spec_text(self.identity(), replicates, {"y": "per-silo"})
-
-
-def plain(value: Any) -> Any:
-    """Turn tuples into lists and NaN into None, at every depth."""
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]:
-    """Mean over replicates (R,) and its standard error, NaN for one."""
-    found = np.asarray(list(values), dtype=np.float64)
-    spread = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-    return float(found.mean()), float(spread)
-
-
-# ---- Candidates: the systems of each trust model, and their noise --------------------------------
+# ---- Trust models --------------------------------------------------------------------------------
 # The guarantee: unit "user", one relation, one (epsilon, delta), proven, noise calibrated exactly,
 # lazy updates, the direct radius. Trust models are never mixed.
 
@@ -183,22 +25,36 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "silo-ldp": (
         "each silo adds its own noise: neither server nor other silos are trusted",
-        (("silo-ldp", "toeplitz"), ("silo-ldp", "honaker"), ("silo-ldp", "tree")),
+        (
+            ("silo-ldp", "factorised"),
+            ("silo-ldp", "toeplitz"),
+            ("silo-ldp", "honaker"),
+            ("silo-ldp", "tree"),
+        ),
     ),
     "shuffle": (
         "the shuffler is trusted, the server is not",
-        (("shuffle-vector", "tree"), ("shuffle-amplified", "tree")),
+        (("shuffle-vector", "flat"), ("shuffle-vector", "tree"), ("shuffle-amplified", "tree")),
+    ),
+    "secure-sum": (
+        "silos add shares of the noise under masks: neither the server nor {colluders} of the "
+        "{silos} silos are trusted",
+        (("secure-sum", "factorised"), ("secure-sum", "toeplitz")),
     ),
     "central": (
         "the server is trusted, other silos and users are not",
-        (("central", "toeplitz"), ("central", "honaker"), ("central", "tree")),
+        (
+            ("central", "factorised"),
+            ("central", "toeplitz"),
+            ("central", "honaker"),
+            ("central", "tree"),
+        ),
     ),
 }
 
 #: Systems that are never candidates, with the reason.
 ELSEWHERE = {
     "silo-ldp-prefix": 'plays as "silo-ldp" with release "tree" does: the same noise, sent as sums',
-    "secure-sum": "trusts that most silos add their share of the noise; see docs/secure-sum.md",
     "feducb": "",  # computed: see `feducb_reason`
     "feducb-decentralized": "needs a graph of who hears whom; see docs/feducb.md",
     "robin": "its unit is all that one client holds, another guarantee than that of a user",
@@ -206,39 +62,144 @@ ELSEWHERE = {
     "fed-svt, fed-dp-ope-stoch": "predict from experts, and see no contexts",
 }
 
+#: Why no rewards are centred, and why no silo keeps rounds to itself, where that is so.
+NOT_CENTRED = (
+    "needs a constant last feature that the code writes: an environment with an intercept, or "
+    "--intercept, would need less noise"
+)
+NOT_SHARED = "the silos of this environment are alike: what one keeps to itself is lost to all"
+
+
+def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
+    """Say who is trusted."""
+    counted = silos // 3 if colluders is None else colluders
+    return TRUST[trust][0].format(colluders=counted, silos=silos)
+
+
+# ---- Batches -------------------------------------------------------------------------------------
+
 #: The most releases that are tried: Toeplitz noise takes their square, and B barely matters.
 MOST_RELEASES = 4096
+#: The most releases of equal batches under masks, whose mechanism takes their cube, and where silos
+#: may differ.
+MOST_MASKED = 256
 
 
-def most_variance(release: str, releases: int) -> float:
-    """Largest variance of a prefix of K releases, in units of the variance of one noise."""
-    if release == "toeplitz":
+@dataclass(frozen=True)
+class Growing:
+    """Batches that grow: of ``first`` rounds, then each ``ratio`` times as long."""
+
+    first: int
+    ratio: float
+
+    def __str__(self) -> str:
+        """Show both numbers."""
+        return f"growing {self.first} x {self.ratio:g}"
+
+
+Batches = int | Growing
+
+#: Growing batches that are tried first: of factorised noise, and of shuffled batches, each of which
+#: has noise of its own, so that fewer do better. A first batch of more than T / 8 is not tried.
+GROWING = (Growing(1, 1.1), Growing(3, 1.2), Growing(10, 1.2), Growing(30, 1.3))
+GROWING_FLAT = (Growing(2, 1.4), Growing(8, 1.4), Growing(30, 1.5))
+LONGEST_FIRST, LONGEST = 8, 16
+#: Batches of shared rounds where later ones are own, and the shares of T that are tried.
+GROWING_SHARED = Growing(3, 1.2)
+SHARES = (100, 32, 10)
+
+
+def batch_sizes(horizon: int) -> list[int]:
+    """Coarse grid of B, a factor of 4 apart: from T / 4096 to T / 4."""
+    least = max(1, -(-horizon // MOST_RELEASES))
+    sizes = [least]
+    while 4 * sizes[-1] <= max(least, horizon // 4):
+        sizes.append(4 * sizes[-1])
+    return sizes
+
+
+def grid(horizon: int, release: str) -> list[Batches]:
+    """Batches that are tried first: equal ones for most releases, else growing ones."""
+    if release not in ("factorised", "flat"):
+        return [b for b in batch_sizes(horizon) if b == 1 or LONGEST * b <= horizon]
+    found = GROWING_FLAT if release == "flat" else GROWING
+    kept = [b for b in found if LONGEST_FIRST * b.first <= horizon]
+    return list(kept or [Growing(1, found[0].ratio)])
+
+
+def shared_rounds(horizon: int) -> list[int]:
+    """Last shared rounds that are tried where silos may differ."""
+    least = 2 * GROWING_SHARED.first
+    return sorted({max(least, horizon // part) for part in SHARES if horizon > 2 * least})
+
+
+# ---- Candidates ----------------------------------------------------------------------------------
+
+#: The smaller bonus that is tried, and the centre of rewards in [0, 1] where nothing is declared.
+BONUS, CENTRE = 0.3, 0.5
+
+
+def most_variance(plan: Plan) -> float:
+    """Largest variance of a prefix sum of a plan, in units of the variance of one noise."""
+    releases = plan.releases
+    if plan.factor is not None:
+        return float(plan.factor.variances.max())
+    if plan.protocol.flat:
+        return float(releases)
+    if plan.release == "toeplitz":
         return float(toeplitz.prefix_variances(releases)[-1])
-    if release == "honaker":
+    if plan.release == "honaker":
         return max(honaker.prefix_variance(k) for k in range(1, releases + 1))
     return float(max_prefix_nodes(releases))
 
 
 def kind(protocol: str, release: str) -> str:
-    """Name of a candidate without its batch size; shuffled nodes are released by the tree only."""
-    return protocol if protocol.startswith("shuffle") else f"{protocol}, {release}"
+    """Name of a candidate without its batches; shuffled nodes are released by the tree only."""
+    shuffled = protocol.startswith("shuffle") and release == "tree"
+    return protocol if shuffled else f"{protocol}, {release}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Choices of a candidate beside protocol, release and batches."""
+
+    bonus: float = 1.0
+    centred: bool = False
+    until: int | None = None  # last shared round; None: all are shared
+
+    def __str__(self) -> str:
+        """Show what differs from the usual."""
+        text = f", shared until {self.until}" if self.until is not None else ""
+        text += ", centred" if self.centred else ""
+        return text + (f", bonus {self.bonus:g}" if self.bonus < 1.0 else "")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A protocol, a release and a batch size, with the system that they make."""
+    """A protocol, a release, batches and a variant, with the system that they make."""
 
     trust: str
     protocol: str
     release: str
-    batch_size: int
+    batches: Batches
+    variant: Variant
     keys: dict[str, Any]  # of a curve
     system: System
 
     @property
     def label(self) -> str:
-        """Name of the candidate, with its batch size."""
-        return f"{kind(self.protocol, self.release)}, B = {self.batch_size}"
+        """Name of the candidate, with its batches."""
+        return f"{kind(self.protocol, self.release)}, {self.batches_text}{self.variant}"
+
+    @property
+    def batches_text(self) -> str:
+        """Its batches in words."""
+        return f"B = {self.batches}" if isinstance(self.batches, int) else str(self.batches)
+
+    @property
+    def batch_size(self) -> int:
+        """Rounds of a batch, of the longest one where they differ."""
+        return self.plan.batch_size
 
     @property
     def plan(self) -> Plan:
@@ -250,8 +211,7 @@ class Choice:
     def noise_std(self) -> float:
         """Largest standard deviation of an entry of the noise in what is synchronised."""
         node = max(self.system.certificate.noise_std.values(), default=0.0)
-        noises = self.plan.silos if self.plan.protocol.noise_by == "silos" else 1
-        return float(node * math.sqrt(noises * most_variance(self.release, self.plan.releases)))
+        return float(node * math.sqrt(noises(self.plan) * most_variance(self.plan)))
 
     @property
     def node(self) -> NoiseStd:
@@ -265,6 +225,34 @@ class Choice:
         bound = direct_regret_bound(self.plan, self.system.theory)
         return None if bound is None else bound / self.plan.silos
 
+    @property
+    def fallback(self) -> float | None:
+        """Epsilon of a secure sum if all other silos collude; None elsewhere."""
+        if not self.plan.protocol.masked:
+            return None
+        found = [c.exact for c in self.system.certificate.also if c.source.startswith("docs/sec")]
+        return max((e.epsilon for e in found if e is not None), default=None)
+
+    def with_bonus(self, bonus: float) -> Choice:
+        """The same candidate with another bonus: noise and guarantee stay, nothing is calibrated.
+
+        Raises InputError where the ledger has no proof.
+        """
+        plan = replace(self.plan, bonus=1.0, allowance=())
+        keys = {k: v for k, v in self.keys.items() if k != "bonus"}
+        if bonus < 1.0:
+            most = allowance(plan, self.system.theory, 1.0)
+            plan = replace(plan, bonus=bonus, allowance=tuple(most.tolist()))
+            keys["bonus"] = bonus
+        system = replace(self.system, plan=plan)
+        return replace(self, variant=replace(self.variant, bonus=bonus), keys=keys, system=system)
+
+
+def noises(plan: Plan) -> int:
+    """Independent noises that add up in a release; of a secure sum the plan has their sum."""
+    by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
+    return plan.silos if by_silos else 1
+
 
 @dataclass(frozen=True)
 class Question:
@@ -275,6 +263,9 @@ class Question:
     delta: float
     relation: str
     radius_multiplier: float
+    colluders: int | None = None  # of a secure sum; None: a third
+    centred: bool = False  # rewards may be centred
+    differ: bool = False  # silos may differ, so that rounds may be own
 
     def common(self) -> dict[str, Any]:
         """Keys that every curve of the answer has."""
@@ -282,24 +273,61 @@ class Question:
             {} if self.radius_multiplier == 1.0 else {"radius_multiplier": self.radius_multiplier}
         )
 
-    def make(self, trust: str, protocol: str, release: str, batch_size: int) -> Choice:
+    @property
+    def explores(self) -> float:
+        """Bonus of what is tried first: the smaller one where its ledger has a proof."""
+        low, high = self.problem.reward_range or (0.0, 1.0)
+        return BONUS if self.radius_multiplier >= 1.0 and high - low <= 1.0 else 1.0
+
+    def centre(self) -> dict[str, Any]:
+        """Key of centred rewards, where they may be."""
+        return {"reward_centre": CENTRE} if self.centred else {}
+
+    def make(
+        self,
+        trust: str,
+        protocol: str,
+        release: str,
+        batches: Batches,
+        variant: Variant | None = None,
+    ) -> Choice:
         """Make one candidate; InputError where it cannot be had."""
+        variant = variant or Variant()
         keys: dict[str, Any] = {
             "algorithm": "private-fedlinucb",
             "protocol": protocol,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "batch_size": batch_size,
-            **self.common(),
         }
+        if isinstance(batches, int):
+            keys["batch_size"] = batches
+        else:
+            keys |= {
+                "batch_size": "growing",
+                "batch_first": batches.first,
+                "batch_ratio": batches.ratio,
+            }
+        keys |= self.common()
         if self.relation != "replace":
             keys["relation"] = self.relation
         if release != "tree":
             keys["release"] = release
+        if protocol == "secure-sum" and self.colluders is not None:
+            keys["colluders"] = self.colluders
+        if variant.centred:
+            keys["reward_centre"] = CENTRE
+        if variant.until is not None:
+            keys["share"] = {"until": variant.until}
+        if variant.bonus < 1.0:
+            keys["bonus"] = variant.bonus
         own = {k: v for k, v in keys.items() if k != "algorithm"}
         system = ALGORITHMS["private-fedlinucb"].make(own, self.problem)
         self.check(system)
-        return Choice(trust, protocol, release, batch_size, keys, system)
+        return Choice(trust, protocol, release, batches, variant, keys, system)
+
+    def again(self, one: Choice) -> Choice:
+        """Make a candidate of another question for this one; InputError where it cannot be had."""
+        return self.make(one.trust, one.protocol, one.release, one.batches, one.variant)
 
     def check(self, system: System) -> None:
         """Raise InputError unless the system gives the very guarantee that is asked for."""
@@ -319,26 +347,68 @@ class Question:
             raise InputError(f"it protects another unit or relation: {stated.unit}")
 
 
-def batch_sizes(horizon: int) -> list[int]:
-    """Coarse grid of B, a factor of 4 apart: from T / 4096 to T / 4."""
-    least = max(1, -(-horizon // MOST_RELEASES))
-    sizes = [least]
-    while 4 * sizes[-1] <= max(least, horizon // 4):
-        sizes.append(4 * sizes[-1])
-    return sizes
+Recipe = tuple[str, str, Batches, Variant]
 
 
-def candidates(
-    question: Question, trust: str, sizes: Iterable[int]
+def recipes(question: Question, trust: str) -> list[Recipe]:
+    """(protocol, release, batches, variant) of a trust model that are tried first."""
+    horizon = question.problem.horizon
+    first = Variant(question.explores, question.centred)
+    found: list[Recipe] = [
+        (protocol, release, batches, first)
+        for protocol, release in TRUST[trust][1]
+        for batches in grid(horizon, release)
+        # Silos that differ are all simulated, which leaves no time for what hardly ever wins.
+        if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
+        or horizon // batches <= MOST_MASKED
+    ]
+    if question.differ and trust != "shuffle":
+        protocol, release = TRUST[trust][1][0]
+        for until in shared_rounds(horizon):
+            kept = replace(first, until=until)
+            found.append((protocol, release, GROWING_SHARED, kept))
+    return found
+
+
+def near(question: Question, best: Choice) -> list[Recipe]:
+    """What differs from the best candidate in one thing: batches, release, own rounds."""
+    horizon, batches, variant = question.problem.horizon, best.batches, best.variant
+    others: list[Batches]
+    if isinstance(batches, int):
+        others = [b for b in (batches // 2, 2 * batches) if 1 <= b <= horizon // 2]
+        if best.protocol == "secure-sum":
+            others = [b for b in others if isinstance(b, int) and horizon // b <= MOST_MASKED]
+    else:
+        step = batches.ratio - 1.0
+        ratio = 1.0 + (2.0 * step if step < 0.15 else step / 2.0)
+        ratio = round(max(ratio, 1.25) if best.release == "flat" else ratio, 3)
+        others = [
+            Growing(first, batches.ratio)
+            for first in (max(1, batches.first // 3), 3 * batches.first)
+            if first != batches.first and 4 * first <= (variant.until or horizon)
+        ]
+        others.append(Growing(batches.first, ratio))
+    found: list[Recipe] = [(best.protocol, best.release, b, variant) for b in others]
+    if variant.until is not None:
+        for until in (variant.until // 2, 2 * variant.until):
+            if 2 <= until <= horizon // 2:
+                found.append((best.protocol, best.release, batches, replace(variant, until=until)))
+    if best.release == "factorised":
+        found.append((best.protocol, "toeplitz", batches, variant))
+    return found
+
+
+def made_of(
+    question: Question, trust: str, wanted: Iterable[Recipe]
 ) -> tuple[list[Choice], dict[str, str]]:
-    """The candidates of a trust model at these batch sizes, and the reasons why others failed."""
+    """The candidates of these recipes, and the reasons why others failed, by label."""
     made, failed = [], {}
-    for protocol, release in TRUST[trust][1]:
-        for size in sizes:
-            try:
-                made.append(question.make(trust, protocol, release, size))
-            except InputError as error:
-                failed[f"{kind(protocol, release)}, B = {size}"] = str(error)
+    for protocol, release, batches, variant in wanted:
+        try:
+            made.append(question.make(trust, protocol, release, batches, variant))
+        except InputError as error:
+            text = f"B = {batches}" if isinstance(batches, int) else str(batches)
+            failed[f"{kind(protocol, release)}, {text}{variant}"] = str(error)
     return made, failed
 
 
@@ -348,7 +418,7 @@ def noisier(a: Choice, b: Choice) -> bool:
     Both release at the same rounds, and have the same radius and policy; they differ in E, the
     bound on the noise that widens their confidence sets, and in the noise behind it.
     """
-    if (a.trust, a.batch_size) != (b.trust, b.batch_size):
+    if (a.trust, a.batches, a.variant) != (b.trust, b.batches, b.variant):
         return False
     mine, other = a.plan.radius.error_bound, b.plan.radius.error_bound
     return bool(mine.max() > other.max() and np.mean(mine**2) > np.mean(other**2))
@@ -370,6 +440,40 @@ def feducb_reason(question: Question, least: Choice) -> str:
     if times <= 1.0:
         return only + "its schedule follows the data, which no few silos can stand for: play it"
     return only + f'"private-determinant" has {times:.2g} times the noise of {least.label}'
+
+
+# ---- Baselines -----------------------------------------------------------------------------------
+
+
+#: Names of two baselines: each silo alone, with the candidates' radius and with a smaller one.
+ALONE, LESS = "alone", "alone, explores less"
+
+
+def baselines(question: Question) -> list[tuple[str, str, dict[str, Any]]]:
+    """(name, label, keys of a curve) of systems to compare with."""
+    common, centre = question.common(), question.centre()
+    less = BONUS * question.radius_multiplier
+    open_ = Growing(1, 1.1)
+    bonus = {"bonus": question.explores} if question.explores < 1.0 else {}
+    no_privacy = {
+        "algorithm": "fedlinucb",
+        "batch_size": "growing",
+        "batch_first": open_.first,
+        "batch_ratio": open_.ratio,
+        **common,
+        **centre,
+        **bonus,
+    }
+    alone = {"algorithm": "local-linucb", **common, **centre}
+    found: list[tuple[str, str, dict[str, Any]]] = [(ALONE, "alone: local-linucb", alone)]
+    if bonus:
+        explores = f"alone, radius x {less:g} (no bound is proven): local-linucb"
+        found.append((LESS, explores, {**alone, "radius_multiplier": less}))
+    found += [
+        ("no privacy", f"no privacy: fedlinucb, {open_}", no_privacy),
+        ("random", "random", {"algorithm": "random"}),
+    ]
+    return found
 
 
 def baseline(question: Question, keys: dict[str, Any]) -> System:

@@ -24,7 +24,7 @@ COMMANDS = {
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
     "plan": (
         "privacy",
-        "Choose protocol, release and batch size, or decide against sharing.",
+        "Choose protocol, release and batches, or decide against sharing.",
     ),
     "audit": (
         "privacy",

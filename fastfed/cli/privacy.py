@@ -233,9 +233,16 @@ def privacy(spec: Path, curve: str | None, as_json: bool) -> None:
 @click.option("--relation", default="replace", show_default=True, metavar="R",
               help="Neighbours differ by: replace, or zero-out.")  # fmt: skip
 @click.option("--trust", multiple=True, metavar="WHO",
-              help="silo-ldp, shuffle or central; may be repeated (default: all).")  # fmt: skip
+              help="silo-ldp, shuffle, secure-sum or central; may be repeated (default: all).",
+              )  # fmt: skip
+@click.option("--colluders", type=int, metavar="N",
+              help="Silos of a secure sum whose noise is not counted (default: a third).",
+              )  # fmt: skip
 @click.option("--actions", type=int, metavar="K",
               help="Actions of the simulated sphere (default: 100).")  # fmt: skip
+@click.option("--intercept", type=float, metavar="KAPPA",
+              help="The sphere's last feature is the constant 1/sqrt(2 KAPPA): rewards may be "
+              "centred, which needs less noise.")  # fmt: skip
 @click.option("--environment", "spec", type=click.Path(path_type=Path), metavar="SPEC.toml",
               help="Simulate the environment of this spec in place of the sphere.")  # fmt: skip
 @click.option("--radius-multiplier", type=float, default=1.0, show_default=True, metavar="X",
@@ -257,7 +264,9 @@ def plan(
     delta: float,
     relation: str,
     trust: tuple[str, ...],
+    colluders: int | None,
     actions: int | None,
+    intercept: float | None,
     spec: Path | None,
     radius_multiplier: float,
     seconds: float,
@@ -266,17 +275,20 @@ def plan(
     write: Path | None,
     as_json: bool,
 ) -> None:
-    """Choose protocol, release and batch size, or decide against sharing.
+    """Choose protocol, release and batches, or decide against sharing.
 
     All systems that give (E, D) to every user are compared, separately for each trust model: by
-    noise and proven bounds, then by short simulations. The answer names the best system, the cost
-    of privacy, and where that cost exceeds the gain of sharing.
+    noise and proven bounds, then by short simulations. For each trust model the answer says first
+    whether to share, by which system and at what cost of privacy, or not to share, and from which
+    epsilon it would pay.
     """
     from fastfed._validate import InputError
     from fastfed.advice import plan as find_plan
 
     if spec is not None and actions is not None:
         raise click.UsageError("--actions belongs to the sphere, --environment has its own")
+    if spec is not None and intercept is not None:
+        raise click.UsageError("--intercept belongs to the sphere, --environment has its own")
     if write is not None and not os.path.isdir(write.parent):
         raise InputError(f"--write must be in an existing folder, got {str(write)!r}")
     if not as_json:
@@ -291,6 +303,8 @@ def plan(
         trust=trust or None,
         environment=spec,
         radius_multiplier=radius_multiplier,
+        colluders=colluders,
+        intercept=intercept,
         seconds=seconds,
         seed=seed,
         threads=threads,
@@ -319,6 +333,7 @@ def _print(found: Advice) -> None:
     for verdict in found.verdicts:
         click.echo()
         click.secho(f"{verdict.trust}: {verdict.trusted}", bold=True)
+        click.echo(f"=> {verdict.sentence}")
         rows = [_row(c) for c in found.candidates if c.trust == verdict.trust and not c.remark]
         print_table(
             ("", "noise std", "exact epsilon", "bound", "regret", "sent", "stage"),
@@ -326,12 +341,13 @@ def _print(found: Advice) -> None:
             right=(1, 2, 3, 4, 5),
         )
         quieter = [c for c in found.candidates if c.trust == verdict.trust and c.remark]
-        kinds = dict.fromkeys(c.label.rpartition(", B")[0] for c in quieter)
+        kinds = dict.fromkeys(c.label.partition(f", {c.batches}")[0] for c in quieter)
         if kinds:
-            click.echo(f"noisier at the same batch size, so not played: {'; '.join(kinds)}")
-        click.echo(f"=> {verdict.sentence}")
+            click.echo(f"noisier at the same rounds, so not played: {'; '.join(kinds)}")
+        if any(c.bonus < 1.0 for c in found.candidates if c.trust == verdict.trust):
+            click.echo("bonus below 1: less exploration; its bound holds what the ledger allows")
     click.echo()
-    from fastfed.advice.planner import figure
+    from fastfed.advice.sentences import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
@@ -344,7 +360,7 @@ def _print(found: Advice) -> None:
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
-    from fastfed.advice.planner import figure
+    from fastfed.advice.sentences import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
 

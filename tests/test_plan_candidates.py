@@ -1,0 +1,432 @@
+"""Candidates of `plan`: growing batches, releases, centred rewards, bonuses, masks, own rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import fastfed
+from fastfed._system import account
+from fastfed.advice import plan
+from fastfed.advice.successive_halving import (
+    Contender,
+    SuccessiveHalving,
+    _extended,
+    scaled_environment,
+    scaled_plan,
+)
+from fastfed.advice.systems import (
+    BONUS,
+    LESS,
+    Growing,
+    Question,
+    Recipe,
+    Variant,
+    grid,
+    near,
+    noises,
+    recipes,
+    shared_rounds,
+)
+from fastfed.cli import cli
+from fastfed.environments import Rotated, Sphere
+from fastfed.simulation import dispatch
+from fastfed.simulation.experiment import experiment_from_spec
+from fastfed.simulation.systems import problem_spec
+
+ASK: dict[str, Any] = {
+    "silos": 8, "horizon": 300, "dimension": 3, "actions": 5, "epsilon": 2.0, "delta": 1e-5,
+    "seconds": 0.1,
+}  # fmt: skip
+ROTATED = {"kind": "rotated", "dimension": 3, "actions": 5, "rotation": 0.8}
+STEPS = Growing(5, 1.4)
+
+
+def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
+    kappa = changes.pop("intercept", 1.0)
+    facts = Sphere(dimension=3, actions=5, intercept=kappa).facts(silos, horizon)
+    problem: Any = problem_spec(facts, silos, horizon)
+    return Question(problem, changes.pop("epsilon", 2.0), 1e-5, "replace", 1.0, **changes)
+
+
+# ---- which candidates there are ------------------------------------------------------------------
+
+
+def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
+    return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in found}
+
+
+def test_every_trust_model_has_its_releases() -> None:
+    asked = question()
+    assert kinds(recipes(asked, "central")) == {
+        ("central", "factorised", True), ("central", "toeplitz", False),
+        ("central", "honaker", False), ("central", "tree", False),
+    }  # fmt: skip
+    assert kinds(recipes(asked, "shuffle")) == {
+        ("shuffle-vector", "flat", True), ("shuffle-vector", "tree", False),
+        ("shuffle-amplified", "tree", False),
+    }  # fmt: skip
+    assert kinds(recipes(asked, "secure-sum")) == {
+        ("secure-sum", "factorised", True), ("secure-sum", "toeplitz", False),
+    }  # fmt: skip
+    assert all(v.bonus == BONUS and not v.centred for *_, v in recipes(asked, "central"))
+    low = Question(asked.problem, 1.0, 1e-5, "replace", 0.5)
+    assert all(v.bonus == 1.0 for *_, v in recipes(low, "central"))
+
+
+def test_rewards_are_centred_where_an_intercept_is_declared() -> None:
+    central = {**ASK, "trust": "central"}
+    plain = plan(**central)
+    assert not any(c.centred or "reward_centre" in c.keys for c in plain.candidates)
+    assert "--intercept" in plain.left_out["reward_centre"]
+    for declared in (
+        plan(**central, intercept=2.0),
+        plan(
+            **{**central, "actions": 100, "dimension": None},
+            environment={"kind": "sphere", "dimension": 3, "actions": 5, "intercept": 2.0},
+        ),
+    ):
+        assert all(c.centred and c.keys["reward_centre"] == 0.5 for c in declared.candidates)
+        assert declared.environment["intercept"] == 2.0
+        assert declared.baseline("alone").keys["reward_centre"] == 0.5
+        assert "reward_centre" not in declared.left_out
+        noise = {c.label: c.noise_std for c in plain.candidates}
+        for c in declared.candidates:
+            same = c.label.replace(", centred", "")
+            assert same not in noise or c.noise_std < 0.8 * noise[same]
+
+
+def test_rounds_are_own_only_where_silos_may_differ() -> None:
+    alike, differ = question(), question(differ=True)
+    for trust in ("silo-ldp", "secure-sum", "central"):
+        assert all(v.until is None for *_, v in recipes(alike, trust))
+        until = {v.until for *_, v in recipes(differ, trust)} - {None}
+        assert until == set(shared_rounds(300)) == {6, 9, 30}
+    # Behind a shuffler nobody trusts a silo with its users' data.
+    assert all(v.until is None for *_, v in recipes(differ, "shuffle"))
+    assert shared_rounds(10) == []
+
+
+def test_few_releases_are_factorised() -> None:
+    for horizon in (2, 300, 10_000, 1_000_000):
+        for batches in grid(horizon, "factorised"):
+            assert isinstance(batches, Growing) and batches.first <= max(1, horizon // 8)
+    one = question(horizon=100_000).make("central", "central", "factorised", Growing(1, 1.1))
+    assert one.plan.releases < 120
+    assert [b for *_, b, _ in recipes(question(horizon=2), "central")]
+
+
+def test_what_is_near_differs_in_one_thing() -> None:
+    asked = question(horizon=3000)
+    best = asked.make("central", "central", "factorised", Growing(9, 1.2), Variant(BONUS))
+    found = near(asked, best)
+    assert {b for *_, b, _ in found} == {
+        Growing(9, 1.2), Growing(3, 1.2), Growing(27, 1.2), Growing(9, 1.1),
+    }  # fmt: skip
+    assert ("central", "toeplitz", Growing(9, 1.2), Variant(BONUS)) in found
+    own = asked.make("central", "central", "factorised", Growing(3, 1.2), Variant(until=100))
+    assert {v.until for *_, v in near(asked, own)} == {50, 100, 200}
+    flat = asked.make("shuffle", "shuffle-vector", "flat", Growing(9, 1.4))
+    assert all(isinstance(b, Growing) and b.ratio >= 1.25 for *_, b, _ in near(asked, flat))
+
+
+# ---- a bonus, its bound and its guarantee --------------------------------------------------------
+
+
+def test_a_bonus_changes_neither_noise_nor_guarantee_and_the_bound_by_the_ledger() -> None:
+    asked = question(epsilon=50.0)
+    one = asked.make("central", "central", "factorised", STEPS)
+    less, made = one.with_bonus(BONUS), asked.make(
+        "central", "central", "factorised", STEPS, Variant(BONUS)
+    )  # fmt: skip
+    assert less.label == made.label == one.label + ", bonus 0.3"
+    assert (less.keys, less.plan.allowance) == (made.keys, made.plan.allowance)
+    assert less.system.certificate == made.system.certificate
+    # The account of the plan that is simulated, made again from its numbers.
+    assert account(less.plan, asked.problem) == account(made.plan, asked.problem)
+    assert less.bound == made.bound and less.bound is not None and one.bound is not None
+    assert one.bound < less.bound <= 2.0 * one.bound
+    back = less.with_bonus(1.0)
+    assert (back.keys, back.plan.allowance, back.plan.bonus) == (one.keys, (), 1.0)
+
+
+def test_both_bonuses_of_the_best_are_played() -> None:
+    found = plan(**{**ASK, "trust": "central"})
+    assert {c.bonus for c in found.candidates if c.regret} == {BONUS, 1.0}
+    text = CliRunner().invoke(cli, ["plan", *map(str, ARGS), "--trust", "central"]).stdout
+    assert "bonus below 1: less exploration; its bound holds what the ledger allows" in text
+
+
+# ---- how they are simulated ----------------------------------------------------------------------
+
+
+def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
+    marks = np.array([plan.horizon])
+    opened = (environment.open(7, r, plan.silos) for r in range(replicates))
+    found = [dispatch.run(e, [plan], marks)[0].group_regret[0] / plan.silos for e in opened]
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "release", "variant"),
+    [
+        ("silo-ldp", "factorised", Variant()),
+        ("central", "toeplitz", Variant(BONUS)),
+        ("shuffle-vector", "flat", Variant()),
+        ("secure-sum", "factorised", Variant(BONUS, True)),
+        ("central", "factorised", Variant(1.0, True)),
+    ],
+)
+def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant) -> None:
+    kappa = 2.0 if variant.centred else 1.0
+    asked = question(60, 600, intercept=kappa)
+    one = asked.make("x", protocol, release, STEPS, variant)
+    environment = Sphere(dimension=3, actions=5, intercept=kappa)
+    whole = regrets(one.plan, environment, 24)
+    few = regrets(scaled_plan(one.plan, one.node, 10), scaled_environment(environment, 6.0), 24)
+    summed = regrets(scaled_plan(one.plan, one.node, 60), environment, 24)
+    for other in (few, summed):
+        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(24) for v in (whole, other)))
+        assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.05 * whole.mean()
+
+
+def test_an_allowance_is_of_as_many_silos() -> None:
+    one = question(60).make("x", "central", "factorised", STEPS, Variant(BONUS))
+    few = scaled_plan(one.plan, one.node, 10)
+    assert few.allowance == pytest.approx([a / 6.0 for a in one.plan.allowance])
+    assert few.bonus == BONUS
+
+
+def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
+    one = question(60, intercept=2.0).make("x", "central", "factorised", STEPS, Variant(1.0, True))
+    clip = scaled_plan(one.plan, one.node, 10).clip
+    assert clip is not None and one.plan.clip is not None
+    assert (clip.centre, clip.constant) == (0.5, one.plan.clip.constant)
+    assert (clip.low, clip.high) == (-math.inf, math.inf)
+
+
+def test_own_rounds_are_played_as_they_are() -> None:
+    one = question().make("x", "silo-ldp", "factorised", Growing(3, 1.2), Variant(until=30))
+    assert scaled_plan(one.plan, one.node, 8) is one.plan
+    assert one.keys["share"] == {"until": 30} and one.label.endswith(", shared until 30")
+    assert one.bound is None
+
+
+def test_noise_of_shares_is_counted_once() -> None:
+    asked = question(silos=30)
+    masked = asked.make("secure-sum", "secure-sum", "factorised", STEPS)
+    central = asked.make("central", "central", "factorised", STEPS)
+    local = asked.make("silo-ldp", "silo-ldp", "factorised", STEPS)
+    assert (noises(masked.plan), noises(local.plan)) == (1, 30)
+    # Noise of all 30 shares, where that of 20 would be enough.
+    assert masked.noise_std == pytest.approx(central.noise_std * math.sqrt(30 / 20), rel=0.02)
+    assert local.noise_std == pytest.approx(central.noise_std * math.sqrt(30), rel=1e-6)
+    flat = asked.make("shuffle", "shuffle-vector", "flat", STEPS)
+    node = max(flat.system.certificate.noise_std.values())
+    assert flat.noise_std == pytest.approx(node * math.sqrt(flat.plan.releases))
+
+
+def test_a_stage_that_does_not_fit_has_fewer_replicates() -> None:
+    halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
+    one = question(silos=100, horizon=1000).make("x", "central", "factorised", STEPS)
+    contenders = [Contender("a", one.plan, one.node)]
+    tight, usual = (halving.size(contenders, 1e-3, 6, fewest) for fewest in (2, None))
+    assert (tight.silos, tight.replicates, usual.replicates) == (4, 2, 6)
+    assert halving.size(contenders, 0.2, 6, 2).replicates == 6
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
+    marks = np.arange(50, 10_001, 50)
+    curve = np.cumsum(np.arange(1.0, 10_001.0) ** -power)[marks - 1]
+    at = 19  # round 1 000
+    truth = float(curve[-1])
+    assert _extended(curve, marks, at, 10_000, 0) == pytest.approx(truth, rel=0.05)
+    late = _extended(curve, marks, at, 10_000)
+    assert late == pytest.approx(truth, rel=1e-6) if power == 0.0 else late > 1.2 * truth
+    # Nothing is known of own rounds that are few: the last pace.
+    assert _extended(curve, marks, at, 10_000, 600) == late
+
+
+def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
+    asked = question(differ=True)
+    own = asked.make("x", "central", "factorised", Growing(3, 1.2), Variant(until=30)).plan
+    one = asked.make("x", "central", "factorised", Growing(3, 1.2)).plan
+    alone = fastfed.make_system("local-linucb", silos=8, horizon=300, dimension=3).plan
+    sizes = (8, 300, 5, 0, 1)
+    differ = SuccessiveHalving(Rotated(dimension=3, actions=5), *sizes)
+    assert [differ.learns_since(plan) for plan in (own, one, alone)] == [30, None, 0]
+    alike = SuccessiveHalving(Sphere(dimension=3, actions=5), *sizes)
+    assert [alike.learns_since(plan) for plan in (own, one, alone)] == [None] * 3
+
+
+# ---- secure sums ---------------------------------------------------------------------------------
+
+
+def test_a_secure_sum_says_whom_it_trusts_and_its_fallback() -> None:
+    found = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
+    verdict = found.verdicts[0]
+    assert "neither the server nor 3 of the 8 silos are trusted" in verdict.trusted
+    assert found.colluders == 3
+    best = found[verdict.best]
+    assert best.keys["colluders"] == 3
+    own = {k: v for k, v in best.keys.items() if k != "algorithm"}
+    system = fastfed.make_system(best.keys["algorithm"], silos=8, horizon=300, dimension=3, **own)
+    known = [c.exact.epsilon for c in system.certificate.also if c.exact is not None]
+    assert best.fallback_epsilon == max(known) > 2.0
+    assert f"if all other silos collude, its epsilon is {max(known):.3g}" in verdict.sentence
+    assert all(c.fallback_epsilon is None for c in found.candidates if c.trust == "central")
+    assert "collude" not in found.verdicts[1].sentence
+    usual = plan(**{**ASK, "trust": "secure-sum", "seconds": 0.01})
+    assert usual.colluders == 2 and "colluders" not in usual.candidates[0].keys
+
+
+def test_more_colluders_need_more_noise() -> None:
+    few, many = (
+        question(colluders=t).make("secure-sum", "secure-sum", "factorised", STEPS).noise_std
+        for t in (0, 6)
+    )
+    assert many == pytest.approx(2.0 * few, rel=0.01)
+
+
+# ---- silos that differ ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unlike() -> fastfed.advice.Advice:
+    return plan(
+        environment=ROTATED, silos=20, horizon=600, epsilon=8.0, delta=1e-5, seconds=2.0,
+        trust=["shuffle", "central"],
+    )  # fmt: skip
+
+
+def test_silos_that_differ_share_first_and_then_keep(unlike: fastfed.advice.Advice) -> None:
+    shuffle, central = unlike.verdicts
+    best = unlike[central.best]
+    assert best.share_until is not None and best.keys["share"] == {"until": best.share_until}
+    one_model = min(c.regret.mean for c in unlike.candidates if c.regret and c.share_until is None)
+    assert best.regret is not None and best.regret.mean < one_model
+    assert not shuffle.helps and shuffle.sentence.startswith("do not share under this trust model")
+    assert "nor would one model for all without privacy help" in shuffle.sentence
+    assert "share" not in unlike.left_out
+    # What is recommended is what `fastfed run` plays.
+    experiment = experiment_from_spec(tomllib.loads(unlike.spec_text()))
+    assert experiment.curves[1].system.plan.share_until == best.share_until
+    assert experiment.curves[0].system.plan.share_until == 0
+
+
+def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice.Advice) -> None:
+    for verdict in unlike.verdicts:
+        # Nothing is proven where silos differ, so a silo alone may explore as little as it likes.
+        assert unlike[verdict.best].bound is None
+        names = ("alone", LESS)
+        best = min(names, key=lambda name: unlike.baseline(name).regret.mean)
+        assert verdict.alone == best == LESS
+        mean, stderr = verdict.against_alone
+        ours = unlike[verdict.best].regret
+        assert ours is not None
+        assert mean == pytest.approx(ours.mean - unlike.baseline(LESS).regret.mean)
+        assert verdict.helps == (mean < -2.0 * stderr)
+        assert "(which explores less)" in verdict.sentence
+    assert Rotated(**{k: v for k, v in ROTATED.items() if k != "kind"}).facts(20, 600).linear is (
+        False
+    )  # fmt: skip
+
+
+def test_a_proven_bound_is_said_where_less_exploration_alone_does_as_well() -> None:
+    found = plan(**{**ASK, "epsilon": 4.0, "trust": "central", "seconds": 1.0})
+    (verdict,) = found.verdicts
+    less = found.baseline(LESS).regret
+    ours = found[verdict.best].regret
+    assert ours is not None and verdict.helps and verdict.alone == "alone"
+    assert less.mean < ours.mean
+    assert "if regret must have a proven bound; if not, keep apart" in verdict.sentence
+
+
+def test_unequal_silos_are_noted(tmp_path: Path) -> None:
+    def asked(sizes: list[int]) -> tuple[str, ...]:
+        rows = [f"{20 + i % 50},{i % 2},{silo}" for silo, n in enumerate(sizes) for i in range(n)]
+        path = tmp_path / f"{len(rows)}.csv"
+        path.write_text("\n".join(["age,ill,site", *rows]) + "\n")
+        table = {
+            "kind": "classification", "data": str(path), "label": "ill", "silo": "site",
+            "dimension": 3, "ranges": {"age": [0, 120]},
+        }  # fmt: skip
+        return plan(
+            environment=table, horizon=20, epsilon=1.0, delta=1e-5, trust="central", seconds=0.01
+        ).notes
+
+    assert (
+        "silos hold from 25 to 60 records, and each is simulated for 20 rounds"
+        in (asked([25, 60, 30])[1])
+    )
+    assert len(asked([30, 30, 30])) == 1
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+ARGS = [
+    "--silos", 8, "--horizon", 300, "--dimension", 3, "--delta", 1e-5, "--actions", 5,
+    "--seconds", 0.05, "--epsilon", 0.2,
+]  # fmt: skip
+
+
+def test_the_verdict_is_the_first_line_of_its_trust_model() -> None:
+    trusts = ("silo-ldp", "secure-sum", "central")
+    named = [word for trust in trusts for word in ("--trust", trust)]
+    result = CliRunner().invoke(cli, ["plan", *map(str, ARGS), "--colluders", "1", *named])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    for trust in trusts:
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{trust}: "))
+        assert lines[at + 1].startswith("=> do not share under this trust model at (0.2, 1e-05)")
+        assert "it would pay from about epsilon" in lines[at + 1]
+    assert "neither the server nor 1 of the 8 silos are trusted" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--colluders", 8], "colluders must be below the number of silos (8), got 8"),
+        (["--colluders", -1], "colluders must be an integer >= 0"),
+        (["--colluders", 1, "--trust", "central"], 'colluders belongs to trust "secure-sum"'),
+        (["--intercept", 0.5], "intercept must be >= 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+    result = CliRunner().invoke(cli, ["plan", *map(str, [*ARGS, *args])])
+    assert result.exit_code == 2, result.output
+    (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
+    assert said in line and result.stdout == ""
+
+
+def test_an_environment_has_its_own_intercept(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('[environment]\nkind = "sphere"\n')
+    args = ["--silos", 8, "--horizon", 30, "--epsilon", 1, "--delta", 1e-5, "--intercept", 2]
+    result = CliRunner().invoke(cli, ["plan", *map(str, args), "--environment", str(path)])
+    assert result.exit_code == 2 and "--intercept belongs to the sphere" in result.stderr
+    with pytest.raises(fastfed.InputError, match="intercept belongs to the sphere"):
+        plan(environment=path, silos=8, horizon=30, epsilon=1.0, delta=1e-5, intercept=2.0)
+
+
+def test_json_has_the_new_keys() -> None:
+    args = [*ARGS, "--trust", "secure-sum", "--intercept", 2, "--json"]
+    found = json.loads(CliRunner().invoke(cli, ["plan", *map(str, args)]).stdout)
+    first = found["candidates"][0]
+    assert first["centred"] is True and first["batches"] and first["releases"] > 0
+    assert first["share_until"] is None and first["fallback_epsilon"] > 0.2
+    assert found["colluders"] == 2 and found["verdicts"][0]["alone"] == "alone"
+
+
+def test_labels_are_unique() -> None:
+    found = plan(**{**ASK, "trust": ["silo-ldp", "central"]})
+    labels = [c.label for c in found.candidates]
+    assert len(set(labels)) == len(labels) > 15
