@@ -132,5 +132,8 @@ def test_what_it_cannot_mean_is_refused(curve: dict[str, Any], says: str) -> Non
 
 def test_rewards_of_no_known_range_are_refused() -> None:
     spec = ProblemSpec(silos=2, horizon=20, dimension=3, reward_range=None)
+    system, keys = ALGORITHMS.choose("fedlinucb"), {"batch_size": 5, "tie_bonus": 0.5}
     with pytest.raises(InputError, match="tie_bonus below 1 needs rewards in a known range"):
-        ALGORITHMS.choose("fedlinucb").make({"batch_size": 5, "tie_bonus": 0.5}, spec)
+        system.make({**keys, "clip": False}, spec)
+    made = system.make(keys, spec).plan
+    assert made.reward_limit == made.clip.high == 1.0

@@ -137,6 +137,8 @@ def shared_rounds(horizon: int) -> list[int]:
 
 #: The smaller bonus that is tried, and the centre of rewards in [0, 1] where nothing is declared.
 BONUS, CENTRE = 0.3, 0.5
+#: Factor on bonuses between bounds beyond the range of rewards: it costs nothing of the bound.
+TIE = 0.7
 
 
 def most_variance(plan: Plan) -> float:
@@ -268,10 +270,13 @@ class Question:
     differ: bool = False  # silos may differ, so that rounds may be own
 
     def common(self) -> dict[str, Any]:
-        """Keys that every curve of the answer has."""
-        return (
-            {} if self.radius_multiplier == 1.0 else {"radius_multiplier": self.radius_multiplier}
-        )
+        """Keys that every curve of the answer has, each silo alone included."""
+        keys = {}
+        if self.radius_multiplier != 1.0:
+            keys["radius_multiplier"] = self.radius_multiplier
+        if self.problem.reward_range is not None:
+            keys["tie_bonus"] = TIE
+        return keys
 
     @property
     def explores(self) -> float:

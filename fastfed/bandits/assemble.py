@@ -535,5 +535,5 @@ def make_plan(
         secure=noise.secure if noise else None,
         score=score_named(config.score),
         tie_bonus=config.tie_bonus,
-        reward_limit=config.reward_limit(problem),
+        reward_limit=config.reward_limit(problem, clip),
     )

@@ -196,13 +196,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.tie_bonus < 1.0 and self.score != UCB:
             raise InputError(f'tie_bonus below 1 needs score "ucb", got "{self.score}"')
 
-    def reward_limit(self, problem: ProblemSpec) -> float:
+    def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
         """The largest mean reward, less the centre of rewards: bounds that reach it tie.
 
         Parameters
         ----------
         problem : ProblemSpec
             Sizes, and guarantees about the data.
+        clip : Clip or None
+            Bounds of records: where nothing is known of rewards, they are clipped to these.
 
         Returns
         -------
@@ -213,14 +215,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             If ties matter and rewards have no known range.
         """
-        if problem.reward_range is None:
-            if self.tie_bonus < 1.0:
-                raise InputError(
-                    "tie_bonus below 1 needs rewards in a known range: an upper confidence bound "
-                    "is compared with its end"
-                )
-            return 1.0
-        return problem.reward_range[1] - (self.reward_centre or 0.0)
+        if problem.reward_range is not None:
+            high = problem.reward_range[1]
+        elif clip is not None:
+            high = clip.high
+        elif self.tie_bonus < 1.0:
+            raise InputError(
+                "tie_bonus below 1 needs rewards in a known range, or clip = true: an upper "
+                "confidence bound is compared with its end"
+            )
+        else:
+            high = 1.0
+        return high - (self.reward_centre or 0.0)
 
     def clipping(self, problem: ProblemSpec, clip: Clip | None = None) -> Clip | None:
         """Bounds of records, with the constant and the centre where there are any.
