@@ -473,7 +473,7 @@ def _sum_distribution(
     draws = max(releases * coordinates, 1)
     coarse = [min(node.g) for node in nodes]
     rounding = [node.users / (4.0 * g**2) for node, g in zip(nodes, coarse, strict=True)]
-    if nodes and nodes[-1].trials > MAX_COUPLED_BITS:
+    if max((node.trials for node in nodes), default=0) > MAX_COUPLED_BITS:
         # Too many bits to compare: the noise as a whole is taken as sub-Gaussian.
         rounding = [
             r + BIT_SCALE_SQUARED * node.trials / g**2

@@ -46,8 +46,8 @@ _STREAMS = ("bias", "covariance", "covariance_diagonal")
 
 #: Condition of records that enter by coins.
 SECRET_COINS = Condition(
-    "users' coins are independent, and nobody outside of the silo learns which users were shared "
-    "or how many (taken on trust)",
+    "users' coins are independent, and nobody outside of the silo, but for a server that is "
+    "trusted, learns which users were shared or how many (taken on trust)",
     True,
 )
 
