@@ -14,9 +14,10 @@ from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write
-from fastfed.deployment.wire import Broadcast, Opened
+from fastfed.deployment.wire import Broadcast, Opened, Refused
 
 START, PERIOD, GRACE = 1000, 100, 50
 
@@ -57,6 +58,41 @@ def deployed(protocol="silo-ldp", **keys):
     if text not in _PLANS:
         _PLANS[text] = plans.compile_plan(spec(protocol, **keys))
     return _PLANS[text]
+
+
+class Federation:
+    """Processes in memory whose messages all arrive at once."""
+
+    def __init__(self, plan, noise=None):
+        self.plan, self.now = plan, float(START)
+        self.processes, self.ledgers = {}, {}
+        for name in plan.silos:
+            self.ledgers[name] = ledger = Ledger(":memory:")
+            ledger.set_ceiling("records", 1.0, 1e-6)
+            party = SiloParty(plan, name, secret(name), ledger, noise=noise)
+            self.add(SiloProcess(party, MemoryStore(), ledger, lambda: self.now))
+        self.add(
+            Process(
+                Hub(plan, secret("hub"), noise=noise),
+                MemoryStore(),
+                None,
+                lambda: self.now,
+            )
+        )
+        if plan.shared:
+            self.add(Process(Helper(plan, secret("helper")), MemoryStore(), None, lambda: self.now))
+
+    def add(self, process):
+        self.processes[process.party.name] = process
+
+    def settle(self):
+        """Ticks and messages until nothing new is said."""
+        for _ in range(6):
+            mail = [m for process in self.processes.values() for m in process.tick()]
+            while mail:
+                to, data = mail.pop(0)
+                with suppress(KeyError, Refused):
+                    mail += self.processes[to].handle(data)[1]
 
 
 class Violation(AssertionError):

@@ -9,12 +9,6 @@ import federation
 
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Silo
-from fastfed.deployment.helper import Helper
-from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.process import Process, SiloProcess
-from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Broadcast
 from fastfed.protocols.secure_sum import simulated_keys
 from fastfed.protocols.server import Server
@@ -33,44 +27,6 @@ CASES = {
 }
 
 
-class Federation:
-    """Processes in memory whose messages all arrive at once."""
-
-    def __init__(self, plan, noise=None):
-        self.plan, self.now = plan, float(federation.START)
-        self.processes, self.ledgers = {}, {}
-        for name in plan.silos:
-            self.ledgers[name] = ledger = Ledger(":memory:")
-            ledger.set_ceiling("records", 1.0, 1e-6)
-            party = SiloParty(plan, name, federation.secret(name), ledger, noise=noise)
-            self.add(SiloProcess(party, MemoryStore(), ledger, lambda: self.now))
-        self.add(
-            Process(
-                Hub(plan, federation.secret("hub"), noise=noise),
-                MemoryStore(),
-                None,
-                lambda: self.now,
-            )
-        )
-        if plan.shared:
-            self.add(
-                Process(
-                    Helper(plan, federation.secret("helper")), MemoryStore(), None, lambda: self.now
-                )
-            )
-
-    def add(self, process):
-        self.processes[process.party.name] = process
-
-    def settle(self):
-        """Ticks and messages until nothing new is said."""
-        for _ in range(6):
-            mail = [m for process in self.processes.values() for m in process.tick()]
-            while mail:
-                to, data = mail.pop(0)
-                mail += self.processes[to].handle(data)[1]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_deployed_parties_make_the_bits_of_the_step_objects(name):
     protocol, system = CASES[name]
@@ -80,7 +36,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
     keys = [simulated_keys(7, i, p.silos) if plan.shared else None for i in range(p.silos)]
     silos = [Silo(p, i, noise, keys[i]) for i in range(p.silos)]
     server = Server(p, noise)
-    made = Federation(plan, noise)
+    made = federation.Federation(plan, noise)
     made.settle()
     for round in range(1, p.end(p.releases) + 1):
         period = p.due(round - 1) + 1
@@ -115,7 +71,7 @@ def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     plan = federation.deployed(protocol, dimension=3)
     logs = []
     for changed in (0.0, 0.0, 1.0):
-        made = Federation(plan)
+        made = federation.Federation(plan)
         made.settle()
         for k, close in enumerate(plan.document.calendar.closes):
             made.now = close - 1.0

@@ -95,16 +95,23 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
-        answers = [self._receipt(silo, body.nonce)]
-        for release in range(found.release + 1, len(self.broadcasts) + 1):
-            answers.append(Message(found.sender, self.broadcasts[release]))
+        # Broadcasts first: what they opened without the silo need not be reported any more.
+        later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
+        answers = [Message(found.sender, self.broadcasts[release]) for release in later]
+        answers.append(self._receipt(silo, body.nonce))
         return Step(first, tuple(answers))
 
     def _receipt(
-        self, silo: int, nonce: bytes = b"", more: tuple[tuple[int, bytes], ...] = ()
+        self,
+        silo: int,
+        nonce: bytes = b"",
+        more: tuple[tuple[int, bytes], ...] = (),
+        left: bool = False,
     ) -> Message:
+        """What the hub has from a silo, and whether it counts on more."""
         known = {k: digest(data) for (k, i), data in self.reports.items() if i == silo}
-        body = wire.Receipt(silo, tuple(sorted({**known, **dict(more)}.items())), nonce, self.ended)
+        ended = self.ended or ("the silo has left" if left or silo in self.left else "")
+        body = wire.Receipt(silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended)
         return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
 
     def _report(self, silo: int, found: Envelope, data: bytes) -> Step:
@@ -141,9 +148,10 @@ class Hub(Speaker):
         return values
 
     def _leave(self, silo: int, data: bytes) -> Step:
+        receipt = self._receipt(silo, left=True)
         if silo in self.left:
-            return Step((), (self._receipt(silo),))
-        return Step((Write("leave", str(silo), data),), (self._receipt(silo),))
+            return Step((), (receipt,))
+        return Step((Write("leave", str(silo), data),), (receipt,))
 
     def _answered(self, found: Envelope, data: bytes) -> Step:
         """The helper opened a set."""
@@ -176,7 +184,8 @@ class Hub(Speaker):
         if self.plan.secure is not None and release not in self.answers:
             return Step((), self._questions())
         data = self._broadcast(release)
-        sends = tuple(Message(name, data) for name in self.deployed.silos)
+        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
+        sends = tuple(Message(name, data) for name in present)
         return Step((Write("broadcast", str(release), data),), sends)
 
     def _opening(self, release: int, now: float) -> Step:

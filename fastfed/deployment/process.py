@@ -55,20 +55,30 @@ class Process:
         return step.messages
 
     def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
-        """Take in a message; Refused leaves everything as it was."""
+        """Take in a message; Refused leaves everything as it was.
+
+        Returns the step, and its messages with those of what it made possible. Messages that only
+        ask again wait for the next `tick`, so that two parties do not talk for ever.
+        """
         with self._turn:
             step = self.party.handle(data, self.clock())
-            return step, (*self.done(step), *self.tick())
+            messages = self.done(step)
+            return step, (*messages, *self._ticked()[0])
 
     def tick(self) -> tuple[Message, ...]:
         """Do what the time asks for."""
-        sent: tuple[Message, ...] = ()
         with self._turn:
-            while True:
-                step = self.party.tick(self.clock())
-                sent += self.done(step)
-                if not step.writes:
-                    return sent
+            sent, last = self._ticked()
+            return (*sent, *last.messages)
+
+    def _ticked(self) -> tuple[tuple[Message, ...], Step]:
+        """Messages of all steps that wrote something, and the last step, which does not."""
+        sent: tuple[Message, ...] = ()
+        while True:
+            step = self.party.tick(self.clock())
+            if not step.writes:
+                return sent, step
+            sent += self.done(step)
 
 
 class SiloProcess(Process):
@@ -93,10 +103,10 @@ class SiloProcess(Process):
         with self._turn:
             self.done(self.party.cancel(name, self.clock()))
 
-    def leave(self) -> tuple[Message, ...]:
-        """Leave the federation; returns the message to the hub."""
+    def leave(self) -> None:
+        """Leave the federation; the hub hears of it with the next message."""
         with self._turn:
-            return self.done(self.party.leave())
+            self.done(self.party.leave())
 
     def recover(self) -> None:
         """Make up for what was sent but is not in this silo's state, see `SiloParty.recover`."""

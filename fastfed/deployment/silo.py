@@ -280,8 +280,8 @@ class SiloParty(Speaker):
             )
 
     def leave(self) -> Step:
-        """Leave the federation: later sets are without this silo."""
-        return Step((Write("left", "", b"left"),), (self._to_hub(0, wire.Leave()),))
+        """Leave the federation: later sets are without this silo; `tick` tells the hub."""
+        return Step((Write("left", "", b"left"),))
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -347,6 +347,8 @@ class SiloParty(Speaker):
 
         Until the hub has answered, and while the silo must be recovered, nothing is sealed.
         """
+        if self.left and not self.over:
+            return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
         if not self._answered or self.lost:
@@ -368,14 +370,14 @@ class SiloParty(Speaker):
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
-        if release <= self.model.release:
-            paid = self._charge(release)
-            return Step((*paid, Write("without", str(release), b"opened without this silo")))
-        data = self.report(release)
-        paid = self._charge(release, digest(data))
+        opened = release <= self.model.release
+        data = b"" if opened else self.report(release)
+        paid = self._charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, paid)):
             # Later releases wait, too: what they cost counts on this one having been charged.
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
+        if opened:
+            return Step((*paid, Write("without", str(release), b"opened without this silo")))
         message = Message(self.deployed.document.hub.name, data)
         return Step((*paid, Write("sealed", str(release), data)), (message,))
 
@@ -435,6 +437,9 @@ class SiloParty(Speaker):
     def _receipt(self, body: Receipt) -> Step:
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
+        if body.nonce == self._nonce:
+            # All that the hub has: what is not in it is sent again.
+            self._answered, self._held = True, set()
         for release, found in body.reports:
             own = self.sealed.get(release)
             if own is not None and digest(own) != found:
@@ -445,14 +450,15 @@ class SiloParty(Speaker):
                 self._held.add(release)
             elif release not in self.without:
                 self.lost[release] = found
-        if body.nonce == self._nonce:
-            self._answered = True
         if body.ended:
             self.over = body.ended
         return Step()
 
     def _broadcast(self, found: Envelope, data: bytes) -> Step:
         release, last = found.release, self.model.release
+        if self.alarms:
+            # The last good model acts on.
+            return Step()
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
