@@ -91,7 +91,9 @@ class Federation:
             mail = [m for process in self.processes.values() for m in process.tick()]
             while mail:
                 to, data = mail.pop(0)
-                with suppress(KeyError, Refused):
+                if to not in self.processes:
+                    continue
+                with suppress(Refused):
                     mail += self.processes[to].handle(data)[1]
 
 

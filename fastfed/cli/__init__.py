@@ -30,6 +30,14 @@ COMMANDS = {
         "privacy",
         "Audit a mechanism or a system: attack it, and bound the privacy it loses.",
     ),
+    "deploy": (
+        "deploy",
+        "Plan a federation of real silos, join it, look at it, or see a demonstration.",
+    ),
+    "serve": ("deploy", "Run the hub of a federation."),
+    "silo": ("deploy", "Run a silo of a federation."),
+    "helper": ("deploy", "Run the helper of a federation's secure sums."),
+    "ledger": ("deploy", "Show the budget of a silo, or verify the log of a party."),
     "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),
 }

@@ -333,6 +333,21 @@ class SiloParty(Speaker):
         y, _, _ = clip.apply(x, ended.reward)
         return self._points.point(x, y)
 
+    def status(self) -> dict[str, object]:
+        """What the silo does, as plain data without values of records."""
+        return {
+            "plan": self.deployed.digest.hex(),
+            "silo": self.name,
+            "model": self.model.release,
+            "releases": self.plan.releases,
+            "sealed": sorted(self.sealed),
+            "without": {str(k): why for k, why in sorted(self.without.items())},
+            "open_decisions": len(self.decisions) - len(self.ended),
+            "lost": sorted(self.lost),
+            "stopped": self.stopped,
+            "theta": self.model.theta.tolist(),
+        }
+
     # ---- messages --------------------------------------------------------------------------------
 
     def _to_hub(self, release: int, body: wire.Body) -> Message:
