@@ -353,4 +353,4 @@ def _ended(write: Write):
     return msgspec.msgpack.decode(write.value, type=Ended)
 
 
-__all__ = ["World", "deployed", "digest", "party", "secret", "spec"]
+__all__ = ["Federation", "World", "deployed", "digest", "party", "secret", "spec"]

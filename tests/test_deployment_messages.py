@@ -286,6 +286,8 @@ def test_a_spec_that_is_not_deployed_is_refused(changes, message):
 def test_secure_sums_need_all_silos_and_a_helper():
     with pytest.raises(InputError, match="least must be all 3"):
         plans.compile_plan(federation.spec("secure-sum", federation={"least": 2}))
+    with pytest.raises(InputError, match="one feature"):
+        plans.compile_plan(federation.spec("secure-sum", dimension=1))
     spec = federation.spec("secure-sum")
     del spec["helper"]
     with pytest.raises(InputError, match="needs a helper"):

@@ -490,6 +490,8 @@ def check_supported(plan: Plan) -> None:
         'a relation other than "replace", which covers late records': claim.budget.relation
         != "replace",
         'a unit other than "user"': claim.budget.unit != "user",
+        # Its account is that of one dimension, where replacing may cost less than moving.
+        "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
         'release "nested"': plan.release == "nested",
         "no release": not plan.releases,
         "columns of the factor with a negative inner product": not _delays_covered(plan),
