@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from functools import lru_cache
 
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.deployment import plans
+from fastfed.deployment import plans, wire
 from fastfed.deployment._crypto import Identity, digest, keyed_digest
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
@@ -18,6 +19,9 @@ from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write
 from fastfed.deployment.wire import Broadcast, Opened, Refused
+
+# A signature is checked by every receiver; in tests the same one many times over.
+wire.verified = lru_cache(maxsize=4096)(wire.verified)
 
 START, PERIOD, GRACE = 1000, 100, 50
 

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +26,7 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.plans import load
+from fastfed.deployment.plans import compile_plan, load
 from fastfed.deployment.process import Process
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
 from fastfed.deployment.store import MemoryStore
@@ -231,6 +235,7 @@ def test_commands_plan_join_and_show(tmp_path):
             cli, ["deploy", "join", str(tmp_path / "b"), plan],
             catch_exceptions=False, standalone_mode=False,
         )  # fmt: skip
+    assert not (tmp_path / "b" / "plan").exists()
     shown = run(cli, ["ledger", "show", str(tmp_path / "a" / "ledger.sqlite")])
     assert json.loads(shown.output) == [
         {
@@ -252,6 +257,48 @@ def test_commands_plan_join_and_show(tmp_path):
         )  # fmt: skip
     with pytest.raises(InputError, match="holds no plan"):
         folders.opened(tmp_path / "c")
+
+
+def test_the_spec_of_the_page_compiles():
+    page = Path(__file__).parents[1] / "docs" / "deployment.md"
+    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    spec = tomllib.loads(block)
+    assert [silo["name"] for silo in spec["silos"]] == ["north"]
+    spec["silos"] = federation.spec()["silos"]
+    spec["hub"] = federation.spec()["hub"]
+    found = compile_plan(spec)
+    assert found.plan.releases == 20 and found.certificate.status == "proven"
+    assert found.document.calendar.closes[0] - found.document.calendar.start == 7 * 86400
+
+
+CHILD = """
+import sys, time
+from fastfed.deployment import folder
+silo = folder.opened(sys.argv[1])
+while True:
+    made = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
+    silo.reward(made.id, 0.5)
+    print(made.id, flush=True)
+"""
+
+
+def test_what_was_answered_survives_kill_9(tmp_path):
+    """A process that decides and learns as fast as it can, killed three times."""
+    spec, plan = toml(tmp_path), tmp_path / "plan"
+    compile_plan(Path(spec).read_text()).save(plan)
+    folders.join(tmp_path / "a", plan)
+    said = []
+    for _ in range(3):
+        command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            lines = [child.stdout.readline() for _ in range(20)]
+            child.send_signal(signal.SIGKILL)
+            lines += child.stdout.readlines()
+        # The last line may have been cut off.
+        said += [line.strip() for line in lines if line.endswith("\n")]
+    silo = folders.opened(tmp_path / "a")
+    assert len(said) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in said)
+    assert len(silo.party.decisions) - len(said) <= 3
 
 
 def test_help_does_not_load_what_deployments_need():

@@ -157,14 +157,13 @@ def join(
     from fastfed.deployment import folder as folders
     from fastfed.deployment.ledger import Ledger
 
+    if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
+        raise InputError("a silo needs a ceiling: --epsilon and --delta")
     name, found = folders.join(folder, plan)
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
-    if name not in found.silos:
-        return
-    if epsilon is None or delta is None:
-        raise InputError("a silo needs a ceiling: --epsilon and --delta")
-    Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+    if epsilon is not None and delta is not None:
+        Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
 
 
 @deploy.command()

@@ -41,6 +41,12 @@ def party_of(plan: DeployedPlan, secret: bytes) -> str:
     raise InputError("the secret of this folder is that of no party of the plan")
 
 
+def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
+    """True if the party of a folder is a silo of a plan."""
+    plan = load(plan_file)
+    return party_of(plan, read_secret(Path(folder) / SECRET)) in plan.silos
+
+
 def join(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
     """Verify a plan file, countersign it, and keep it in the folder of a party.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from fastfed._kernels import aggregation
+from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.bandits.acting import Acting
@@ -497,7 +497,10 @@ class SiloParty(Speaker):
         values = self.wire.floats(body.values, f"broadcast {release}")
         check_range(values, self._range.broadcast(release), f"broadcast {release}")
         trial = copy.copy(self.model)
-        trial.adopt(values, release)
+        try:
+            trial.adopt(values, release)
+        except environments.SimulationError as error:
+            raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
         if mine and own is None and release not in self.without:
             self.lost[release] = mine[0].digest
         return Step((Write("broadcast", str(release), data),))
