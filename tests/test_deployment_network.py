@@ -25,6 +25,7 @@ from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import Identity
+from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.plans import compile_plan, load
 from fastfed.deployment.process import Process
@@ -108,8 +109,6 @@ class Listening:
     """The hub of a federation on a port, in a thread."""
 
     def __init__(self, process, **keys):
-        from fastfed.deployment.demo import free_port
-
         self.port = free_port()
         config = uvicorn.Config(
             HubApp(process),
@@ -299,6 +298,40 @@ def test_what_was_answered_survives_kill_9(tmp_path):
     silo = folders.opened(tmp_path / "a")
     assert len(said) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in said)
     assert len(silo.party.decisions) - len(said) <= 3
+
+
+def test_hub_and_silo_run_as_commands(tmp_path):
+    spec, plan, port = toml(tmp_path), tmp_path / "plan", str(free_port())
+    compile_plan(Path(spec).read_text()).save(plan)
+    for name in ("hub", "a"):
+        folders.join(tmp_path / name, plan)
+    url, fastfed = f"http://127.0.0.1:{port}", [sys.executable, "-m", "fastfed"]
+    hub = subprocess.Popen([*fastfed, "serve", str(tmp_path / "hub"), "--port", port])
+    silo = subprocess.Popen(
+        [*fastfed, "silo", str(tmp_path / "a"), "--hub", url, "--every", "0.1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        client, until = SiloClient(tmp_path / "a" / "silo.sock"), time.time() + 60
+        made = insist(lambda: client.call("decide", actions=ROWS), until)
+        # The calendar begins in years: nothing is learned yet.
+        assert made["learns"] is False and made["model"] == 0
+        while time.time() < until:
+            found = CliRunner().invoke(cli, ["deploy", "status", url])
+            if found.exit_code == 0 and json.loads(found.output)["joined"]:
+                break
+            time.sleep(0.1)
+        assert json.loads(found.output)["joined"] == ["a"]
+        found = CliRunner().invoke(cli, ["ledger", "verify", str(tmp_path / "a")])
+        assert found.exit_code == 2 and "in use by another process" in found.output
+        silo.terminate()
+        assert silo.wait(20) == 0
+    finally:
+        for child in (hub, silo):
+            child.kill()
+            child.wait()
+        silo.stderr.close()
 
 
 def test_help_does_not_load_what_deployments_need():

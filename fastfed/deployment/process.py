@@ -39,6 +39,8 @@ class Process:
     ) -> None:
         self.party, self.store, self.ledger, self.clock = party, store, ledger, clock
         self._turn = threading.RLock()
+        #: What the last tick could not do, such as spend more than a ceiling; empty if nothing.
+        self.problem = ""
         digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
         store.write(Write("plan", "", digest + party.name.encode()))
         for write in store.writes():
@@ -69,6 +71,7 @@ class Process:
         """Do what the time asks for."""
         with self._turn:
             sent, last = self._ticked()
+            self.problem = last.problem
             return (*sent, *last.messages)
 
     def _ticked(self) -> tuple[tuple[Message, ...], Step]:

@@ -189,7 +189,8 @@ class Dialer:
 
     def round(self) -> str:
         """Tick once and carry everything; returns what went wrong, empty if nothing did."""
-        trouble, messages = "", list(self.process.tick())
+        messages = list(self.process.tick())
+        trouble = self.process.problem
         while messages:
             message = messages.pop(0)
             try:
