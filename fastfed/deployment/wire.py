@@ -23,8 +23,6 @@ _CONTEXT = b"fastfed deployment message 1\0"
 #: Bytes of an envelope beside its body, at most, and of a name.
 _AROUND, NAME = 512, 64
 
-Bytes = bytes
-
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A party is here, has all broadcasts up to the envelope's release, and agrees to the plan.
