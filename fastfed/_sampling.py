@@ -28,7 +28,9 @@ _WORD = 64
 #: Guard digits for intermediate roundings.
 _GUARD = 12
 
-#: Function that returns so many random bytes: os.urandom, except in tests.
+#: Function that returns so many random bytes: os.urandom, unless draws are a function of a secret.
+#: Where it has a method ``further(index, start, count)``, the bytes of one uniform beyond its first
+#: 64 bits, from bit ``start`` on, come from there: they then depend on no order of questions.
 Entropy = Callable[[int], bytes]
 Interval = tuple[Fraction, Fraction]
 
@@ -44,7 +46,9 @@ class Uniforms:
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         self.random_u64 = np.frombuffer(entropy(8 * count), dtype=np.uint64)
-        self._entropy = entropy
+        self._further: Callable[[int, int, int], bytes] = getattr(
+            entropy, "further", lambda index, start, count: entropy(count)
+        )
         self._longer: dict[int, tuple[int, int]] = {}
 
     def prefix(self, index: int, bits: int) -> tuple[int, int]:
@@ -52,7 +56,7 @@ class Uniforms:
         a, n = self._longer.get(index, (int(self.random_u64[index]), _WORD))
         if n < bits:
             more = -(-(bits - n) // _WORD) * _WORD
-            a = a << more | int.from_bytes(self._entropy(more // 8), "big")
+            a = a << more | int.from_bytes(self._further(index, n, more // 8), "big")
             n += more
             self._longer[index] = a, n
         return a, n

@@ -35,6 +35,10 @@ ALLOWED = {
     "experts": {
         "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
     },
+    "deployment": {
+        "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
+        "bandits",
+    },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_display"},
     "off_policy": {"_validate"},

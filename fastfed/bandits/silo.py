@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastfed._kernels import environments, linalg
+from fastfed._kernels import linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
+from fastfed.bandits.acting import Acting
 from fastfed.bandits.belief import make_memory
-from fastfed.bandits.linucb import Estimate, check_actions
+from fastfed.bandits.linucb import check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import (
     LocalEstimate,
@@ -40,7 +41,7 @@ from fastfed.protocols.trigger import Clock
 # ---- With a server -------------------------------------------------------------------------------
 
 
-class Silo(Once):
+class Silo(Acting, Once):
     """One silo of a federated linear bandit (zhou-chowdhury-2024, Algorithms 1 and 8).
 
     Each round: ``select(actions)``, play the action, ``observe(reward)``. When ``due`` is true,
@@ -88,19 +89,11 @@ class Silo(Once):
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         plan = check_plan(plan)
-        self.plan = plan
+        super().__init__(plan)
         self.index = integer("index", index, at_least=0, at_most=plan.silos - 1)
-        self.round = 0
-        self.release = 0
         self.clipped_features = self.clipped_rewards = self.indefinite = 0
-        self._second_bonus, self._inflation = 0.0, 1.0
-        self._bonus = 1.0
-        # By release: what the ledger held before its batch was charged, so that a release that is
-        # received again is charged once.
-        self._charged = {0: 0.0}
         self._noise = noise if noise is not None else SystemNoise()
         self._randomizer = make_randomizer(plan, self.index, self._noise, keys)
-        self.trigger: Clock | None = None
         if plan.trigger is not None:
             own = plan.dimension, plan.horizon, self.index, self._noise
             self.trigger = Clock(plan.trigger, *own, fixed_point(plan))
@@ -220,59 +213,14 @@ class Silo(Once):
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features (d,) of the action of the largest score."""
-        radii = self._radius(), self._second_bonus
-        plan = self.plan
         if self._own is not None and self.plays_own:
+            radii = self._radius(), self._second_bonus
             return self._own.select(actions, self._estimate, *radii)
-        if plan.tie_bonus < 1.0 and self._bonus == 1.0:
-            return self._estimate.select_tied(actions, *radii, plan.reward_limit, plan.tie_bonus)
-        if plan.score is None:
-            return self._estimate.select(actions, *radii)
-        key = self._noise.score_key(self.index, self.round + 1)
-        return self._estimate.select_scored(plan.score, key, self.round + 1, actions, *radii)
+        return super()._best(actions)
 
-    def _radius(self) -> float:
-        """beta of the next round."""
-        plan, entry = self.plan, self.plan.entry(self.release)
-        radius, d = plan.radius, plan.dimension
-        if radius.determinant:
-            return self._bonus * radius.of(entry, self._inflation, self._estimate.log_det, d)
-        return radius.at(entry, plan.rows(self.release, self.round + 1), d)
-
-    def _refresh(self, statistic: np.ndarray, release: int) -> float:
-        """Update V and theta_hat from synchronised sums; returns the shift that V needed.
-
-        Nothing changes before all is computed.
-        """
-        plan, k = self.plan, self.plan.entry(release)
-        regularizer = full = float(plan.regularizer[k])
-        inflation, second = self._inflation, self._second_bonus
-        if plan.radius.direct:
-            floor = float(plan.radius.floor[k])
-            regularizer = linalg.choose_regularizer(statistic, full, floor, plan.dimension)
-            inflation = 1.0 + (full - regularizer) / floor if regularizer < full else 1.0
-        estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer)
-        if plan.radius.direct:
-            bound = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
-            second = plan.radius.multiplier * bound
-        if not np.isfinite(estimate.theta).all():
-            raise environments.status_error(-2)
-        bonus, charges = self._bonus, self._charged
-        if plan.bonus < 1.0:
-            # What is charged is a bound on the regret that the smaller bonus may add in the batch.
-            beta = plan.radius.of(k, inflation, estimate.log_det, plan.dimension)
-            end = plan.end(release + 1) if release < plan.releases else plan.horizon
-            added = linalg.missing_bonus(estimate.w, beta, second, plan.bonus)
-            before = charges[release]
-            charged = before + float(plan.rows_per_round) * (end - plan.end(release)) * added
-            bonus = plan.bonus if charged <= plan.allowance[release] else 1.0
-            charges = {release: before, release + 1: charged if bonus < 1.0 else before}
-            second *= bonus
-        if self.trigger is not None:
-            self.trigger.restart(estimate.w, statistic, regularizer + shift)
-        self._estimate, self._second_bonus, self._inflation = estimate, second, inflation
-        self._bonus, self._charged = bonus, charges
-        return shift
+    def _score_key(self) -> int:
+        """64 uniform bits for the score function of this round."""
+        return self._noise.score_key(self.index, self.round + 1)
 
     @once
     def observe(self, reward: float) -> None:

@@ -30,6 +30,14 @@ COMMANDS = {
         "privacy",
         "Audit a mechanism or a system: attack it, and bound the privacy it loses.",
     ),
+    "deploy": (
+        "deploy",
+        "Plan a federation of real silos, join it, and look at it.",
+    ),
+    "serve": ("deploy", "Run the hub of a federation from its FOLDER."),
+    "silo": ("deploy", "Run a silo from its FOLDER; its application talks to silo.sock there."),
+    "helper": ("deploy", "Run the helper of a secure sum from its FOLDER."),
+    "ledger": ("deploy", "Look at a silo's budget, or verify a party's log."),
     "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),
 }

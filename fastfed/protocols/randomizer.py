@@ -74,7 +74,15 @@ class SumRandomizer:
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""
-        aggregation.add(self._batch, self._adder.point(x, y))
+        aggregation.add(self._batch, self.point(x, y))
+
+    def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """The statistic of a data point within the bounds, (s,), as it is added up."""
+        return self._adder.point(x, y)
+
+    def add(self, sums: np.ndarray) -> None:
+        """Add sums (s,) of data points to the batch."""
+        aggregation.add(self._batch, sums)
 
     def report(self) -> Report:
         """The batch since the last report, randomized; the batch is then forgotten."""

@@ -234,6 +234,34 @@ class Encoder(_Rows):
         return Encoded(release, self.mechanism.dimension, row, self.silo)
 
 
+class Sharer(_Rows):
+    """One silo of a secure sum whose rows are split into shares, in place of masks.
+
+    `row` is what no single party may see: the silo's sums with one share of the noise. Whoever
+    calls it hides it at once, such as under a uniform share for each of two parties.
+
+    Parameters
+    ----------
+    mechanism : SecureSum
+        What is executed, the same at all parties.
+    silo : int
+        The own index, from 0.
+    noise : NoiseSource
+        Where the share of the noise comes from.
+    """
+
+    def __init__(self, mechanism: SecureSum, silo: int, noise: NoiseSource) -> None:
+        super().__init__(mechanism, noise, silo)
+
+    @once
+    def row(self, leaves: object) -> np.ndarray:
+        """The row of release k from the sums (k, s) of batches 1..k, (s,) of uint64."""
+        sums = array("leaves", leaves, shape=(None, self.mechanism.size))
+        self.release = integer("leaves", len(sums), at_least=1) - 1
+        self._leaves[: self.release] = self.mechanism.encode(sums[:-1])
+        return self._row(sums[-1], 1)
+
+
 class Aggregate(_Rows):
     """All silos of a secure sum at once: the law of the sum of their messages, for simulations.
 

@@ -63,15 +63,18 @@ class Server(Once):
         self._decoder = Decoder(secure_of(plan)) if masked(plan, self.noise) else None
 
     @once
-    def combine(self, messages: Sequence[Message]) -> Broadcast:
+    def combine(self, messages: Sequence[Message], silos: Sequence[int] | None = None) -> Broadcast:
         """The synchronised statistics after the next release.
 
         ``messages`` holds one report of every silo for this release, or what the shuffler made
-        of them; anything else is an InputError, and the server's state is then unchanged.
+        of them; anything else is an InputError, and the server's state is then unchanged. Where
+        silos send reports as they are, ``silos`` may name those that count in this release.
         """
+        if silos is not None and (self._decoder is not None or self.plan.protocol.shuffled):
+            raise InputError("silos belong to protocols whose server sees each silo's report")
         if self._decoder is not None:
             return self._decoded(self._decoder, messages)
-        ordered = self._checked(messages)
+        ordered = self._checked(messages, silos)
         rows = [self._values(message) for message in ordered]
         total = np.array(rows[0])
         for row in rows[1:]:
@@ -95,7 +98,9 @@ class Server(Once):
         self.release = decoder.release = broadcast.release
         return broadcast
 
-    def _checked(self, messages: Sequence[Message]) -> list[Report | Shuffled | Bits]:
+    def _checked(
+        self, messages: Sequence[Message], silos: Sequence[int] | None
+    ) -> list[Report | Shuffled | Bits]:
         plan, release = self.plan, self.release + 1
         if plan.protocol.shuffled:
             ordered: list[Any] = list(messages)
@@ -115,8 +120,8 @@ class Server(Once):
             sent = Counts if plan.protocol.bits else Report
             reports = [m for m in messages if isinstance(m, Report) and type(m) is sent]
             reports.sort(key=lambda r: r.silo)
-            senders = list(range(plan.senders(release)))
-            if len(reports) < len(messages) or [r.silo for r in reports] != senders:
+            senders = list(range(plan.senders(release))) if silos is None else sorted(silos)
+            if not senders or len(reports) < len(messages) or [r.silo for r in reports] != senders:
                 raise InputError(
                     f"reports must hold one report of each of the {len(senders)} {plan.sender}s, "
                     f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"

@@ -402,7 +402,8 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
             return []
         model = "silo-level local: the server and all other silos put together what they know"
         own = Condition(
-            "the user's own silo adds its share of the noise and tells nobody (taken on trust)",
+            "each silo that the user visits adds its share of the noise and tells nobody "
+            "(taken on trust)",
             True,
         )
         trust = (own, *participation_conditions(self.max_participations))

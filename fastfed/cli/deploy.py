@@ -1,0 +1,237 @@
+"""Commands of deployments: `serve`, `silo`, `helper`, `deploy ...` and `ledger ...`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fastfed._validate import InputError
+from fastfed.cli.lazy import RunFailed
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def stopped_by_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+# ---- parties -------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; others need --cert.")
+@click.option("--port", default=8443, type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
+@click.option("--key", type=FILE, help="Its key (PEM).")
+def serve(folder: Path, host: str, port: int, cert: Path | None, key: Path | None) -> None:
+    """Run the hub of a federation from its FOLDER."""
+    from fastfed.deployment import folder as folders
+    from fastfed.deployment import shell
+
+    pair = [str(file) if file else None for file in (cert, key)]
+    shell.serve(folders.opened(folder), host, port, *pair)
+
+
+def dialling(command: Any) -> Any:
+    """Options of parties that dial out."""
+    for option in (
+        click.option("--every", default=5.0, help="Seconds between two questions to the hub."),
+        click.option("--key", type=FILE, help="Its key (PEM)."),
+        click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
+        click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM)."),
+        click.option("--hub", required=True, help="Address of the hub, https://..."),
+    ):
+        command = option(command)
+    return command
+
+
+def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) -> None:
+    """Dial until a signal comes."""
+    from fastfed.deployment.shell import Dialer
+
+    files = (str(file) if file else None for file in (ca, cert, key))
+    dialer = Dialer(process, hub, *files)
+    dialer.run(stopped_by_signals(), every, lambda text: click.echo(text, err=True))
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@dialling
+@click.option("--dataset", default="records", help="Entry of the ledger that is charged.")
+@click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+def silo(
+    folder: Path,
+    hub: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    every: float,
+    dataset: str,
+    ledger: str | None,
+) -> None:
+    """Run a silo from its FOLDER; its application talks to silo.sock there."""
+    from fastfed.deployment import folder as folders
+    from fastfed.deployment.process import SiloProcess
+    from fastfed.deployment.shell import Application
+
+    process = folders.opened(folder, dataset, ledger)
+    if not isinstance(process, SiloProcess):
+        raise InputError(f"{folder} is not the folder of a silo")
+    with Application(process, folder / folders.SOCKET) as application:
+        threading.Thread(target=application.serve_forever, daemon=True).start()
+        dialled(process, hub, ca, cert, key, every)
+        application.shutdown()
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@dialling
+def helper(
+    folder: Path, hub: str, ca: Path | None, cert: Path | None, key: Path | None, every: float
+) -> None:
+    """Run the helper of a secure sum from its FOLDER."""
+    from fastfed.deployment import folder as folders
+    from fastfed.deployment.helper import Helper
+
+    process = folders.opened(folder)
+    if not isinstance(process.party, Helper):
+        raise InputError(f"{folder} is not the folder of a helper")
+    dialled(process, hub, ca, cert, key, every)
+
+
+# ---- deploy ... ----------------------------------------------------------------------------------
+
+
+@click.group()
+def deploy() -> None:
+    """Plan a federation of real silos, join it, and look at it."""
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+def keys(folder: Path) -> None:
+    """Make the secret of a party in FOLDER, and print its public keys for the spec."""
+    from fastfed.deployment import folder as folders
+
+    for name, value in folders.make_keys(folder).items():
+        click.echo(f'{name} = "{value}"')
+
+
+@deploy.command()
+@click.argument("spec", type=FILE)
+@click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
+def new(spec: Path, plan: Path) -> None:
+    """Compile a SPEC (TOML) once to the file PLAN, which all parties verify."""
+    from fastfed.deployment.plans import compile_plan
+
+    if plan.exists():
+        raise InputError(f"{plan} exists; a plan file is never replaced")
+    made = compile_plan(spec.read_text())
+    made.save(plan)
+    click.echo(f"plan {made.digest.hex()}")
+    click.echo(str(made.certificate), nl=False)
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+@click.argument("plan", type=FILE)
+@click.option("--epsilon", type=float, help="Of a silo: the most that may be spent on the dataset.")
+@click.option("--delta", type=float, help="The delta of that epsilon.")
+@click.option("--dataset", default="records", help="Entry of the ledger.")
+def join(
+    folder: Path, plan: Path, epsilon: float | None, delta: float | None, dataset: str
+) -> None:
+    """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling."""
+    from fastfed.deployment import folder as folders
+    from fastfed.deployment.ledger import Ledger
+
+    if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
+        raise InputError("a silo needs a ceiling: --epsilon and --delta")
+    name, found = folders.join(folder, plan)
+    click.echo(f"{name} agrees to plan {found.digest.hex()}")
+    click.echo(str(found.certificate), nl=False)
+    if epsilon is not None and delta is not None:
+        Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+
+
+@deploy.command()
+@click.argument("hub")
+@click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM).")
+def status(hub: str, ca: Path | None) -> None:
+    """Say what a HUB (https://...) waits for."""
+    import ssl
+    import urllib.request
+
+    if not hub.startswith(("https://", "http://")):
+        raise InputError(f"hub must be an address, https://..., got {hub}")
+    context = ssl.create_default_context(cafile=str(ca) if ca else None)
+    secure = context if hub.startswith("https") else None
+    try:
+        with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:
+            click.echo(json.dumps(json.load(got), indent=2))
+    except OSError as error:
+        raise RunFailed(f"the hub cannot be reached ({error})") from None
+
+
+@deploy.command()
+@click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
+def demo(folder: Path | None) -> None:
+    """Run hub and three silos as processes, kill them, and compare with a calm run."""
+    from fastfed.deployment import demo as demonstration
+
+    with tempfile.TemporaryDirectory() as spare:
+        home = folder or Path(spare)
+        home.mkdir(parents=True, exist_ok=True)
+        found = demonstration.run(home, click.echo)
+    click.echo(json.dumps(found, indent=2))
+    if not found["same"]:
+        raise RunFailed("the model is not that of the calm run")
+
+
+# ---- ledger ... ----------------------------------------------------------------------------------
+
+
+@click.group()
+def ledger() -> None:
+    """Look at a silo's budget, or verify a party's log."""
+
+
+@ledger.command()
+@click.argument("path", type=FILE)
+def show(path: Path) -> None:
+    """Print what was spent of each dataset of the ledger at PATH."""
+    from fastfed.deployment.ledger import Ledger, spent_lines
+
+    click.echo(json.dumps(spent_lines(Ledger(str(path))), indent=2))
+
+
+@ledger.command()
+@click.argument("folder", type=FOLDER)
+def verify(folder: Path) -> None:
+    """Check the chain of a party's log in FOLDER; of a hub every sum is computed again."""
+    from fastfed.deployment import folder as folders
+
+    process = folders.opened(folder)
+    entries = sum(1 for _ in process.store.writes())
+    click.echo(f"{process.party.name}: {entries} entries, chain and sums as they should be")
+
+
+COMMANDS = {
+    "serve": serve,
+    "silo": silo,
+    "helper": helper,
+    "deploy": deploy,
+    "ledger": ledger,
+}

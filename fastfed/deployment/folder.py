@@ -1,0 +1,103 @@
+"""The folder of a party: its secret, its plan, its state, and of a silo its ledger.
+
+secret          32 bytes, mode 0400; keep it out of backups of the state
+plan            the plan file that the party has countersigned
+state.sqlite    what it has decided, sealed and heard
+ledger.sqlite   of a silo: its budget, over all its plans
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastfed._validate import InputError
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.helper import Helper
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.plans import DeployedPlan, load
+from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.seal import make_secret, read_secret
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore
+
+SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
+
+
+def make_keys(folder: str | Path) -> dict[str, str]:
+    """Make a folder with a new secret; returns the public keys, as a spec wants them."""
+    target = Path(folder)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sign, write = Identity(make_secret(target / SECRET)).public
+    return {"sign": sign.hex(), "open": write.hex()}
+
+
+def party_of(plan: DeployedPlan, secret: bytes) -> str:
+    """The name of the party whose secret this is."""
+    public = Identity(secret).public
+    for party in plan.parties:
+        if (party.sign, party.open) == public:
+            return party.name
+    raise InputError("the secret of this folder is that of no party of the plan")
+
+
+def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
+    """True if the party of a folder is a silo of a plan."""
+    plan = load(plan_file)
+    return party_of(plan, read_secret(Path(folder) / SECRET)) in plan.silos
+
+
+def join(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
+    """Verify a plan file, countersign it, and keep it in the folder of a party.
+
+    Returns
+    -------
+    tuple
+        The party's name, and the plan with its countersignature.
+
+    Raises
+    ------
+    InputError
+        If the plan does not verify, or another one is in the folder.
+    """
+    target = Path(folder)
+    secret, plan = read_secret(target / SECRET), load(plan_file)
+    name = party_of(plan, secret)
+    kept = target / PLAN
+    if kept.exists() and load(kept).digest != plan.digest:
+        raise InputError(f"{kept} is another plan; a folder belongs to one plan")
+    signed = plan.countersigned(name, Identity(secret))
+    signed.save(kept)
+    return name, signed
+
+
+def opened(
+    folder: str | Path, dataset: str = "records", ledger: str | Path | None = None
+) -> Process:
+    """The party of a folder, as a process on its files.
+
+    Parameters
+    ----------
+    folder : str or Path
+    dataset : str
+        Of a silo: the entry of its ledger.
+    ledger : str or Path, optional
+        Of a silo: its ledger, where plans of several folders share it.
+
+    Raises
+    ------
+    InputError
+        If there is no plan, another process has the folder, or its state is broken.
+    """
+    target = Path(folder)
+    if not (target / PLAN).exists():
+        raise InputError(f"{target} holds no plan; join one first: fastfed deploy join")
+    secret, plan = read_secret(target / SECRET), load(target / PLAN)
+    name = party_of(plan, secret)
+    store = SqliteStore(str(target / STATE))
+    if name == plan.document.hub.name:
+        return Process(Hub(plan, secret), store)
+    if name not in plan.silos:
+        return Process(Helper(plan, secret), store)
+    budget = Ledger(str(ledger or target / LEDGER))
+    return SiloProcess(SiloParty(plan, name, secret, budget, dataset), store, budget)

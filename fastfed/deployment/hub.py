@@ -1,0 +1,304 @@
+"""The hub of a deployment: mailbox and server, whose state is the fold of a hash-chained log.
+
+It opens one set of reports for each release: all of them, or after the grace period those that have
+come. The set is in the log before anything is made of it, so that a hub which stops in between
+makes the same of it when it is started again. Reading the log redoes every sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._random import NoiseSource
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import digest
+from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
+from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.seal import SealedNoise, hidden_by
+from fastfed.deployment.store import Write
+from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, packed
+from fastfed.protocols.protocol import SEND_BATCH, Report
+from fastfed.protocols.secure_sum import Decoder
+from fastfed.protocols.server import Server
+
+
+class BrokenLog(Refused):
+    """A log whose sums are not those of its reports."""
+
+
+class Hub(Speaker):
+    """The hub as a state machine.
+
+    Parameters
+    ----------
+    deployed : DeployedPlan
+        The plan file, verified.
+    secret : bytes
+        32 bytes that only the hub has.
+    noise : NoiseSource, optional
+        By default `SealedNoise` of the secret, which a central protocol draws from. Pass
+        ``SeededNoise`` only to simulate.
+    """
+
+    def __init__(
+        self, deployed: DeployedPlan, secret: bytes, *, noise: NoiseSource | None = None
+    ) -> None:
+        super().__init__(deployed, deployed.document.hub.name, secret)
+        self._sealing = SealedNoise(secret, deployed.digest, self.name)
+        self._server: Server | Decoder
+        if self.plan.secure is not None:
+            self._server = Decoder(self.plan.secure)
+        else:
+            self._server = Server(self.plan, self._sealing.source if noise is None else noise)
+        self._range = Range(self.plan)
+        self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
+        #: Broadcasts that were computed and may not be durable yet.
+        self._made: dict[int, bytes] = {}
+        #: What is durable.
+        self.joined: set[str] = set()
+        self.left: set[int] = set()
+        self.reports: dict[tuple[int, int], bytes] = {}
+        self.sets: dict[int, Opened] = {}
+        self.answers: dict[int, bytes] = {}
+        self.broadcasts: dict[int, bytes] = {}
+        self.alarms: list[str] = []
+        self.ended = ""
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def handle(self, data: bytes, now: float) -> Step:
+        """What a message of a silo or of the helper leads to."""
+        found = self.wire.read(data, ("join", "report", "set", "leave"))
+        if found.kind == "join":
+            return self._join(found, data)
+        helper = self.deployed.document.helper
+        if found.kind == "set":
+            if helper is None or found.sender != helper.name:
+                raise Refused(f"a set must come from the helper, got one of {found.sender}")
+            return self._answered(found, data)
+        silo = self._silo(found)
+        return (
+            self._report(silo, found, data) if found.kind == "report" else self._leave(silo, data)
+        )
+
+    def _silo(self, found: Envelope) -> int:
+        if found.sender not in self.deployed.silos:
+            raise Refused(f"a {found.kind} must come from a silo, got one of {found.sender}")
+        return self.deployed.index(found.sender)
+
+    def _join(self, found: Envelope, data: bytes) -> Step:
+        body = self.wire.body(found, wire.Join)
+        self.deployed.check_agreed(found.sender, body.agreed)
+        first = () if found.sender in self.joined else (Write("join", found.sender, data),)
+        if found.sender not in self.deployed.silos:
+            return Step(first, self._questions())
+        silo = self.deployed.index(found.sender)
+        if len(body.nonce) != 16:
+            raise Refused(f"the nonce of {found.sender} must have 16 bytes")
+        # Broadcasts first: what they opened without the silo need not be reported any more.
+        later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
+        answers = [Message(found.sender, self.broadcasts[release]) for release in later]
+        answers.append(self._receipt(silo, body.nonce))
+        return Step(first, tuple(answers))
+
+    def _receipt(
+        self,
+        silo: int,
+        nonce: bytes = b"",
+        more: tuple[tuple[int, bytes], ...] = (),
+        left: bool = False,
+    ) -> Message:
+        """What the hub has from a silo, and whether it counts on more."""
+        known = {k: digest(data) for (k, i), data in self.reports.items() if i == silo}
+        ended = self.ended or ("the silo has left" if left or silo in self.left else "")
+        body = wire.Receipt(silo, tuple(sorted({**known, **dict(more)}.items())), nonce, ended)
+        return Message(self.deployed.silos[silo], self.made(len(self.broadcasts), body))
+
+    def _report(self, silo: int, found: Envelope, data: bytes) -> Step:
+        release, who = found.release, f"report {found.release} of {found.sender}"
+        if not 1 <= release <= self.plan.releases:
+            raise Refused(f"{who} must be of release 1..{self.plan.releases}")
+        known = self.reports.get((release, silo))
+        if known is not None:
+            if known == data:
+                return Step((), (self._receipt(silo),))
+            text = f"{found.sender} sent two reports of release {release}"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        if silo in self.left or self.ended:
+            raise Refused(
+                f"{who} comes after {'the plan has ended' if self.ended else 'it has left'}"
+            )
+        if found.sender not in self.joined:
+            raise Refused(f"{found.sender} must join before it reports")
+        self._checked(found, who)
+        receipt = self._receipt(silo, more=((release, digest(data)),))
+        return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
+
+    def _checked(self, found: Envelope, who: str) -> np.ndarray:
+        """The values of a report; Refused where they cannot be true."""
+        body = self.wire.body(found, wire.Report)
+        if (self.plan.secure is not None) != bool(body.sealed):
+            raise Refused(
+                f"{who} must {'' if self.plan.secure else 'not '}have a share for the helper"
+            )
+        if self.plan.secure is not None:
+            return self.wire.words(body.values, who)
+        values = self.wire.floats(body.values, who)
+        check_range(values, self._range.report(found.release), who)
+        return values
+
+    def _leave(self, silo: int, data: bytes) -> Step:
+        receipt = self._receipt(silo, left=True)
+        if silo in self.left:
+            return Step((), (receipt,))
+        return Step((Write("leave", str(silo), data),), (receipt,))
+
+    def _answered(self, found: Envelope, data: bytes) -> Step:
+        """The helper opened a set."""
+        release = found.release
+        known, asked = self.answers.get(release), self.sets.get(release)
+        if known is not None:
+            if known == data:
+                return Step()
+            text = f"the helper opened two sets of release {release}"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        body = self.wire.body(found, Opened)
+        if asked is None or body.entries != asked.entries or body.sealed:
+            raise Refused(
+                f"the helper opened another set of release {release} than it was asked for"
+            )
+        self.wire.words(body.total, f"the helper's total of release {release}")
+        return Step((Write("answer", str(release), data),))
+
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> Step:
+        """Open the next set where its time has come, and send what was made of it."""
+        if self.ended:
+            return Step()
+        release = len(self.broadcasts) + 1
+        if release > self.plan.releases:
+            return Step()
+        if release not in self.sets:
+            return self._opening(release, now)
+        if self.plan.secure is not None and release not in self.answers:
+            return Step((), self._questions())
+        data = self._broadcast(release)
+        present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
+        sends = tuple(Message(name, data) for name in present)
+        return Step((Write("broadcast", str(release), data),), sends)
+
+    def _opening(self, release: int, now: float) -> Step:
+        """The set of a release: whoever has reported, once all have or the grace period is over."""
+        active = [i for i in range(self.plan.silos) if i not in self.left]
+        if len(active) < self.deployed.document.least:
+            text = f"fewer than {self.deployed.document.least} silos take part"
+            return Step((Write("ended", "", text.encode()),))
+        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
+        counted = [i for i in came if i not in self.left]
+        calendar = self.deployed.document.calendar
+        over = now >= calendar.closes[release - 1] + calendar.grace
+        if len(counted) < self.deployed.document.least or not (over or counted == active):
+            return Step()
+        entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in counted)
+        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+
+    def _questions(self) -> tuple[Message, ...]:
+        """To the helper: the set that waits for it, with the shares that are encrypted to it."""
+        release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
+        opened = self.sets.get(release)
+        if helper is None or opened is None or release in self.answers:
+            return ()
+        shares = []
+        for entry in opened.entries:
+            found = self.wire.read(self.reports[release, entry.silo])
+            shares.append(self.wire.body(found, wire.Report).sealed)
+        body = Opened(opened.entries, tuple(shares))
+        return (Message(helper.name, self.made(release, body)),)
+
+    def _broadcast(self, release: int) -> bytes:
+        """The broadcast of a set, from the log alone; computed once."""
+        if release not in self._made:
+            opened = self.sets[release]
+            before = digest(self.broadcasts[release - 1]) if release > 1 else b""
+            values = packed(self._combined(release, opened))
+            body = Broadcast(values, opened.entries, before, self.answers.get(release, b""))
+            self._made = {release: self.made(release, body)}
+        return self._made[release]
+
+    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+        """The synchronised statistics (s,) of a set."""
+        rows = []
+        for entry in opened.entries:
+            found = self.wire.read(self.reports[release, entry.silo])
+            rows.append(self._checked(found, f"report {release} of {found.sender}"))
+        if isinstance(self._server, Decoder):
+            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
+            total = self.wire.words(said.total, "the helper's total")
+            for row in rows:
+                total = total + row
+            return self._server.add(total)
+        silos = [entry.silo for entry in opened.entries]
+        reports = [
+            Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
+        ]
+        self._totals[release - 1] = sum_of(rows)
+        if self.plan.protocol.noise_by == "server":
+            for node, sums in self._hidden(release).items():
+                self._sealing.hides(node, sums)
+        return self._server.combine(reports, silos).values
+
+    def _hidden(self, release: int) -> dict[int, bytes]:
+        """What the hub's own noise hides in a release, by node."""
+        if self.plan.protocol.randomizer == SEND_BATCH:
+            return hidden_by(self.plan, release, self._totals[:release])
+        # Silos send p-sums: a node hides what they add up to.
+        return {release: packed(self._totals[release - 1])}
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def fold(self, write: Write) -> None:
+        """Take in an entry of the log; BrokenLog where it does not follow from those before."""
+        kind, key, value = write
+        if kind == "join":
+            self.joined.add(key)
+        elif kind == "leave":
+            self.left.add(int(key))
+        elif kind == "report":
+            release, _, silo = key.partition("/")
+            self.reports[int(release), int(silo)] = value
+        elif kind == "set":
+            self.sets[int(key)] = opened = self.wire.body(self.wire.read(value), Opened)
+            for entry in opened.entries:
+                if digest(self.reports.get((int(key), entry.silo), b"")) != entry.digest:
+                    raise BrokenLog(f"the set of release {key} holds a report that the log has not")
+        elif kind == "answer":
+            self.answers[int(key)] = value
+        elif kind == "broadcast":
+            if self._broadcast(int(key)) != value:
+                raise BrokenLog(f"broadcast {key} is not the sum of the reports in its set")
+            self.broadcasts[int(key)] = value
+        elif kind == "alarm":
+            self.alarms.append(value.decode())
+        elif kind == "ended":
+            self.ended = value.decode()
+
+    def status(self) -> dict[str, object]:
+        """What the hub waits for, as plain data without values."""
+        release = len(self.broadcasts) + 1
+        waits = release <= self.plan.releases and not self.ended
+        names = self.deployed.silos
+        return {
+            "plan": self.deployed.digest.hex(),
+            "joined": sorted(self.joined),
+            "left": [names[i] for i in sorted(self.left)],
+            "released": len(self.broadcasts),
+            "releases": self.plan.releases,
+            "waiting_for": [
+                names[i]
+                for i in range(self.plan.silos)
+                if waits and i not in self.left and (release, i) not in self.reports
+            ],
+            "alarms": list(self.alarms),
+            "ended": self.ended,
+        }

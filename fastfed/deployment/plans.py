@@ -1,0 +1,600 @@
+"""Plan files: a federation compiled once to numbers, which every party verifies and signs.
+
+`compile_plan` turns a spec and the parties' public keys into a `DeployedPlan`, whose document has
+one spelling and one SHA-256. `load` recomputes the account of its numbers and refuses a document
+whose certificate is not that of its numbers. Parties never build a plan from a spec: two machines'
+linear algebra may give two plans of one spec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._system import account
+from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed.bandits import ALGORITHMS, ProblemSpec
+from fastfed.deployment import codec
+from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment.wire import NAME, Wire
+from fastfed.privacy.account import SAME
+from fastfed.privacy.certificate import Certificate, Condition, deployed
+from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.protocol import PROTOCOLS, released_as
+
+#: Format of plan files.
+FORMAT = 1
+#: Protocols that the parties of this package run.
+SUPPORTED = ("silo-ldp", "central", "secure-sum")
+HUB, HELPER = "hub", "helper"
+#: The most bytes of a plan file, and the most silos.
+LARGEST, MOST_SILOS = 1 << 26, 1000
+_AGREED = b"fastfed deployment plan 1\0"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+#: What a deployment takes on trust beside what its system does.
+KEPT = Condition(
+    "every silo keeps its state and its secret to itself: with both the secret and the messages "
+    "the noise can be removed (taken on trust)",
+    True,
+)
+DELAYED = Condition(
+    "a record may come later than others for reasons that are in it: it then leaves one batch for "
+    "another, which costs no more than replacing it (docs/deployment.md)",
+    True,
+)
+APART = Condition(
+    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
+    "under `also`)",
+    True,
+)
+#: Begins the condition of pairwise masks, which shares for hub and helper stand in for.
+_MASKS = "the masks' keys"
+
+
+class Party(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A party's name and public keys: of signatures (Ed25519), and to be written to (X25519)."""
+
+    name: str
+    sign: bytes
+    open: bytes
+
+
+class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """When leaves close, in seconds since 1970 (UTC).
+
+    Parameters
+    ----------
+    start : int
+        Before it no decision is recorded.
+    closes : tuple of int
+        Release k holds what became known before ``closes[k - 1]``; increasing.
+    grace : int
+        Seconds after which a release is opened without those who have not reported.
+    reward_deadline : int
+        Seconds after a decision, after which its reward is dropped.
+    """
+
+    start: int
+    closes: tuple[int, ...]
+    grace: int
+    reward_deadline: int
+
+    def period(self, now: float) -> int:
+        """The leaf that what becomes known now enters, from 1; K + 1 after the last."""
+        return 1 + sum(now >= close for close in self.closes)
+
+    def closed(self, now: float) -> int:
+        """Number of leaves that have closed."""
+        return self.period(now) - 1
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One feature: its name, its declared range, and its unit for readers."""
+
+    name: str
+    low: float
+    high: float
+    unit: str = ""
+
+
+class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How rows become features: values are held to their column's range, then divided by ``norm``.
+
+    Ranges and norm are declared, never taken from data.
+    """
+
+    columns: tuple[Column, ...]
+    norm: float
+
+    def features(self, actions: object) -> np.ndarray:
+        """The features (K, d) of the rows offered.
+
+        Raises
+        ------
+        InputError
+            For another number of columns, no row, or values that are not finite.
+        """
+        rows = array("actions", actions, shape=(None, len(self.columns)))
+        if not len(rows):
+            raise InputError("actions must hold at least one row, got none")
+        low, high = (np.array([getattr(c, end) for c in self.columns]) for end in ("low", "high"))
+        coded: np.ndarray = np.clip(rows, low, high) / self.norm
+        return coded
+
+
+class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Everything that the parties agree on; its msgpack is what is hashed and signed."""
+
+    format: int
+    name: str
+    spec: str
+    plan: bytes
+    problem: bytes
+    certificate: bytes
+    silos: tuple[Party, ...]
+    hub: Party
+    helper: Party | None
+    calendar: Calendar
+    schema: Schema
+    least: int
+    explore: float
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, eq=False)
+class DeployedPlan:
+    """A plan file that was verified, and the countersignatures that came with it.
+
+    Attributes
+    ----------
+    document : Document
+        What the parties agree on.
+    plan : Plan
+        The numbers that they execute.
+    signatures : dict of str to bytes
+        Countersignatures, by party.
+    """
+
+    document: Document
+    plan: Plan
+    signatures: Mapping[str, bytes]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the document, which stands in every message."""
+        return digest(_ENCODER.encode(self.document))
+
+    @cached_property
+    def wire(self) -> Wire:
+        """Makes and reads this plan's messages."""
+        keys = {party.name: party.sign for party in self.parties}
+        return Wire(self.digest, keys, self.plan.statistic_size)
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """All parties: silos in order, hub, helper."""
+        helper = (self.document.helper,) if self.document.helper else ()
+        return (*self.document.silos, self.document.hub, *helper)
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """Names of the silos, in order."""
+        return tuple(party.name for party in self.document.silos)
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """The certificate of the federation, made of the plan's numbers."""
+        return certified(self.plan, codec.decode(self.document.problem))
+
+    @property
+    def shared(self) -> bool:
+        """True if silos send shares of a secure sum, to hub and helper."""
+        return self.plan.secure is not None
+
+    def index(self, name: str) -> int:
+        """The number of a silo; InputError for a name that is none."""
+        return self.silos.index(choice("silo", name, self.silos))
+
+    def identity(self, name: str, seed: bytes) -> Identity:
+        """The keys of a party; InputError for a secret that is not the party's."""
+        party = {p.name: p for p in self.parties}.get(name)
+        if party is None:
+            raise InputError(f"the plan has no party {show(name)}")
+        identity = Identity(seed)
+        if identity.public != (party.sign, party.open):
+            raise InputError(f"the secret is not that of {name}: its public keys are others")
+        return identity
+
+    def agreed(self, identity: Identity) -> bytes:
+        """A party's countersignature."""
+        return identity.sign(_AGREED + self.digest)
+
+    def countersigned(self, name: str, identity: Identity) -> DeployedPlan:
+        """The plan with one more countersignature."""
+        self.check_agreed(name, signature := self.agreed(identity))
+        return DeployedPlan(self.document, self.plan, {**self.signatures, name: signature})
+
+    def check_agreed(self, name: str, signature: bytes) -> None:
+        """Refuse a countersignature that is not the party's, of this plan."""
+        party = {p.name: p for p in self.parties}.get(name)
+        if party is None or not verified(party.sign, signature, _AGREED + self.digest):
+            raise InputError(f"the countersignature of {show(name)} is not one of this plan")
+
+    def as_bytes(self) -> bytes:
+        """The plan file."""
+        return _ENCODER.encode(
+            [_ENCODER.encode(self.document), dict(sorted(self.signatures.items()))]
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file, whole or not at all."""
+        target = Path(path)
+        draft = target.with_name(target.name + ".new")
+        with open(draft, "wb") as file:
+            file.write(self.as_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+
+
+# ---- from a spec ---------------------------------------------------------------------------------
+
+
+def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
+    """Compile a spec once to a plan, which is then handed out as a file.
+
+    Parameters
+    ----------
+    spec : str or mapping
+        TOML text, or what it says: tables ``federation``, ``system``, ``calendar``, ``columns``,
+        ``silos``, ``hub`` and, for secure sums, ``helper`` (docs/deployment.md).
+
+    Returns
+    -------
+    DeployedPlan
+
+    Raises
+    ------
+    InputError
+        For what a spec may not say, and for a system that this package does not deploy.
+    """
+    text = spec if isinstance(spec, str) else json.dumps(spec, default=str, sort_keys=True)
+    if isinstance(spec, str):
+        try:
+            spec = tomllib.loads(spec)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"the spec is no TOML ({error})") from None
+    tables = dict(spec)
+    _only(
+        "spec",
+        tables,
+        ("federation", "system", "calendar", "columns", "silos", "hub", "helper", "norm"),
+    )
+    silos = tuple(_party(f"silos[{i}]", table) for i, table in enumerate(tables.get("silos", ())))
+    hub = _party("hub", {"name": HUB, **tables.get("hub", {})})
+    helper = _party("helper", {"name": HELPER, **tables["helper"]}) if "helper" in tables else None
+    columns = _columns(tables.get("columns", ()))
+    largest = math.sqrt(sum(max(abs(c.low), abs(c.high)) ** 2 for c in columns))
+    integer("number of columns", len(columns), at_least=1)
+    integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
+    schema = Schema(columns, number("norm", tables.get("norm", largest), above=0))
+    keys = dict(tables.get("system", {}))
+    horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
+    algorithm = choice(
+        "system.algorithm", keys.pop("algorithm", "private-fedlinucb"), ["private-fedlinucb"]
+    )
+    protocol = choice("system.protocol", keys.setdefault("protocol", "silo-ldp"), SUPPORTED)
+    if protocol == "secure-sum":
+        keys["messages"] = "individual"
+    problem = ProblemSpec(
+        silos=len(silos),
+        horizon=horizon,
+        dimension=len(columns),
+        # Nothing is known of what silos will feed in, but for what clipping enforces.
+        reward_range=None,
+        features_bounded=False,
+        notes=("deployment: who is served how often, and at which silo, is taken on trust",),
+    )
+    system = ALGORITHMS[algorithm].make(keys, problem)
+    federation = dict(tables.get("federation", {}))
+    _only("federation", federation, ("name", "least", "explore"))
+    document = Document(
+        FORMAT,
+        str(federation.get("name", "federation"))[:200],
+        text,
+        codec.encode(system.plan),
+        codec.encode(problem),
+        b"",
+        silos,
+        hub,
+        helper,
+        _calendar(system.plan, dict(tables.get("calendar", {}))),
+        schema,
+        federation.get("least", len(silos)),
+        float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
+    )
+    made = certified(system.plan, problem)
+    document = msgspec.structs.replace(document, certificate=_json(made))
+    return checked(document, {})
+
+
+def certified(plan: Plan, problem: ProblemSpec) -> Certificate:
+    """The certificate of a deployed plan, from its numbers."""
+    found = deployed(account(plan, problem))
+    conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
+    own = (KEPT, DELAYED, APART) if plan.secure is not None else (KEPT, DELAYED)
+    return msgspec.structs.replace(found, conditions=(*conditions, *own))
+
+
+def _json(certificate: Certificate) -> bytes:
+    return msgspec.json.encode(certificate.to_builtins(), order="sorted")
+
+
+def _only(name: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
+
+
+def _party(name: str, table: Mapping[str, Any]) -> Party:
+    _only(name, table, ("name", "sign", "open"))
+    keys = []
+    for field in ("sign", "open"):
+        text = table.get(field)
+        if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
+            raise InputError(
+                f"{name}.{field} must be a public key of 64 hexadecimal digits, got {show(text)}"
+            )
+        keys.append(bytes.fromhex(text))
+    return Party(str(table.get("name")), *keys)
+
+
+def _columns(tables: Any) -> tuple[Column, ...]:
+    found = []
+    for i, table in enumerate(tables):
+        where = f"columns[{i}]"
+        _only(where, table, ("name", "low", "high", "unit"))
+        low = number(f"{where}.low", table.get("low", 0.0))
+        high = number(f"{where}.high", table.get("high", 1.0))
+        found.append(Column(str(table.get("name", i)), low, high, str(table.get("unit", ""))))
+    return tuple(found)
+
+
+def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
+    """The calendar of a spec: by dates, by a period, or by the seconds of a round."""
+    _only("calendar", table, ("start", "closes", "period", "round", "grace", "reward_deadline"))
+    start = _seconds("calendar.start", table.get("start"))
+    ways = [key for key in ("closes", "period", "round") if key in table]
+    if len(ways) != 1:
+        raise InputError(f"calendar must have one of closes, period and round, got {show(ways)}")
+    releases = range(1, plan.releases + 1)
+    if ways == ["closes"]:
+        closes = [_seconds("calendar.closes", each) for each in table["closes"]]
+    else:
+        (way,) = ways
+        length = integer(f"calendar.{way}", table[way], at_least=1)
+        closes = [start + length * (plan.end(k) if way == "round" else k) for k in releases]
+    spans = np.maximum(np.diff([start, *closes]), 1)
+    deadline = table.get("reward_deadline", int(spans.max(initial=0)))
+    return Calendar(
+        start,
+        tuple(closes),
+        integer("calendar.grace", table.get("grace", int(spans.min(initial=0))), at_least=0),
+        integer("calendar.reward_deadline", deadline, at_least=1),
+    )
+
+
+def _seconds(name: str, value: Any) -> int:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InputError(f"{name} must have a time zone, such as 2027-01-04T00:00:00Z")
+        return round(value.timestamp())
+    return integer(name, value, at_least=0)
+
+
+# ---- verification --------------------------------------------------------------------------------
+
+
+def load(source: str | Path | bytes) -> DeployedPlan:
+    """Read a plan file and verify it.
+
+    Parameters
+    ----------
+    source : str, Path or bytes
+        The file, or its content.
+
+    Returns
+    -------
+    DeployedPlan
+
+    Raises
+    ------
+    InputError
+        If it is no plan file, if its numbers are not what its certificate says, or if a
+        countersignature is not the party's.
+    """
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if len(data) > LARGEST:
+        raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
+    try:
+        inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
+        document = msgspec.msgpack.decode(inner, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"this is no plan file ({error})") from None
+    if _ENCODER.encode(document) != inner:
+        raise InputError("the plan file is not in canonical form")
+    return checked(document, signatures)
+
+
+def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
+    """The plan of a document, if everything in it fits together; InputError otherwise."""
+    if document.format != FORMAT:
+        raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
+    plan, problem = codec.decode(document.plan), codec.decode(document.problem)
+    if not isinstance(plan, Plan) or not isinstance(problem, ProblemSpec):
+        raise InputError("the plan file must hold a Plan and a ProblemSpec")
+    plan = check_plan(plan)
+    check_supported(plan)
+    _check_document(document, plan, problem)
+    _check_certificate(document, certified(plan, problem))
+    made = DeployedPlan(document, plan, dict(signatures))
+    for name, signature in signatures.items():
+        made.check_agreed(name, signature)
+    return made
+
+
+def check_supported(plan: Plan) -> None:
+    """Refuse a plan that the parties of this package do not run, or not privately."""
+    claim, protocol = plan.privacy, plan.protocol
+    if (
+        claim is None
+        or claim.budget is None
+        or not claim.exact
+        or not math.isfinite(claim.exact[0])
+    ):
+        raise InputError("a deployment needs a plan with a proven epsilon")
+    if protocol.id not in SUPPORTED:
+        raise InputError(
+            f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
+        )
+    known = released_as(PROTOCOLS[protocol.id], plan.release)
+    if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
+        protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
+    ):  # fmt: skip
+        raise InputError(f'the plan\'s protocol "{protocol.id}" is not the one of that name')
+    refused = {
+        "a trigger": plan.trigger is not None,
+        "eager selection": not plan.lazy,
+        "own rounds": plan.own is not None,
+        "a score function": plan.score is not None,
+        "another policy than ucb": plan.policy != "ucb",
+        "no clipping": plan.clip is None,
+        # A record that comes late would move the public count from one batch to another.
+        "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
+        "a user of several batches": claim.max_participations != 1,
+        'a relation other than "replace", which covers late records': claim.budget.relation
+        != "replace",
+        'a unit other than "user"': claim.budget.unit != "user",
+        # Its account is that of one dimension, where replacing may cost less than moving.
+        "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
+        'release "nested"': plan.release == "nested",
+        "no release": not plan.releases,
+        "columns of the factor with a negative inner product": not _delays_covered(plan),
+    }
+    wrong = [what for what, found in refused.items() if found]
+    if wrong:
+        raise InputError(f"deployments do not run plans with {', '.join(wrong)}")
+
+
+def _delays_covered(plan: Plan) -> bool:
+    """True if a record that moves from one leaf to another costs no more than replacing one."""
+    if plan.secure is not None:
+        size = plan.releases
+        encoder = np.zeros((size, size))
+        for k, row in enumerate(plan.secure.factor):
+            encoder[k, : k + 1] = row
+    elif plan.factor is not None:
+        encoder = plan.factor.encoder
+    else:
+        # Trees and Toeplitz factors have no negative entry.
+        return True
+    products = encoder.T @ encoder
+    return bool((products >= -1e-12 * products.max()).all())
+
+
+def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:
+    """Refuse parties, calendar or schema that do not fit the plan."""
+    names = [p.name for p in (*document.silos, document.hub)]
+    names += [document.helper.name] if document.helper else []
+    for name in names:
+        if len(name) > NAME or not _NAME.fullmatch(name):
+            raise InputError(
+                f"a party's name must be of small letters, digits and -, got {show(name)}"
+            )
+    keys = [
+        k for p in (*document.silos, document.hub, document.helper) if p for k in (p.sign, p.open)
+    ]
+    if len(set(names)) < len(names) or len(set(keys)) < len(keys):
+        raise InputError("parties must have different names and different keys")
+    if any(len(key) != KEY for key in keys):
+        raise InputError(f"public keys must have {KEY} bytes")
+    if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:
+        raise InputError(f"the plan is of {plan.silos} silos, got {len(document.silos)} parties")
+    sizes = (problem.silos, problem.horizon, problem.dimension)
+    if sizes != (plan.silos, plan.horizon, plan.dimension):
+        raise InputError("the plan's problem must have its silos, horizon and dimension")
+    if (document.helper is not None) != (plan.secure is not None):
+        need = "needs a helper" if plan.secure is not None else "has no use for a helper"
+        raise InputError(f'protocol "{plan.protocol.id}" {need}')
+    least = integer("least", document.least, at_least=1, at_most=plan.silos)
+    if plan.secure is not None and least != plan.silos:
+        raise InputError(
+            f"least must be all {plan.silos} silos with secure sums: a silo's rows only add up to "
+            f"prefix sums if none of them is missing, got {least}"
+        )
+    calendar, schema = document.calendar, document.schema
+    if len(calendar.closes) != plan.releases:
+        raise InputError(
+            f"calendar must close {plan.releases} leaves, one for each release of the plan, "
+            f"got {len(calendar.closes)}"
+        )
+    if any(
+        b <= a for a, b in zip((calendar.start, *calendar.closes), calendar.closes, strict=False)
+    ):
+        raise InputError("calendar must close leaves one after the other, after its start")
+    if calendar.grace < 0 or calendar.reward_deadline < 1:
+        raise InputError("calendar needs a grace >= 0 and a reward_deadline >= 1, in seconds")
+    if len(schema.columns) != plan.dimension:
+        raise InputError(
+            f"columns must be {plan.dimension}, the plan's dimension, got {len(schema.columns)}"
+        )
+    for column in schema.columns:
+        if not -math.inf < column.low < column.high < math.inf:
+            raise InputError(f"column {show(column.name)} must have a range low < high")
+    number("norm", schema.norm, above=0)
+    number("explore", document.explore, at_least=0, at_most=1)
+
+
+def _check_certificate(document: Document, found: Certificate) -> None:
+    """Refuse a certificate that is not the one of the plan's numbers, but for rounding."""
+    try:
+        said = json.loads(document.certificate)
+    except ValueError:
+        raise InputError("the plan file's certificate is no JSON") from None
+    if not _alike(said, json.loads(_json(found))):
+        raise InputError(
+            "the plan file's certificate is not the one of its numbers, which is "
+            f'"{found.status}" with {show(found.exact)}'
+        )
+
+
+_DIGITS = re.compile(r"[0-9.]+(e-?[0-9]+)?")
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """True if plain data are the same but for last digits, which machines may round otherwise."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_alike(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=SAME)
+    if isinstance(first, str) and isinstance(second, str):
+        # Sentences repeat the numbers, rounded.
+        return first == second or _DIGITS.sub("#", first) == _DIGITS.sub("#", second)
+    return type(first) is type(second) and bool(first == second)

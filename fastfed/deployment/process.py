@@ -1,0 +1,117 @@
+"""A party on disk: the writes of a step are durable, in order, before a message leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.party import Message, Party, Step
+from fastfed.deployment.silo import Decision, SiloParty
+from fastfed.deployment.store import Store, Write
+
+Clock = Callable[[], float]
+
+
+class Process:
+    """Runs one party on a store; safe to call from several threads.
+
+    Parameters
+    ----------
+    party : Party
+        A new one; it is told all that the store holds.
+    store : Store
+        Its writes, of this plan only.
+    ledger : Ledger, optional
+        Where charges go; of silos only.
+    clock : callable, default time.time
+        Seconds since 1970. Only deadlines use it.
+
+    Raises
+    ------
+    InputError
+        If the store is another plan's or party's, or its log is broken.
+    """
+
+    def __init__(
+        self, party: Party, store: Store, ledger: Ledger | None = None, clock: Clock = time.time
+    ) -> None:
+        self.party, self.store, self.ledger, self.clock = party, store, ledger, clock
+        self._turn = threading.RLock()
+        #: What the last tick could not do, such as spend more than a ceiling; empty if nothing.
+        self.problem = ""
+        digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
+        store.write(Write("plan", "", digest + party.name.encode()))
+        for write in store.writes():
+            party.fold(write)
+
+    def done(self, step: Step) -> tuple[Message, ...]:
+        """Make a step's writes durable; returns the messages that may leave now."""
+        for write in step.writes:
+            if isinstance(write, Charge):
+                assert self.ledger is not None
+                self.ledger.charge(write)
+            elif self.store.write(write):
+                self.party.fold(write)
+        return step.messages
+
+    def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
+        """Take in a message; Refused leaves everything as it was.
+
+        Returns the step, and its messages with those of what it made possible. Messages that only
+        ask again wait for the next `tick`, so that two parties do not talk for ever.
+        """
+        with self._turn:
+            step = self.party.handle(data, self.clock())
+            messages = self.done(step)
+            return step, (*messages, *self._ticked()[0])
+
+    def tick(self) -> tuple[Message, ...]:
+        """Do what the time asks for."""
+        with self._turn:
+            sent, last = self._ticked()
+            self.problem = last.problem
+            return (*sent, *last.messages)
+
+    def _ticked(self) -> tuple[tuple[Message, ...], Step]:
+        """Messages of all steps that wrote something, and the last step, which does not."""
+        sent: tuple[Message, ...] = ()
+        while True:
+            step = self.party.tick(self.clock())
+            if not step.writes:
+                return sent, step
+            sent += self.done(step)
+
+
+class SiloProcess(Process):
+    """A silo on disk, for its own application."""
+
+    party: SiloParty
+
+    def decide(self, actions: object, subject: str | None = None) -> Decision:
+        """Choose for one person, see `SiloParty.decide`; durable when it returns."""
+        with self._turn:
+            step, decision = self.party.decide(actions, self.clock(), subject)
+            self.done(step)
+            return decision
+
+    def reward(self, name: str, reward: float) -> None:
+        """The reward of a decision, see `SiloParty.reward`; durable when it returns."""
+        with self._turn:
+            self.done(self.party.reward(name, reward, self.clock()))
+
+    def cancel(self, name: str) -> None:
+        """End a decision without a reward; durable when it returns."""
+        with self._turn:
+            self.done(self.party.cancel(name, self.clock()))
+
+    def leave(self) -> None:
+        """Leave the federation; the hub hears of it with the next message."""
+        with self._turn:
+            self.done(self.party.leave())
+
+    def recover(self) -> None:
+        """Make up for what was sent but is not in this silo's state, see `SiloParty.recover`."""
+        with self._turn:
+            self.done(self.party.recover())

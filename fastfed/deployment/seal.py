@@ -1,0 +1,183 @@
+"""Noise as a function: of a secret, the plan, the drawer, the node, and what the noise hides.
+
+A party that is restored, restarted or copied draws the same noise for the same sums, and
+independent noise for other sums: two messages about one node are then either one message, or a
+composition that the ledger charges, and never a difference that cancels.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from fastfed._kernels import aggregation
+from fastfed._random import NoiseSource, entries
+from fastfed._sampling import Normals, fair_binomials
+from fastfed._validate import InputError
+from fastfed.deployment._crypto import KEY, keyed_digest, keystream
+from fastfed.protocols.plan import Plan
+
+_NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
+
+
+def make_secret(path: str | Path) -> bytes:
+    """Write a new secret to a file that only its owner can read, and nobody write; returns it.
+
+    Raises
+    ------
+    InputError
+        If the file exists: a secret is never replaced.
+    """
+    target = Path(path)
+    secret = secrets.token_bytes(KEY)
+    try:
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    except FileExistsError:
+        raise InputError(f"{target} exists; a secret is never replaced") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
+
+
+def read_secret(path: str | Path) -> bytes:
+    """Read a secret; InputError for a file that others can read, or of another length."""
+    target = Path(path)
+    with open(target, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        secret = file.read(KEY + 1)
+    if mode & 0o077:
+        raise InputError(f"{target} can be read by others (mode {mode:o}); chmod 400 it")
+    if len(secret) != KEY:
+        raise InputError(f"{target} must hold {KEY} bytes")
+    return secret
+
+
+class _Stream:
+    """Bytes of one draw, in order; those of long uniforms by their place."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._at, self._bytes = key, 0, b""
+
+    def __call__(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._bytes):
+            self._bytes = keystream(self._key, max(2 * end, 4096))
+        found = self._bytes[self._at : end]
+        self._at = end
+        return found
+
+    def further(self, index: int, start: int, count: int) -> bytes:
+        """Bytes of uniform ``index`` from bit ``start`` on."""
+        place = (part.to_bytes(8, "big") for part in (index, start))
+        return keystream(keyed_digest(self._key, _MORE, *place), count)
+
+
+class SealedNoise:
+    """Noise of one party of a deployment, the same whenever it is drawn for the same sums.
+
+    It has ideal draws, so that releases are exact (docs/exact.md).
+
+    Parameters
+    ----------
+    secret : bytes
+        32 bytes that only this party knows.
+    plan : bytes
+        SHA-256 of the plan file.
+    owner : str
+        The party's name.
+
+    Notes
+    -----
+    Guarantee: to whoever does not know the secret, draws for different (node, sums) are
+    independent and ideal, as far as BLAKE2b and ChaCha20 cannot be told from random functions.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """True: it has ideal draws."""
+        return True
+
+    def __init__(self, secret: bytes, plan: bytes, owner: str) -> None:
+        if not isinstance(secret, bytes) or len(secret) != KEY:
+            raise InputError(f"secret must be {KEY} bytes")
+        self._secret, self._plan, self._owner = secret, plan, owner.encode()
+        self._hidden: dict[int, bytes] = {}
+
+    @property
+    def source(self) -> NoiseSource:
+        """This noise for step objects; it has the draws of deployed protocols alone."""
+        return cast(NoiseSource, self)
+
+    def hides(self, node: int, sums: bytes) -> None:
+        """Say what the noise of a node is about to hide; must come before it is drawn."""
+        self._hidden[node] = sums
+
+    def key(self, purpose: bytes, silo: int, node: int) -> bytes:
+        """Key of one draw."""
+        if node not in self._hidden:
+            raise InputError(f"the noise of node {node} was asked for before its sums were known")
+        place = silo.to_bytes(8, "big"), node.to_bytes(8, "big")
+        parts = self._plan, self._owner, *place, self._hidden[node]
+        return keyed_digest(self._secret, purpose, *parts)
+
+    def ideal(self, silo: int, node: int, dimension: int) -> Normals:
+        """Draw the d + d (d + 1) / 2 standard normals of one node, bias part first."""
+        size = dimension + dimension * (dimension + 1) // 2
+        return Normals(size, _Stream(self.key(_NOISE, silo, node)))
+
+    def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw those of `ideal` as float64, for display only."""
+        return self.ideal(silo, node, dimension).values
+
+    def coins(
+        self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
+    ) -> np.ndarray:
+        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
+        stream = _Stream(self.key(_NOISE, silo, node))
+        drawn = fair_binomials(entries(dimension, trials), stream)
+        return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
+
+    def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
+        """Uniform words (size,) that split a message into two shares, and a seed to encrypt by."""
+        key = self.key(_PAD, silo, node)
+        made = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
+        return made, keyed_digest(key, b"fastfed sealing")
+
+
+def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
+    """What each node that is drawn for a release hides, by the node's number.
+
+    A node of a tree hides the sum of its leaves and no more, so that a record which comes in late
+    leaves the noise of a node that holds both leaves as it is. Where noise is of prefixes, row k
+    of the factor is about leaves 1..k.
+
+    Parameters
+    ----------
+    plan : Plan
+    release : int
+        k >= 1.
+    leaves : ndarray, shape (k, s)
+        The exact sums of leaves 1..k.
+    """
+
+    def node(level: int) -> bytes:
+        return _exact(leaves[release - (1 << level) : release].sum(axis=0))
+
+    if plan.secure is None and plan.release == "tree":
+        return {release: node(aggregation.node_level(release))}
+    if plan.secure is None and plan.release == "honaker":
+        first = aggregation.honaker_number(release)
+        levels = range(aggregation.node_level(release) + 1)
+        return {first + level: node(level) for level in levels}
+    return {release: _exact(leaves[:release])}
+
+
+def _exact(sums: np.ndarray) -> bytes:
+    """Bytes of exact sums; a 0 has no sign."""
+    return (sums + 0.0).astype("<f8").tobytes()

@@ -1,0 +1,363 @@
+"""The network around processes: the hub listens, silos and helper dial out.
+
+One POST carries one message, and its answer the messages for the sender. Whatever is lost is asked
+for again, since a party's `tick` says again what was not answered. A silo's own application talks
+to it through a Unix socket in the silo's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fastfed._validate import InputError
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.process import Process, SiloProcess
+
+PATH = "/v1/messages"
+#: Seconds between two ticks, and until a request is given up.
+EVERY, PATIENCE = 5.0, 30.0
+#: The most bytes of an application's request.
+REQUEST = 1 << 24
+
+# ---- the hub -------------------------------------------------------------------------------------
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class HubApp:
+    """The hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
+
+    Answers 200 with the messages for the sender, 400 for a message that is refused, 409 for one
+    that contradicts an earlier one, 413 for one that is too large.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        status, kind, body = await self._answer(scope, receive)
+        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, bytes, bytes]:
+        text = b"text/plain; charset=utf-8"
+        where = scope["method"], scope["path"]
+        if where == ("GET", "/status"):
+            return 200, b"application/json", json.dumps(self._hub.status()).encode()
+        if where == ("GET", "/metrics"):
+            return 200, text, self.metrics().encode()
+        if where != ("POST", PATH):
+            return 404, text, b"not found"
+        data, more = b"", True
+        while more:
+            event = await receive()
+            if event["type"] != "http.request":
+                return 400, text, b"the request was cut off"
+            data += event.get("body", b"")
+            more = event.get("more_body", False)
+            if len(data) > self._hub.wire.largest:
+                return 413, text, b"the message is too large"
+        try:
+            return await asyncio.to_thread(self.answer, data)
+        except InputError as error:
+            return 400, text, str(error).encode()
+
+    @property
+    def _hub(self) -> Hub:
+        party = self.process.party
+        assert isinstance(party, Hub)
+        return party
+
+    def answer(self, data: bytes) -> tuple[int, bytes, bytes]:
+        """Status, type and body of the answer to one message; what it leads to is durable."""
+        step, messages = self.process.handle(data)
+        if step.problem:
+            return 409, b"text/plain; charset=utf-8", step.problem.encode()
+        sender = self._hub.wire.read(data).sender
+        mine = [message.data for message in messages if message.to == sender]
+        return 200, b"application/msgpack", msgspec.msgpack.encode(mine)
+
+    def metrics(self) -> str:
+        """Numbers for Prometheus, none of them of a record."""
+        status = self._hub.status()
+        numbers = {
+            "releases_total": status["releases"],
+            "released": status["released"],
+            "silos_waited_for": len(status["waiting_for"]),  # type: ignore[arg-type]
+            "alarms": len(status["alarms"]),  # type: ignore[arg-type]
+        }
+        return "".join(f"fastfed_hub_{name} {value}\n" for name, value in numbers.items())
+
+
+def local(host: str) -> bool:
+    """True for an address of this machine alone."""
+    return host in ("localhost", "127.0.0.1", "::1")
+
+
+def serve(
+    process: Process, host: str, port: int, cert: str | None = None, key: str | None = None
+) -> None:
+    """Run the hub until it is stopped.
+
+    Without a certificate it listens on this machine alone, where a proxy may end TLS.
+
+    Raises
+    ------
+    InputError
+        For another address without a certificate, and without the extra.
+    """
+    if not isinstance(process.party, Hub):
+        raise InputError(f"{process.party.name} is not the hub of its plan")
+    if cert is None and not local(host):
+        raise InputError(f"host {host} needs a certificate and its key: cert, key")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise InputError("the hub needs uvicorn: pip install 'fastfed[deploy]'") from error
+    config = uvicorn.Config(
+        HubApp(process), host=host, port=port, log_level="warning", http="h11", ws="none",
+        lifespan="off", ssl_certfile=cert, ssl_keyfile=key,
+    )  # fmt: skip
+    config.load()
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    uvicorn.Server(config).run()
+
+
+# ---- silos and helper ----------------------------------------------------------------------------
+
+
+class Dialer:
+    """Carries a party's messages to the hub, and the hub's answers back.
+
+    Parameters
+    ----------
+    process : Process
+        A silo's or the helper's.
+    hub : str
+        The hub's address: https://..., or http:// on this machine.
+    ca : str, optional
+        File with the certificate authority that the hub's certificate must be of.
+    cert, key : str, optional
+        The party's own certificate, where the hub asks for one.
+
+    Raises
+    ------
+    InputError
+        For http:// to another machine.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        hub: str,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        parts = urlsplit(hub)
+        if parts.scheme != "https" and not (parts.scheme == "http" and local(parts.hostname or "")):
+            raise InputError(f"hub must be https://..., or http:// on this machine, got {hub}")
+        self.process, self.url = process, hub.rstrip("/") + PATH
+        self._context = None
+        if parts.scheme == "https":
+            self._context = ssl.create_default_context(cafile=ca)
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+            if cert is not None:
+                self._context.load_cert_chain(cert, key)
+
+    def round(self) -> str:
+        """Tick once and carry everything; returns what went wrong, empty if nothing did."""
+        messages = list(self.process.tick())
+        trouble = self.process.problem
+        while messages:
+            message = messages.pop(0)
+            try:
+                answers = self._post(message.data)
+            except InputError as error:
+                trouble = str(error)
+                continue
+            for data in answers:
+                try:
+                    step, more = self.process.handle(data)
+                    trouble = step.problem or trouble
+                    messages += more
+                except InputError as error:
+                    trouble = str(error)
+        return trouble
+
+    def _post(self, data: bytes) -> list[bytes]:
+        """The hub's answers to one message; InputError with what it said otherwise."""
+        request = urllib.request.Request(self.url, data, {"content-type": "application/msgpack"})
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=self._context) as found:
+                body = found.read(self._largest + 1)
+        except urllib.error.HTTPError as error:
+            said = error.read(1000).decode(errors="replace")
+            raise InputError(f"the hub answered {error.code}: {said}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise InputError(f"the hub cannot be reached ({error})") from None
+        try:
+            return msgspec.msgpack.decode(body, type=list[bytes])
+        except msgspec.DecodeError:
+            raise InputError("the hub's answer is no list of messages") from None
+
+    @property
+    def _largest(self) -> int:
+        """Bytes of an answer, at most: all broadcasts, and a receipt."""
+        party: Any = self.process.party
+        return int(party.wire.largest) * (party.plan.releases + 2)
+
+    def run(
+        self, stop: threading.Event, every: float = EVERY, say: Callable[[str], None] = print
+    ) -> None:
+        """Carry messages until `stop` is set."""
+        last = ""
+        while not stop.is_set():
+            try:
+                trouble = self.round()
+            except (InputError, OSError) as error:
+                # A disk that is full: nothing was sealed, and the next round tries again.
+                trouble = str(error)
+            if trouble and trouble != last:
+                say(trouble)
+            last = trouble
+            stop.wait(every)
+
+
+# ---- a silo's own application --------------------------------------------------------------------
+
+
+def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The answer to an application: /decide, /reward, /cancel, /status, /recover, /leave."""
+    if path == "/decide":
+        made = silo.decide(given.get("actions"), given.get("subject"))
+        return {
+            "id": made.id,
+            "action": made.action,
+            "propensity": made.propensity,
+            "model": made.model,
+            "learns": made.learns,
+        }
+    if path == "/reward":
+        silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
+    elif path == "/cancel":
+        silo.cancel(str(given.get("id")))
+    elif path == "/recover":
+        silo.recover()
+    elif path == "/leave":
+        silo.leave()
+    elif path != "/status":
+        raise InputError(f"there is no {path[:40]}")
+    return silo.party.status()
+
+
+class Application(ThreadingMixIn, UnixStreamServer):
+    """Serves a silo's application through a Unix socket that its owner alone can use.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    path : str or Path
+        The socket; one that was left behind is replaced.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, silo: SiloProcess, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            super().__init__(str(path), _handler(silo))
+        finally:
+            os.umask(before)
+
+
+def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answers POST with JSON."""
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("content-length") or 0)
+            try:
+                if not 0 <= length <= REQUEST:
+                    raise InputError(f"a request must be at most {REQUEST} bytes, got {length}")
+                given = json.loads(self.rfile.read(length) or b"{}")
+                if not isinstance(given, dict):
+                    raise InputError("a request must be a JSON object")
+                status, made = 200, answers(silo, self.path, given)
+            except (InputError, json.JSONDecodeError) as error:
+                status, made = 400, {"error": str(error)}
+            body = json.dumps(made).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "application"
+
+        def log_message(self, format: str, *values: Any) -> None:
+            """Requests hold data of patients: nothing is logged."""
+
+    return Handler
+
+
+class SiloClient:
+    """What an application in Python calls.
+
+    Parameters
+    ----------
+    path : str or Path
+        The silo's socket.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+
+    def call(self, what: str, **given: Any) -> dict[str, Any]:
+        """POST to one of the paths of `answers`.
+
+        Raises
+        ------
+        InputError
+            With what the silo said, if it refused.
+        OSError
+            If the silo cannot be reached.
+        """
+        connection = http.client.HTTPConnection("silo", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.sock.connect(self._path)
+            connection.request("POST", "/" + what, json.dumps(given))
+            found = connection.getresponse()
+            made: dict[str, Any] = json.loads(found.read())
+        except http.client.HTTPException as error:
+            raise OSError(f"the silo stopped before it answered ({error})") from None
+        finally:
+            connection.close()
+        if found.status != 200:
+            raise InputError(made.get("error", "the silo refused"))
+        return made

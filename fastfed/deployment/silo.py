@@ -1,0 +1,554 @@
+"""A silo of a deployment: decisions and rewards from its own application, one report a release.
+
+Invariants, see docs/deployment.md: a report is made once for each release, and is durable before
+its first byte leaves; its noise is a function of what it hides; a record enters the one leaf whose
+period it became known in; a release is charged before it is sealed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from fastfed._kernels import aggregation, environments
+from fastfed._random import NoiseSource
+from fastfed._validate import InputError, number, show
+from fastfed.bandits.acting import Acting
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import digest, keyed_digest, sealed_to
+from fastfed.deployment.ledger import Charge, Ledger, charge_of
+from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
+from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.seal import SealedNoise, hidden_by
+from fastfed.deployment.store import Write
+from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.randomizer import SumRandomizer
+from fastfed.protocols.secure_sum import Sharer
+
+_SUBJECT = b"fastfed subject"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An action for one person, durable before the application hears of it.
+
+    Parameters
+    ----------
+    id : str
+        To be named with the reward.
+    action : int
+        Index of the row to play.
+    propensity : float
+        The chance that this action had.
+    model : int
+        The release that chose it.
+    learns : bool
+        True if its reward will enter a report.
+    """
+
+    id: str
+    action: int
+    propensity: float
+    model: int
+    learns: bool
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a decision. offer: digest of the rows offered; x: the features played."""
+
+    action: int
+    propensity: float
+    model: int
+    learns: bool
+    time: float
+    x: bytes
+    offer: bytes
+    subject: bytes
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """How a decision ended: its reward and the leaf it entered, 0 for none."""
+
+    leaf: int
+    reward: float | None
+    time: float
+    why: str = ""
+
+
+class Model(Acting):
+    """Acts on the last broadcast."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._refresh(np.zeros(plan.statistic_size), 0)
+
+    def adopt(self, values: np.ndarray, release: int) -> None:
+        """Act on the sums of a release from now on."""
+        self._refresh(values, release)
+        self.release = release
+        # Plans are lazy, so a radius depends on the release alone.
+        self.round = self.plan.end(release)
+
+    def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
+        """Index and features of the action to play, of (K, d)."""
+        return self._best(features)
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat, (d,)."""
+        return self._estimate.theta.copy()
+
+
+class SiloParty(Speaker):
+    """One silo as a state machine.
+
+    Parameters
+    ----------
+    deployed : DeployedPlan
+        The plan file, verified.
+    name : str
+        The silo's.
+    secret : bytes
+        32 bytes that only this silo has.
+    ledger : Ledger
+        Its budget; only read here.
+    dataset : str
+        The entry of the ledger that its records belong to.
+    noise : NoiseSource, optional
+        By default `SealedNoise` of the secret. Pass ``SeededNoise`` only to simulate.
+    entropy : callable, optional
+        Gives so many random bytes; os.urandom, except in tests.
+    """
+
+    def __init__(
+        self,
+        deployed: DeployedPlan,
+        name: str,
+        secret: bytes,
+        ledger: Ledger,
+        dataset: str = "records",
+        *,
+        noise: NoiseSource | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        super().__init__(deployed, name, secret)
+        self.index = deployed.index(name)
+        self.ledger, self.dataset = ledger, dataset
+        self._secret, self._entropy = secret, entropy
+        self._sealing = SealedNoise(secret, deployed.digest, name)
+        self._noise: NoiseSource = self._sealing.source if noise is None else noise
+        self._range = Range(self.plan)
+        self._points = self._randomizer()
+        #: What is durable.
+        self.model = Model(self.plan)
+        self.decisions: dict[str, Decided] = {}
+        self.ended: dict[str, Ended] = {}
+        self.sealed: dict[int, bytes] = {}
+        self.without: dict[int, str] = {}
+        self.broadcasts: dict[int, bytes] = {}
+        self.alarms: list[str] = []
+        self.left = ""
+        self._leaves = np.zeros((self.plan.releases, self.plan.statistic_size))
+        self._learning = 0
+        self._subjects: set[bytes] = set()
+        #: What was heard since the start.
+        self._nonce = entropy(16)
+        self._answered = False
+        self._held: set[int] = set()
+        self.lost: dict[int, bytes] = {}
+        self.over = ""
+
+    def _randomizer(self) -> SumRandomizer | Sharer:
+        """What makes reports of leaf sums: a new one, which has made none."""
+        if self.plan.secure is not None:
+            return Sharer(self.plan.secure, self.index, self._noise)
+        return SumRandomizer(self.plan, self.index, self._noise)
+
+    # ---- the application -------------------------------------------------------------------------
+
+    def decide(
+        self, actions: object, now: float, subject: str | None = None
+    ) -> tuple[Step, Decision]:
+        """Choose for one person; any number of decisions may be open.
+
+        Parameters
+        ----------
+        actions : array_like, shape (K, columns)
+            The rows offered, in the units of the plan's columns.
+        now : float
+            Seconds since 1970.
+        subject : str, optional
+            Who it is. The plan counts each person once: a later decision for the same one is
+            acted on, but nothing is learned from it. Only a keyed digest is kept.
+
+        Raises
+        ------
+        InputError
+            For rows that do not fit the schema, and while the silo must be recovered.
+        """
+        self._check_recovered()
+        features = self.deployed.document.schema.features(actions)
+        explore = self.deployed.document.explore
+        chosen, x = self.model.select(features)
+        count = len(features)
+        chance = int.from_bytes(self._entropy(8), "big") >> 11
+        greedy = chosen
+        if chance * 2.0**-53 < explore:
+            chosen = _uniform(count, self._entropy)
+            x = features[chosen]
+        propensity = explore / count + (1.0 - explore) * (chosen == greedy)
+        who = (
+            b"" if subject is None else keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
+        )
+        kept = Decided(
+            int(chosen),
+            float(propensity),
+            self.model.release,
+            self._admits(now) and who not in self._subjects,
+            float(now),
+            packed(np.array(x, dtype=np.float64)),
+            digest(packed(features))[:16],
+            who,
+        )
+        name = self._entropy(8).hex()
+        decision = Decision(name, kept.action, kept.propensity, kept.model, kept.learns)
+        return Step((Write("decision", name, wire.encoded(kept)),)), decision
+
+    def _admits(self, now: float) -> bool:
+        """True if what is decided now may be learned from.
+
+        Radii and ranges count on at most ``end(k)`` records by release k. Whether a decision is
+        one of them depends on the number of decisions before it, never on a reward.
+        """
+        calendar = self.deployed.document.calendar
+        period = calendar.period(now)
+        within = now >= calendar.start and period <= self.plan.releases and not self.left
+        return within and self._learning < self.plan.end(period)
+
+    def reward(self, name: str, reward: float, now: float) -> Step:
+        """The reward of a decision; it enters the leaf of the period in which it became known.
+
+        After the deadline, or where nothing was to be learned, it is kept and enters none. The
+        same reward again changes nothing.
+        """
+        self._check_recovered()
+        y = number("reward", reward)
+        decided = self._decided(name)
+        known = self.ended.get(name)
+        if known is not None:
+            if known.reward == y and known.why != "cancelled":
+                return Step()
+            raise InputError(f"decision {name} has ended already, with {show(known.reward)}")
+        calendar = self.deployed.document.calendar
+        leaf = self._leaf(now)
+        late = now > decided.time + calendar.reward_deadline
+        why = "late" if late else "" if decided.learns and leaf <= self.plan.releases else "unused"
+        ended = Ended(0 if why else leaf, y, float(now), why)
+        return Step((Write("ended", name, wire.encoded(ended)),))
+
+    def _leaf(self, now: float) -> int:
+        """The leaf that what becomes known now enters: one that is not closed."""
+        return max(self.deployed.document.calendar.period(now), self.done + 1)
+
+    def cancel(self, name: str, now: float) -> Step:
+        """End a decision without a reward."""
+        self._decided(name)
+        known = self.ended.get(name)
+        if known is not None:
+            if known.why == "cancelled":
+                return Step()
+            raise InputError(f"decision {name} has ended already, with {show(known.reward)}")
+        return Step((Write("ended", name, wire.encoded(Ended(0, None, float(now), "cancelled"))),))
+
+    def _decided(self, name: str) -> Decided:
+        found = self.decisions.get(name)
+        if found is None:
+            raise InputError(f"there is no decision {show(name)}")
+        return found
+
+    def _check_recovered(self) -> None:
+        if self.lost:
+            raise InputError(
+                f"the hub has reports of releases {sorted(self.lost)} that this silo's state does "
+                "not know: it was restored from a backup, or copied; recover it first"
+            )
+
+    def leave(self) -> Step:
+        """Leave the federation: later sets are without this silo; `tick` tells the hub."""
+        return Step((Write("left", "", b"left"),))
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> int:
+        """Leaves that are closed for this silo: sealed, or left out."""
+        k = 0
+        while k + 1 in self.sealed or k + 1 in self.without:
+            k += 1
+        return max(k, max(self.lost, default=0))
+
+    @property
+    def stopped(self) -> str:
+        """Why nothing is sent any more; empty while the silo takes part."""
+        return self.left or self.over or (self.alarms[0] if self.alarms else "")
+
+    def fold(self, write: Write) -> None:
+        """Take in a write that is durable."""
+        kind, key, value = write
+        if kind == "decision":
+            self.decisions[key] = kept = msgspec.msgpack.decode(value, type=Decided)
+            self._learning += kept.learns
+            if kept.subject:
+                self._subjects.add(kept.subject)
+        elif kind == "ended":
+            self.ended[key] = ended = msgspec.msgpack.decode(value, type=Ended)
+            if ended.leaf:
+                aggregation.add(self._leaves[ended.leaf - 1], self._point(key, ended))
+        elif kind == "sealed":
+            self.sealed[int(key)] = value
+            self.lost.pop(int(key), None)
+        elif kind == "without":
+            self.without[int(key)] = value.decode()
+            self.lost.pop(int(key), None)
+        elif kind == "broadcast":
+            self.broadcasts[int(key)] = value
+            body = self.wire.body(self.wire.read(value), Broadcast)
+            self.model.adopt(self.wire.floats(body.values, "the broadcast"), int(key))
+        elif kind == "alarm":
+            self.alarms.append(value.decode())
+        elif kind == "left":
+            self.left = "the silo has left"
+
+    def _point(self, name: str, ended: Ended) -> np.ndarray:
+        """The statistic of a record, (s,)."""
+        x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
+        clip = self.plan.clip
+        assert clip is not None and ended.reward is not None
+        y, _, _ = clip.apply(x, ended.reward)
+        return self._points.point(x, y)
+
+    def status(self) -> dict[str, object]:
+        """What the silo does, as plain data without values of records."""
+        return {
+            "plan": self.deployed.digest.hex(),
+            "silo": self.name,
+            "model": self.model.release,
+            "releases": self.plan.releases,
+            "sealed": sorted(self.sealed),
+            "without": {str(k): why for k, why in sorted(self.without.items())},
+            "open_decisions": len(self.decisions) - len(self.ended),
+            "lost": sorted(self.lost),
+            "stopped": self.stopped,
+            "theta": self.model.theta.tolist(),
+        }
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _to_hub(self, release: int, body: wire.Body) -> Message:
+        return Message(self.deployed.document.hub.name, self.made(release, body))
+
+    def _join(self) -> Message:
+        agreed = self.deployed.agreed(self.identity)
+        return self._to_hub(self.model.release, wire.Join(self._nonce, agreed))
+
+    def tick(self, now: float) -> Step:
+        """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
+
+        Until the hub has answered, and while the silo must be recovered, nothing is sealed.
+        """
+        if self.left and not self.over:
+            return Step((), (self._to_hub(0, wire.Leave()),))
+        if self.stopped:
+            return Step()
+        if not self._answered or self.lost:
+            return Step((), (self._join(),))
+        closed = self.deployed.document.calendar.closed(now)
+        if self.done < min(closed, self.plan.releases):
+            release = self.done + 1
+            forgotten = self._forgotten(release)
+            if forgotten is not None:
+                self.lost[release] = forgotten
+                return Step((), (self._join(),))
+            return self._closing(release)
+        waiting = [k for k in self.sealed if k > self.model.release and k not in self._held]
+        hub = self.deployed.document.hub.name
+        sends = [Message(hub, self.sealed[k]) for k in sorted(waiting)]
+        if self.done > self.model.release:
+            sends.append(self._join())
+        return Step((), tuple(sends))
+
+    def _closing(self, release: int) -> Step:
+        """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
+        opened = release <= self.model.release
+        data = b"" if opened else self.report(release)
+        paid = self._charge(release, digest(data) if data else b"")
+        if not all(map(self.ledger.allows, paid)):
+            # Later releases wait, too: what they cost counts on this one having been charged.
+            return Step(problem=f"release {release} is more than the ceiling of the budget allows")
+        if opened:
+            return Step((*paid, Write("without", str(release), b"opened without this silo")))
+        message = Message(self.deployed.document.hub.name, data)
+        return Step((*paid, Write("sealed", str(release), data)), (message,))
+
+    def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
+        """The charge of a release; none where the ledger has it."""
+        found = self._paid(release)
+        made = charge_of(self.plan, self.deployed.digest, self.dataset, release, report)
+        return () if found is not None else (made,)
+
+    def _paid(self, release: int) -> Charge | None:
+        return self.ledger.charged(self.dataset, self.deployed.digest, release)
+
+    def _forgotten(self, release: int) -> bytes | None:
+        """Digest of a report of this release that the ledger paid for and that was another one.
+
+        Between its charge and its seal a report can be made again. If it comes out otherwise, the
+        silo's state was put back after it had been made, and it may have been sent.
+        """
+        paid = self._paid(release)
+        if paid is None or not paid.report or release in self.sealed or release in self.without:
+            return None
+        return paid.report if digest(self.report(release)) != paid.report else None
+
+    def report(self, release: int) -> bytes:
+        """The report of a release: the same bytes for the same records."""
+        leaves = self._leaves[:release]
+        for k in range(1, release + 1):
+            for node, sums in hidden_by(self.plan, k, leaves[:k]).items():
+                self._sealing.hides(node, sums)
+        made = self._randomizer()
+        if isinstance(made, Sharer):
+            return self._shares(release, made.row(leaves))
+        for leaf in leaves:
+            made.add(leaf)
+            values = made.report().values
+        return self.made(release, wire.Report(packed(values)))
+
+    def _shares(self, release: int, row: np.ndarray) -> bytes:
+        """A row in two shares, each uniform: the hub's, and the helper's, which it cannot read."""
+        helper = self.deployed.document.helper
+        assert helper is not None
+        pad, seed = self._sealing.pad(self.index, release, len(row))
+        inner = self.made(release, wire.Report(packed(pad)))
+        context = share_context(self.deployed, self.index, release)
+        sealed = sealed_to(helper.open, inner, context, seed)
+        return self.made(release, wire.Report(packed(row - pad), sealed))
+
+    def handle(self, data: bytes, now: float) -> Step:
+        """What a receipt or a broadcast of the hub leads to; Refused for anything else."""
+        found = self.wire.read(data, ("receipt", "broadcast"))
+        if found.sender != self.deployed.document.hub.name:
+            raise Refused(f"a silo hears the hub alone, got a {found.kind} of {found.sender}")
+        if found.kind == "receipt":
+            return self._receipt(self.wire.body(found, Receipt))
+        return self._broadcast(found, data)
+
+    def _receipt(self, body: Receipt) -> Step:
+        if body.silo != self.index:
+            raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
+        if body.nonce == self._nonce:
+            # All that the hub has: what is not in it is sent again.
+            self._answered, self._held = True, set()
+        for release, found in body.reports:
+            own = self.sealed.get(release)
+            if own is not None and digest(own) != found:
+                return self._alarm(
+                    f"the hub has another report of release {release} than this silo"
+                )
+            if own is not None:
+                self._held.add(release)
+            elif release not in self.without:
+                self.lost[release] = found
+        if body.ended:
+            self.over = body.ended
+        return Step()
+
+    def _broadcast(self, found: Envelope, data: bytes) -> Step:
+        release, last = found.release, self.model.release
+        if self.alarms:
+            # The last good model acts on.
+            return Step()
+        if release in self.broadcasts:
+            if self.broadcasts[release] != data:
+                return self._alarm(f"the hub sent two broadcasts of release {release}")
+            return Step()
+        if release != last + 1 or release > self.plan.releases:
+            # It comes again, in order, with the answer to the next question.
+            return Step()
+        body = self.wire.body(found, Broadcast)
+        before = digest(self.broadcasts[last]) if last else b""
+        if body.before != before:
+            return self._alarm(f"broadcast {release} does not follow the one before it")
+        wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
+        if len(body.entries) < self.deployed.document.least:
+            return self._alarm(f"broadcast {release} is of too few silos")
+        if self.plan.secure is not None:
+            self._check_opened(release, body)
+        mine = [entry for entry in body.entries if entry.silo == self.index]
+        own = self.sealed.get(release)
+        if mine and own is not None and mine[0].digest != digest(own):
+            return self._alarm(f"broadcast {release} holds another report than this silo sent")
+        values = self.wire.floats(body.values, f"broadcast {release}")
+        check_range(values, self._range.broadcast(release), f"broadcast {release}")
+        trial = copy.copy(self.model)
+        try:
+            trial.adopt(values, release)
+        except environments.SimulationError as error:
+            raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
+        if mine and own is None and release not in self.without:
+            self.lost[release] = mine[0].digest
+        return Step((Write("broadcast", str(release), data),))
+
+    def _check_opened(self, release: int, body: Broadcast) -> None:
+        """Refuse a broadcast whose set the helper did not open."""
+        helper = self.deployed.document.helper
+        opened = self.wire.read(body.helper, ("set",))
+        said = self.wire.body(opened, wire.Opened)
+        signed = helper is not None and opened.sender == helper.name
+        if not signed or opened.release != release or said.entries != body.entries:
+            raise Refused(f"broadcast {release} is not of the set that the helper opened")
+
+    def _alarm(self, text: str) -> Step:
+        """Stop: act on the last good model and send nothing."""
+        return Step((Write("alarm", text, text.encode()),), problem=text)
+
+    def recover(self) -> Step:
+        """Make up for reports that were sent but are not in this silo's state.
+
+        The same records give the same bytes, and nothing is lost. Other records: the report is
+        given up, and as a record may now be in two leaves the whole plan is charged once more.
+        """
+        writes: list[Write | Charge] = []
+        again = -min(self.lost, default=0)
+        for release in range(1, max(self.lost, default=0) + 1):
+            if release in self.sealed or release in self.without:
+                continue
+            wanted = self.lost.get(release)
+            writes += self._charge(release, wanted or b"")
+            made = b"" if wanted is None else self.report(release)
+            if wanted is not None and digest(made) == wanted:
+                writes.append(Write("sealed", str(release), made))
+            else:
+                writes += self._charge(again) if wanted is not None else []
+                writes.append(Write("without", str(release), b"lost with the state it was made of"))
+        return Step(tuple(writes))
+
+
+def share_context(deployed: DeployedPlan, silo: int, release: int) -> bytes:
+    """What a share for the helper is bound to."""
+    return deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
+
+
+def _uniform(count: int, entropy: Callable[[int], bytes]) -> int:
+    """A uniform index below ``count``."""
+    bits = count.bit_length()
+    while True:
+        found = int.from_bytes(entropy(8), "big") >> (64 - bits)
+        if found < count:
+            return found

@@ -1,0 +1,360 @@
+"""A small federation for tests: keys, spec, parties in memory, and a seeded scheduler of faults."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from functools import lru_cache
+
+import numpy as np
+
+from fastfed._validate import InputError
+from fastfed.deployment import plans, wire
+from fastfed.deployment._crypto import Identity, digest, keyed_digest
+from fastfed.deployment.helper import Helper
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, Write
+from fastfed.deployment.wire import Broadcast, Opened, Refused
+
+# A signature is checked by every receiver; in tests the same one many times over.
+wire.verified = lru_cache(maxsize=4096)(wire.verified)
+
+START, PERIOD, GRACE = 1000, 100, 50
+
+
+def secret(name):
+    return keyed_digest(b"s" * 32, b"tests", name.encode())
+
+
+def party(name):
+    sign, open_ = Identity(secret(name)).public
+    return {"name": name, "sign": sign.hex(), "open": open_.hex()}
+
+
+def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
+    """A spec as a mapping; keywords replace its tables."""
+    system = {"horizon": batches * batch, "protocol": protocol, "epsilon": 1.0, "delta": 1e-6}
+    system |= more.pop("system", {"batch_size": batch})
+    made = {
+        "federation": {"name": "tests", "least": silos if protocol == "secure-sum" else 2},
+        "system": system,
+        "calendar": {"start": START, "period": PERIOD, "grace": GRACE, "reward_deadline": 250},
+        "columns": [{"name": f"x{i}", "low": -1.0, "high": 1.0} for i in range(dimension)],
+        "norm": 1.0,
+        "silos": [party(f"silo{i}") for i in range(silos)],
+        "hub": {k: v for k, v in party("hub").items() if k != "name"},
+    }
+    if protocol == "secure-sum":
+        made["helper"] = {k: v for k, v in party("helper").items() if k != "name"}
+    return made | more
+
+
+_PLANS = {}
+
+
+def deployed(protocol="silo-ldp", **keys):
+    """A compiled plan; made once for each spec."""
+    text = repr((protocol, sorted(keys.items(), key=str)))
+    if text not in _PLANS:
+        _PLANS[text] = plans.compile_plan(spec(protocol, **keys))
+    return _PLANS[text]
+
+
+class Federation:
+    """Processes in memory whose messages all arrive at once."""
+
+    def __init__(self, plan, noise=None):
+        self.plan, self.now = plan, float(START)
+        self.processes, self.ledgers = {}, {}
+        for name in plan.silos:
+            self.ledgers[name] = ledger = Ledger(":memory:")
+            ledger.set_ceiling("records", 1.0, 1e-6)
+            party = SiloParty(plan, name, secret(name), ledger, noise=noise)
+            self.add(SiloProcess(party, MemoryStore(), ledger, lambda: self.now))
+        self.add(
+            Process(
+                Hub(plan, secret("hub"), noise=noise),
+                MemoryStore(),
+                None,
+                lambda: self.now,
+            )
+        )
+        if plan.shared:
+            self.add(Process(Helper(plan, secret("helper")), MemoryStore(), None, lambda: self.now))
+
+    def add(self, process):
+        self.processes[process.party.name] = process
+
+    def settle(self):
+        """Ticks and messages until nothing new is said."""
+        for _ in range(6):
+            mail = [m for process in self.processes.values() for m in process.tick()]
+            while mail:
+                to, data = mail.pop(0)
+                if to not in self.processes:
+                    continue
+                with suppress(Refused):
+                    mail += self.processes[to].handle(data)[1]
+
+
+class Violation(AssertionError):
+    """An invariant that did not hold."""
+
+
+class Forgetful(MemoryStore):
+    """A store whose last writes are lost when its process is killed: no fsync."""
+
+    def kept(self):
+        return MemoryStore(self._writes[: max(1, len(self._writes) - 3)])
+
+
+class World:
+    """Parties, a network that loses and repeats, a clock, and a random number generator."""
+
+    def __init__(
+        self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, reverse=False, forget=False
+    ):
+        self.plan, self.random = plan, random.Random(seed)
+        self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
+        self.kill_chance, self.restore_chance = kill, restore
+        self.reverse, self.forget = reverse, forget
+        self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
+        self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
+        self.ledgers = {name: Ledger(":memory:") for name in plan.silos}
+        for ledger in self.ledgers.values():
+            ledger.set_ceiling("records", 20.0, 1e-5)
+        self.backups = {name: [] for name in plan.silos}
+        self.truth = {}  # (silo, decision) -> (leaf by the calendar)
+        self.open = {name: [] for name in plan.silos}
+        self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
+        self.parties, self.down = {}, {}
+        for each in plan.parties:
+            self.start(each.name)
+
+    # ---- processes -------------------------------------------------------------------------------
+
+    def start(self, name):
+        if name in self.plan.silos:
+            made = self.kinds["silo"](
+                self.plan, name, secret(name), self.ledgers[name], entropy=self.random.randbytes
+            )
+        elif name == "hub":
+            made = self.kinds["hub"](self.plan, secret(name))
+        else:
+            made = self.kinds["helper"](self.plan, secret(name))
+        self.parties[name] = made
+        for write in self.stores[name].writes():
+            made.fold(write)
+
+    def kill(self, name):
+        self.kills += 1
+        if self.random.random() < 0.3:
+            self.down[name] = self.now + self.random.uniform(0, 2 * PERIOD)
+        if self.forget:
+            self.stores[name] = Forgetful(list(self.stores[name].kept().writes()))
+        self.start(name)
+        for (silo, release), data in self.reports.items():
+            if (
+                silo == name
+                and not self.restores
+                and self.parties[name].sealed.get(release) != data
+            ):
+                raise Violation(f"invariant 1: {name} sent release {release}, and has forgotten it")
+
+    def dies(self, name):
+        if self.random.random() >= self.kill_chance:
+            return False
+        self.kill(name)
+        return True
+
+    def restore(self, name):
+        """Put a silo's state, and not its ledger, back to an old backup."""
+        if self.backups[name]:
+            self.restores += 1
+            self.stores[name] = MemoryStore(self.random.choice(self.backups[name]))
+            self.start(name)
+
+    def perform(self, name, step):
+        """Writes one by one, then messages one by one; killed anywhere between two of them."""
+        writes = step.writes[::-1] if self.reverse else step.writes
+        for write in writes:
+            if self.dies(name):
+                return False
+            if isinstance(write, Charge):
+                self.ledgers[name].charge(write)
+            elif self.stores[name].write(write):
+                self.check_write(name, write)
+                self.parties[name].fold(write)
+        for message in step.messages:
+            if self.dies(name):
+                return False
+            self.check_sent(name, message)
+            self.network.append(message)
+        return True
+
+    def ask(self, name, question):
+        """A step of a party, asked for twice: it must be the same."""
+        if self.now < self.down.get(name, 0):
+            return Step()
+        first = question()
+        if self.random.random() < 0.1 and question() != first:
+            raise Violation(f"invariant 2: {name} answers the same question in two ways")
+        return first
+
+    # ---- invariants ------------------------------------------------------------------------------
+
+    def check_write(self, name, write):
+        if write.kind == "sealed":
+            paid = {c.release for c in self.ledgers[name].charges("records")}
+            if int(write.key) not in paid:
+                raise Violation(f"invariant 5: {name} sealed release {write.key} uncharged")
+        if write.kind == "set":
+            self.check_set(int(write.key), self.plan.wire.read(write.value), Opened)
+        if write.kind == "ended" and name != "hub":
+            ended = self.parties[name]
+            leaf = _ended(write).leaf
+            wanted = max(self.plan.document.calendar.period(self.now), ended.done + 1)
+            if leaf and leaf != wanted:
+                raise Violation(
+                    f"invariant 3: a record of {name} entered leaf {leaf}, not {wanted}"
+                )
+
+    def check_sent(self, name, message):
+        found = self.plan.wire.read(message.data)
+        if found.kind == "report":
+            known = self.reports.setdefault((name, found.release), message.data)
+            if known != message.data:
+                raise Violation(f"invariant 1: two reports of {name} for release {found.release}")
+        elif found.kind in ("set", "broadcast"):
+            self.check_set(found.release, found, Opened if found.kind == "set" else Broadcast)
+            if found.kind == "broadcast":
+                known = self.broadcasts.setdefault(found.release, message.data)
+                if known != message.data:
+                    raise Violation(f"invariant 6: two broadcasts of release {found.release}")
+
+    def check_set(self, release, found, kind):
+        entries = self.plan.wire.body(found, kind).entries
+        if self.sets.setdefault(release, entries) != entries:
+            raise Violation(f"invariant 4: two sets of release {release}")
+        if len(entries) < self.plan.document.least:
+            raise Violation(f"invariant 4: a set of {len(entries)} silos")
+
+    # ---- one schedule ----------------------------------------------------------------------------
+
+    def deliver(self, index):
+        to, data = self.network.pop(index)
+        fate = self.random.random()
+        if fate < 0.1:
+            return
+        if fate < 0.25:
+            self.network.append((to, data))
+        if fate < 0.3:
+            self.stolen.append((to, data))
+        receiver = self.parties[to]
+        with suppress(InputError):
+            self.perform(to, self.ask(to, lambda: receiver.handle(data, self.now)))
+
+    def act(self, name):
+        """The application of a silo: a decision, or a reward for an old one."""
+        silo, rng = self.parties[name], self.random
+        if self.now < self.down.get(name, 0):
+            return
+        try:
+            if self.open[name] and rng.random() < 0.5:
+                decision = self.open[name].pop(rng.randrange(len(self.open[name])))
+                if rng.random() < 0.1:
+                    self.perform(name, silo.cancel(decision, self.now))
+                else:
+                    y = rng.random() * 1.2 - 0.1
+                    # An application that gets no answer asks again.
+                    while not self.perform(name, self.parties[name].reward(decision, y, self.now)):
+                        pass
+            else:
+                rows = [[rng.uniform(-1, 1) for _ in range(self.plan.plan.dimension)] for _ in "ab"]
+                step, made = silo.decide(rows, self.now)
+                if self.perform(name, step):
+                    self.open[name].append(made.id)
+        except InputError:
+            pass
+
+    def moment(self):
+        rng, names = self.random, list(self.parties)
+        choice = rng.random()
+        if choice < 0.45 and self.network:
+            self.deliver(rng.randrange(len(self.network)))
+        elif choice < 0.65:
+            self.act(rng.choice(self.plan.silos))
+        elif choice < 0.9:
+            name = rng.choice(names)
+            self.perform(name, self.ask(name, lambda: self.parties[name].tick(self.now)))
+        elif choice < 0.97:
+            self.now += rng.uniform(0, 20)
+        elif choice < 0.98 and self.stolen:
+            self.network.append(rng.choice(self.stolen))
+        else:
+            name = rng.choice(self.plan.silos)
+            if rng.random() < self.restore_chance:
+                self.restore(name)
+                return
+            self.backups[name].append(list(self.stores[name].writes()))
+
+    def run(self, moments=350):
+        for _ in range(moments):
+            self.moment()
+        return self.heal()
+
+    def heal(self):
+        """Calm: nothing is lost any more, silos are recovered, all leaves close."""
+        self.kill_chance, self.down = 0.0, {}
+        end = self.plan.document.calendar.closes[-1] + 2 * GRACE
+        for _ in range(200):
+            self.now = min(self.now + 20, end)
+            for name in self.parties:
+                if getattr(self.parties[name], "lost", None):
+                    self.perform(name, self.parties[name].recover())
+                for _ in range(8):
+                    step = self.parties[name].tick(self.now)
+                    self.perform(name, step)
+                    if not step.writes:
+                        break
+            mail, self.network = self.network, []
+            for to, data in mail:
+                with suppress(InputError):
+                    self.perform(to, self.parties[to].handle(data, self.now))
+            if self.now == end and all(
+                self.parties[n].model.release == self.plan.plan.releases for n in self.plan.silos
+            ):
+                break
+        else:
+            raise Violation("the federation did not come to its end")
+        return self.check_end()
+
+    def check_end(self):
+        """The log replays, and all silos act on the same model."""
+        replayed = self.kinds["hub"](self.plan, secret("hub"))
+        for write in self.stores["hub"].writes():
+            replayed.fold(write)
+        if replayed.broadcasts != self.parties["hub"].broadcasts:
+            raise Violation("invariant 6: the log leads to other broadcasts")
+        thetas = [self.parties[name].model.theta for name in self.plan.silos]
+        if not all(np.array_equal(theta, thetas[0]) for theta in thetas):
+            raise Violation("silos act on different models")
+        for name in self.plan.silos:
+            if self.parties[name].alarms or self.parties["hub"].alarms:
+                raise Violation(f"alarm: {self.parties[name].alarms + self.parties['hub'].alarms}")
+        return thetas[0]
+
+
+def _ended(write: Write):
+    import msgspec
+
+    from fastfed.deployment.silo import Ended
+
+    return msgspec.msgpack.decode(write.value, type=Ended)
+
+
+__all__ = ["Federation", "World", "deployed", "digest", "party", "secret", "spec"]

@@ -1,0 +1,294 @@
+"""Envelopes and plan files: what is refused at the door, and what one spelling means."""
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("cryptography")
+
+import federation
+
+from fastfed import InputError
+from fastfed.deployment import codec, plans, wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.wire import Refused
+
+PLAN = federation.deployed()
+SILO = Identity(federation.secret("silo0"))
+
+
+def report(release=1, sender="silo0", identity=SILO, size=None):
+    values = np.zeros(PLAN.plan.statistic_size if size is None else size)
+    return PLAN.wire.made(identity, sender, release, wire.Report(wire.packed(values)))
+
+
+def spoiled(data, **fields):
+    """A message with other fields, signed again."""
+    found = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
+    signature = SILO.sign(found.signed_part())
+    return msgspec.structs.replace(found, signature=signature).as_bytes()
+
+
+# ---- envelopes -----------------------------------------------------------------------------------
+
+
+def test_a_message_comes_back_as_it_was_sent():
+    found = PLAN.wire.read(report())
+    assert (found.kind, found.sender, found.release) == ("report", "silo0", 1)
+    assert PLAN.wire.floats(PLAN.wire.body(found, wire.Report).values, "it").tolist() == [0.0] * 5
+    assert len(report()) < 8 * 5 + 256
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no envelope"),
+        (b"\x93\x01\x02\x03", "no envelope"),
+        (spoiled(report(), version=2), "version 1, got 2"),
+        (spoiled(report(), plan=bytes(32)), "another plan"),
+        (spoiled(report(), kind="model"), "must be one of"),
+        (spoiled(report(), sender="nobody"), "no party"),
+        (spoiled(report(), sender="silo1"), "not that of silo1"),
+        (spoiled(report(), release=-1), "release -1"),
+        (report()[:-1] + bytes([report()[-1] ^ 1]), "signature"),
+        (bytes(1 << 22), "at most"),
+        (spoiled(report(), body=bytes(2000)), "a report must be at most"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_no_message_of_the_plan_is_refused(data, message):
+    with pytest.raises(Refused, match=message):
+        PLAN.wire.read(data)
+
+
+def test_another_spelling_of_a_message_is_refused():
+    found = msgspec.msgpack.decode(report())
+    assert isinstance(found[0], int)
+    # Version 1 as two bytes instead of one.
+    data = report()
+    spelled = data[:1] + b"\xcc\x01" + data[2:]
+    assert msgspec.msgpack.decode(spelled) == found
+    with pytest.raises(Refused, match="canonical"):
+        PLAN.wire.read(spelled)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_spoiled_bytes_are_refused_and_nothing_else_happens(data):
+    """Whatever bytes come: Refused or InputError, and the hub's state stays as it was."""
+    hub = Hub(PLAN, federation.secret("hub"))
+    message = bytearray(report())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(message) - 1))
+        message[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        message = message[: data.draw(st.integers(0, len(message)))]
+    before = hub.status()
+    if bytes(message) != report():
+        with pytest.raises(InputError):
+            hub.handle(bytes(message), 2000.0)
+    assert hub.status() == before
+
+
+# ---- what the hub refuses ------------------------------------------------------------------------
+
+
+def joined():
+    hub = Hub(PLAN, federation.secret("hub"))
+    join = wire.Join(bytes(16), PLAN.agreed(SILO))
+    step = hub.handle(PLAN.wire.made(SILO, "silo0", 0, join), 0.0)
+    for write in step.writes:
+        hub.fold(write)
+    return hub
+
+
+def made(values, release=1):
+    return PLAN.wire.made(SILO, "silo0", release, wire.Report(wire.packed(np.array(values, float))))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (made([np.nan] + [0.0] * 4), "finite"),
+        (made([np.inf] + [0.0] * 4), "finite"),
+        (made([1e6] + [0.0] * 4), "entry 0 beyond"),
+        (made([0.0] * 4 + [-1e300]), "entry 4 beyond"),
+        (made([0.0] * 4), "40 bytes"),
+        (made([0.0] * 5, release=5), "release 1..4"),
+        (made([0.0] * 5, release=0), "release 1..4"),
+    ],
+)
+def test_impossible_reports_are_refused_at_the_door(data, message):
+    hub = joined()
+    before = hub.status()
+    with pytest.raises(Refused, match=message):
+        hub.handle(data, 2000.0)
+    assert hub.status() == before
+
+
+def test_a_second_report_is_answered_or_noted_but_never_opened():
+    hub = joined()
+    (write,) = hub.handle(made([1.0] * 5), 0.0).writes
+    hub.fold(write)
+    again = hub.handle(made([1.0] * 5), 0.0)
+    assert not again.writes and len(again.messages) == 1
+    other = hub.handle(made([2.0] * 5), 0.0)
+    assert [w.kind for w in other.writes] == ["alarm"] and "two reports" in other.problem
+    assert hub.reports[1, 0] == made([1.0] * 5)
+
+
+def test_a_silo_must_agree_to_the_plan_before_it_reports():
+    hub = Hub(PLAN, federation.secret("hub"))
+    with pytest.raises(Refused, match="must join"):
+        hub.handle(report(), 0.0)
+    other = federation.deployed(batch=6)
+    join = wire.Join(bytes(16), other.agreed(SILO))
+    with pytest.raises(InputError, match="countersignature"):
+        hub.handle(PLAN.wire.made(SILO, "silo0", 0, join), 0.0)
+
+
+# ---- plan files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", plans.SUPPORTED)
+@pytest.mark.parametrize("system", [{"batch_size": 5}, {"batch_first": 3, "batch_ratio": 1.5}])
+def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
+    plan = federation.deployed(protocol, system=system)
+    plan = plan.countersigned("silo0", SILO)
+    plan.save(tmp_path / "plan")
+    found = plans.load(tmp_path / "plan")
+    assert found.digest == plan.digest and found.signatures == plan.signatures
+    assert codec.encode(found.plan) == codec.encode(plan.plan) == plan.document.plan
+    assert found.certificate.status == "proven"
+    assert found.certificate.exact.epsilon == pytest.approx(1.0, rel=1e-6)
+    assert not any("simulation" in caveat for caveat in found.certificate.caveats)
+    assert any("secret" in c.text for c in found.certificate.conditions)
+
+
+def test_a_spec_in_toml_gives_the_same_plan():
+    spec = federation.spec()
+    keys = "\n".join(
+        f'[[silos]]\nname = "{p["name"]}"\nsign = "{p["sign"]}"\nopen = "{p["open"]}"'
+        for p in spec["silos"]
+    )
+    text = (
+        f"""
+    norm = 1.0
+    [federation]
+    name = "tests"
+    least = 2
+    [system]
+    horizon = 20
+    protocol = "silo-ldp"
+    epsilon = 1.0
+    delta = 1e-6
+    batch_size = 5
+    [calendar]
+    start = 1970-01-01T00:16:40Z
+    period = 100
+    grace = 50
+    reward_deadline = 250
+    [[columns]]
+    name = "x0"
+    low = -1.0
+    [[columns]]
+    name = "x1"
+    low = -1.0
+    [hub]
+    sign = "{spec["hub"]["sign"]}"
+    open = "{spec["hub"]["open"]}"
+    """
+        + keys
+    )
+    found = plans.compile_plan(text)
+    wanted = federation.deployed().document
+    assert msgspec.structs.replace(found.document, spec=wanted.spec) == wanted
+
+
+def tampered(plan, **fields):
+    """A plan file with other numbers, spelled as it should be."""
+    document = msgspec.structs.replace(
+        PLAN.document, plan=codec.encode(dataclasses.replace(plan, **fields))
+    )
+    inner = msgspec.msgpack.encode(document)
+    return msgspec.msgpack.encode([inner, {}])
+
+
+def faults():
+    plan = PLAN.plan
+    claim = plan.privacy
+    half = plan.noise_std.times(0.5)
+    epsilon = msgspec.structs.replace(claim, exact=(0.1,))
+    asked = msgspec.structs.replace(claim.budget, epsilon=0.5)
+    yield "half the noise", {"noise_std": half}, "the plan is not the one"
+    yield "another epsilon", {"privacy": epsilon}, "the plan is not the one"
+    yield "no clipping", {"clip": None}, "clipping"
+    yield "eager", {"lazy": False}, "actions from raw data|eager"
+    yield "no claim", {"privacy": None}, "proven epsilon"
+    yield "another claim", {"privacy": msgspec.structs.replace(claim, budget=asked)}, "certificate"
+    more = dataclasses.replace(plan.protocol, randomizer=1)
+    yield "raw sums", {"protocol": more}, "epsilon|protocol"
+    yield "a silo more", {"silos": 4}, "4 silos"
+    yield "text", {"horizon": "20"}, "Plan.horizon must be int"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [f[1:] for f in faults()], ids=[f[0] for f in faults()]
+)
+def test_a_plan_whose_certificate_is_not_that_of_its_numbers_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        plans.load(tampered(PLAN.plan, **fields))
+
+
+def test_plan_files_are_never_pickles_and_hold_no_other_class():
+    for data in (b"\x80\x04K\x01.", b"", b"\xc1", PLAN.as_bytes()[:-3]):
+        with pytest.raises(InputError):
+            plans.load(data)
+    for plain in (["Popen", "ls"], {"a": 1}, b"bytes", ["array", [2], b"short"], ["int", "x"]):
+        with pytest.raises(InputError):
+            codec.decode(msgspec.msgpack.encode(plain))
+
+
+def test_a_countersignature_of_another_plan_is_refused():
+    other = federation.deployed(batch=6).countersigned("silo0", SILO)
+    forged = plans.DeployedPlan(PLAN.document, PLAN.plan, other.signatures)
+    with pytest.raises(InputError, match="countersignature"):
+        plans.load(forged.as_bytes())
+    with pytest.raises(InputError, match="not that of silo1"):
+        PLAN.identity("silo1", federation.secret("silo0"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"system": {"batch_size": 5, "returning": 2}}, "a user of several batches"),
+        ({"system": {"batch_size": 5, "relation": "zero-out"}}, "zero-out|replace"),
+        ({"system": {"batch_size": 5, "protocol": "shuffle-vector"}}, "system.protocol"),
+        ({"federation": {"least": 4}}, "least"),
+        ({"calendar": {"start": 0}}, "one of closes, period and round"),
+        ({"calendar": {"start": 0, "closes": [1, 2]}}, "calendar must close 4"),
+        ({"calendar": {"start": 0, "closes": [1, 3, 2, 4]}}, "one after the other"),
+        ({"helper": {}}, "public key"),
+        ({"columns": []}, "number of columns"),
+        ({"extra": 1}, "unknown key"),
+    ],
+)
+def test_a_spec_that_is_not_deployed_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        plans.compile_plan(federation.spec(**changes))
+
+
+def test_secure_sums_need_all_silos_and_a_helper():
+    with pytest.raises(InputError, match="least must be all 3"):
+        plans.compile_plan(federation.spec("secure-sum", federation={"least": 2}))
+    with pytest.raises(InputError, match="one feature"):
+        plans.compile_plan(federation.spec("secure-sum", dimension=1))
+    spec = federation.spec("secure-sum")
+    del spec["helper"]
+    with pytest.raises(InputError, match="needs a helper"):
+        plans.compile_plan(spec)

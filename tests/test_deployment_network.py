@@ -1,0 +1,354 @@
+"""Hub, silos and application over real sockets, folders and commands; the demonstration."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("uvicorn")
+
+import federation
+import uvicorn
+from click.testing import CliRunner
+
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import folder as folders
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.demo import free_port, insist
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.plans import compile_plan, load
+from fastfed.deployment.process import Process
+from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
+from fastfed.deployment.store import MemoryStore
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+def asked(app, method="POST", path="/v1/messages", body=b""):
+    """Status and body of one request to an ASGI application."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(event):
+        sent.append(event)
+
+    asyncio.run(app({"type": "http", "method": method, "path": path}, receive, send))
+    return sent[0]["status"], sent[1]["body"]
+
+
+def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
+    plan = federation.deployed()
+    process = Process(Hub(plan, federation.secret("hub")), MemoryStore())
+    app, silo = HubApp(process), Identity(federation.secret("silo0"))
+
+    def message(body, release=0, name="silo0"):
+        return plan.wire.made(silo, name, release, body)
+
+    assert asked(app, "GET", "/nothing")[0] == 404
+    assert asked(app, body=b"x")[0] == 400
+    assert asked(app, body=bytes(plan.wire.largest + 1))[0] == 413
+    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 400
+    assert asked(app, body=message(wire.Join(bytes(16), plan.agreed(silo))))[0] == 200
+    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 200
+    assert asked(app, body=message(wire.Report(bytes(40)), 1))[0] == 200
+    code, said = asked(app, body=message(wire.Report(bytes(39) + b"\x3f"), 1))
+    assert (code, b"two reports" in said) == (409, True)
+    status = json.loads(asked(app, "GET", "/status")[1])
+    assert status["waiting_for"] == ["silo1", "silo2"] and len(status["alarms"]) == 1
+    assert b"fastfed_hub_silos_waited_for 2\n" in asked(app, "GET", "/metrics")[1]
+
+
+def certificates(folder):
+    """A certificate authority, and a certificate for localhost, as files."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    pem = serialization.Encoding.PEM
+
+    def made(name, issuer, key, signer, ca):
+        names = [
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer)
+        ]
+        found = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1])
+        found = found.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        found = found.not_valid_before(now - day).not_valid_after(now + day)
+        found = found.add_extension(x509.BasicConstraints(ca, None), True)
+        if not ca:
+            local = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            found = found.add_extension(x509.SubjectAlternativeName([local]), False)
+        return found.sign(signer, hashes.SHA256()).public_bytes(pem)
+
+    authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in "ab")
+    (folder / "ca.pem").write_bytes(made("ca", "ca", authority, authority, True))
+    (folder / "cert.pem").write_bytes(made("hub", "ca", key, authority, False))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
+    return [str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")]
+
+
+class Listening:
+    """The hub of a federation on a port, in a thread."""
+
+    def __init__(self, process, **keys):
+        self.port = free_port()
+        config = uvicorn.Config(
+            HubApp(process),
+            host="127.0.0.1",
+            port=self.port,
+            log_level="error",
+            lifespan="off",
+            **keys,
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self):
+        self.thread.start()
+        until = time.time() + 20
+        while not self.server.started and time.time() < until:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
+def test_a_federation_over_tls_comes_to_the_model_of_one_in_memory(protocol, tmp_path):
+    ca, cert, key = certificates(tmp_path)
+    plan = federation.deployed(protocol)
+    made, calm = federation.Federation(plan), federation.Federation(plan)
+    hub = made.processes["hub"]
+    with Listening(hub, ssl_certfile=cert, ssl_keyfile=key) as listening:
+        url = f"https://127.0.0.1:{listening.port}"
+        others = [p for name, p in made.processes.items() if name != "hub"]
+        dialers = [Dialer(process, url, ca) for process in others]
+        stranger = Dialer(others[0], url)
+        assert "cannot be reached" in stranger.round()
+        for _ in range(2):
+            assert not any([dialer.round() for dialer in dialers])
+        calm.settle()
+        for close in plan.document.calendar.closes[:2]:
+            for each in (made, calm):
+                each.now = close - 1.0
+                for name in plan.silos:
+                    silo = each.processes[name]
+                    silo.reward(silo.decide(ROWS).id, 0.5)
+                each.now += 1.0
+            calm.settle()
+            for _ in range(4):
+                assert not any([dialer.round() for dialer in dialers])
+    for name in plan.silos:
+        found, wanted = (each.processes[name].party.model for each in (made, calm))
+        assert found.release == wanted.release == 2
+        assert found.theta.tolist() == wanted.theta.tolist()
+
+
+def test_addresses_without_tls_are_of_this_machine_alone():
+    plan = federation.deployed()
+    made = federation.Federation(plan)
+    with pytest.raises(InputError, match="https://"):
+        Dialer(made.processes["silo0"], "http://hub.example.org")
+    with pytest.raises(InputError, match="needs a certificate"):
+        serve(made.processes["hub"], "0.0.0.0", 8443)
+    with pytest.raises(InputError, match="not the hub"):
+        serve(made.processes["silo0"], "127.0.0.1", 8443)
+    trouble = Dialer(made.processes["silo0"], "http://127.0.0.1:9").round()
+    assert "cannot be reached" in trouble
+
+
+def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
+    made = federation.Federation(federation.deployed())
+    silo, path = made.processes["silo0"], tmp_path / "silo.sock"
+    path.write_text("left behind")
+    with Application(silo, path) as application:
+        threading.Thread(target=application.serve_forever, daemon=True).start()
+        assert path.stat().st_mode & 0o777 == 0o600
+        client = SiloClient(path)
+        decision = client.call("decide", actions=ROWS, subject="ada")
+        assert decision["learns"] and decision["propensity"] == 1.0
+        assert client.call("reward", id=decision["id"], reward=0.5)["open_decisions"] == 0
+        with pytest.raises(InputError, match="no decision"):
+            client.call("reward", id="x", reward=0.5)
+        with pytest.raises(InputError, match="there is no /model"):
+            client.call("model")
+        with pytest.raises(InputError, match="reward must be a number"):
+            client.call("reward", id=client.call("decide", actions=ROWS)["id"], reward="good")
+        application.shutdown()
+    with pytest.raises(OSError):
+        client.call("status")
+    assert answers(silo, "/leave", {})["stopped"] == "the silo has left"
+
+
+def toml(home):
+    """A spec of three silos whose keys are in folders."""
+    keys = {name: folders.make_keys(home / name) for name in ("hub", "a", "b", "c")}
+    lines = ["norm = 1.0", "[federation]", 'name = "test"', "least = 2", "[system]"]
+    lines += ["horizon = 20", "batch_size = 5", "epsilon = 1.0", "delta = 1e-6", "[calendar]"]
+    lines += ["start = 2030-01-01T00:00:00Z", "period = 86400", "[hub]"]
+    lines += [f'{key} = "{value}"' for key, value in keys["hub"].items()]
+    for name in "abc":
+        lines += ["[[silos]]", f'name = "{name}"']
+        lines += [f'{key} = "{value}"' for key, value in keys[name].items()]
+    for name in ("age", "dose"):
+        lines += ["[[columns]]", f'name = "{name}"']
+    (home / "spec.toml").write_text("\n".join(lines))
+    return str(home / "spec.toml")
+
+
+def test_commands_plan_join_and_show(tmp_path):
+    run = CliRunner().invoke
+    spec, plan = toml(tmp_path), str(tmp_path / "plan")
+    found = run(cli, ["deploy", "new", spec, plan])
+    assert found.exit_code == 0 and "proven" in found.output
+    assert load(plan).digest.hex() in found.output
+    with pytest.raises(InputError, match="never replaced"):
+        run(cli, ["deploy", "new", spec, plan], catch_exceptions=False, standalone_mode=False)
+    found = run(
+        cli, ["deploy", "join", str(tmp_path / "a"), plan, "--epsilon", "1", "--delta", "1e-6"]
+    )
+    assert found.exit_code == 0 and found.output.startswith("a agrees to plan")
+    assert load(tmp_path / "a" / "plan").signatures.keys() == {"a"}
+    with pytest.raises(InputError, match="needs a ceiling"):
+        run(
+            cli, ["deploy", "join", str(tmp_path / "b"), plan],
+            catch_exceptions=False, standalone_mode=False,
+        )  # fmt: skip
+    assert not (tmp_path / "b" / "plan").exists()
+    shown = run(cli, ["ledger", "show", str(tmp_path / "a" / "ledger.sqlite")])
+    assert json.loads(shown.output) == [
+        {
+            "dataset": "records",
+            "charges": 0,
+            "ceiling_epsilon": 1.0,
+            "delta": 1e-6,
+            "spent_epsilon": 0.0,
+        }
+    ]
+    found = run(cli, ["ledger", "verify", str(tmp_path / "a")])
+    assert found.exit_code == 0 and found.output.startswith("a: 1 entries")
+    made = run(cli, ["deploy", "keys", str(tmp_path / "d")])
+    assert made.exit_code == 0 and made.output.startswith('sign = "')
+    with pytest.raises(InputError, match="no party"):
+        run(
+            cli, ["deploy", "join", str(tmp_path / "d"), plan],
+            catch_exceptions=False, standalone_mode=False,
+        )  # fmt: skip
+    with pytest.raises(InputError, match="holds no plan"):
+        folders.opened(tmp_path / "c")
+
+
+def test_the_spec_of_the_page_compiles():
+    page = Path(__file__).parents[1] / "docs" / "deployment.md"
+    (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    spec = tomllib.loads(block)
+    assert [silo["name"] for silo in spec["silos"]] == ["north"]
+    spec["silos"] = federation.spec()["silos"]
+    spec["hub"] = federation.spec()["hub"]
+    found = compile_plan(spec)
+    assert found.plan.releases == 20 and found.certificate.status == "proven"
+    assert found.document.calendar.closes[0] - found.document.calendar.start == 7 * 86400
+
+
+CHILD = """
+import sys, time
+from fastfed.deployment import folder
+silo = folder.opened(sys.argv[1])
+while True:
+    made = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
+    silo.reward(made.id, 0.5)
+    print(made.id, flush=True)
+"""
+
+
+def test_what_was_answered_survives_kill_9(tmp_path):
+    """A process that decides and learns as fast as it can, killed three times."""
+    spec, plan = toml(tmp_path), tmp_path / "plan"
+    compile_plan(Path(spec).read_text()).save(plan)
+    folders.join(tmp_path / "a", plan)
+    said = []
+    for _ in range(3):
+        command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            lines = [child.stdout.readline() for _ in range(20)]
+            child.send_signal(signal.SIGKILL)
+            lines += child.stdout.readlines()
+        # The last line may have been cut off.
+        said += [line.strip() for line in lines if line.endswith("\n")]
+    silo = folders.opened(tmp_path / "a")
+    assert len(said) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in said)
+    assert len(silo.party.decisions) - len(said) <= 3
+
+
+def test_hub_and_silo_run_as_commands(tmp_path):
+    spec, plan, port = toml(tmp_path), tmp_path / "plan", str(free_port())
+    compile_plan(Path(spec).read_text()).save(plan)
+    for name in ("hub", "a"):
+        folders.join(tmp_path / name, plan)
+    url, fastfed = f"http://127.0.0.1:{port}", [sys.executable, "-m", "fastfed"]
+    hub = subprocess.Popen([*fastfed, "serve", str(tmp_path / "hub"), "--port", port])
+    silo = subprocess.Popen(
+        [*fastfed, "silo", str(tmp_path / "a"), "--hub", url, "--every", "0.1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        client, until = SiloClient(tmp_path / "a" / "silo.sock"), time.time() + 60
+        made = insist(lambda: client.call("decide", actions=ROWS), until)
+        # The calendar begins in years: nothing is learned yet.
+        assert made["learns"] is False and made["model"] == 0
+        while time.time() < until:
+            found = CliRunner().invoke(cli, ["deploy", "status", url])
+            if found.exit_code == 0 and json.loads(found.output)["joined"]:
+                break
+            time.sleep(0.1)
+        assert json.loads(found.output)["joined"] == ["a"]
+        found = CliRunner().invoke(cli, ["ledger", "verify", str(tmp_path / "a")])
+        assert found.exit_code == 2 and "in use by another process" in found.output
+        silo.terminate()
+        assert silo.wait(20) == 0
+    finally:
+        for child in (hub, silo):
+            child.kill()
+            child.wait()
+        silo.stderr.close()
+
+
+def test_help_does_not_load_what_deployments_need():
+    code = (
+        "import sys; from fastfed.cli import cli\n"
+        "try: cli(['deploy', '--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('scipy', 'cryptography', 'uvicorn') if m in sys.modules])"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_the_demonstration_ends_with_the_model_of_a_calm_run(tmp_path):
+    """Processes that are killed: SIGKILL of silos and hub, in the middle of what they do."""
+    from fastfed.deployment import demo
+
+    found = demo.run(tmp_path, lambda text: None)
+    assert found["same"] and found["kills"] == 3 * demo.RELEASES
+    assert found["released"] == demo.RELEASES and found["decisions"] == 36

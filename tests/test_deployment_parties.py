@@ -1,0 +1,452 @@
+"""Silo, hub and helper in the failures of docs/deployment.md, and a silo's own application."""
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+
+from fastfed import InputError
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.party import Step
+from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore, SqliteStore, Write
+from fastfed.deployment.wire import Broadcast, Entry, Opened, Refused
+
+HUB = Identity(federation.secret("hub"))
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+def running(protocol="silo-ldp", **keys):
+    made = federation.Federation(federation.deployed(protocol, **keys))
+    made.settle()
+    return made
+
+
+def period(made, release, names=None, reward=0.5):
+    """One record at each silo in the period of a release, and then its close."""
+    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
+    for name in names or made.plan.silos:
+        process = made.processes[name]
+        process.reward(process.decide(ROWS).id, reward)
+    made.now += 10.0
+
+
+def leaves(process):
+    return [ended.leaf for ended in process.party.ended.values()]
+
+
+# ---- the application -----------------------------------------------------------------------------
+
+
+def test_any_number_of_decisions_is_open_and_rewards_come_in_any_order():
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1010.0
+    ids = [silo.decide(ROWS).id for _ in range(3)]
+    assert len(set(ids)) == 3
+    made.now = 1099.0
+    silo.reward(ids[2], 1.0)
+    made.now = 1100.0
+    silo.reward(ids[0], 0.0)
+    silo.reward(ids[0], 0.0)
+    silo.cancel(ids[1])
+    silo.cancel(ids[1])
+    assert leaves(silo) == [1, 2, 0]
+    with pytest.raises(InputError, match="has ended already"):
+        silo.reward(ids[0], 0.5)
+    with pytest.raises(InputError, match="has ended already"):
+        silo.reward(ids[1], 0.5)
+    with pytest.raises(InputError, match="no decision"):
+        silo.reward("nothing", 0.5)
+    with pytest.raises(InputError, match="reward must be"):
+        silo.reward(ids[0], float("nan"))
+
+
+def test_a_record_never_enters_a_leaf_that_is_closed_even_if_the_clock_goes_back():
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1050.0
+    first, second = silo.decide(ROWS).id, silo.decide(ROWS).id
+    silo.reward(first, 1.0)
+    made.now = 1100.0
+    made.settle()
+    before = silo.party.sealed[1]
+    made.now = 1050.0
+    silo.reward(second, 1.0)
+    assert leaves(silo) == [1, 2] and silo.party.report(1) == before
+
+
+def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1010.0
+    late, last = silo.decide(ROWS).id, silo.decide(ROWS)
+    made.now = 1010.0 + 251.0
+    silo.reward(late, 1.0)
+    assert leaves(silo) == [0]
+    made.now = 1400.0
+    decision = silo.decide(ROWS)
+    assert not decision.learns and last.learns
+    silo.reward(decision.id, 1.0)
+    assert leaves(silo) == [0, 0]
+
+
+def test_no_more_is_learned_from_than_radii_count_on():
+    """Five records a period: the sixth decision is acted on, and of no further use."""
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1010.0
+    assert [silo.decide(ROWS).learns for _ in range(7)] == [True] * 5 + [False] * 2
+    made.now = 1110.0
+    assert [silo.decide(ROWS).learns for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_one_person_is_learned_from_once_and_only_a_keyed_digest_is_kept():
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1010.0
+    assert silo.decide(ROWS, subject="ada").learns
+    assert not silo.decide(ROWS, subject="ada").learns
+    assert silo.decide(ROWS, subject="eve").learns
+    assert silo.decide(ROWS).learns and silo.decide(ROWS).learns
+    assert b"ada" not in b"".join(w.value for w in silo.store.writes())
+
+
+def test_exploration_has_the_propensities_that_it_says():
+    made = running(federation={"least": 2, "explore": 0.4}, batch=1000)
+    made.now = 1010.0
+    silo = made.processes["silo0"]
+    rows = [[0.5, 0.1], [-0.3, 0.8], [0.0, 0.2], [0.1, 0.1]]
+    found = [silo.decide(rows) for _ in range(400)]
+    likely = [d for d in found if d.propensity > 0.5]
+    assert {round(d.propensity, 12) for d in found} == {0.1, 0.7}
+    # 70 % of 400, five standard deviations.
+    assert abs(len(likely) - 280) < 46 and len({d.action for d in likely}) == 1
+
+
+def test_rows_must_fit_the_schema_and_are_held_to_its_ranges():
+    made = running()
+    silo = made.processes["silo0"]
+    for rows, message in [([], "actions"), ([[1.0]], "shape"), ([[np.nan, 0.0]], "finite")]:
+        with pytest.raises(InputError, match=message):
+            silo.decide(rows)
+    schema = made.plan.document.schema
+    assert schema.features([[5.0, -0.25]]).tolist() == [[1.0, -0.25]]
+
+
+def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
+    plan = federation.deployed()
+    path, now = str(tmp_path / "silo"), 1010.0
+    ledger = Ledger(str(tmp_path / "ledger"))
+
+    def started():
+        party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
+        return SiloProcess(party, SqliteStore(path), ledger, lambda: now)
+
+    silo = started()
+    decision = silo.decide(ROWS, subject="ada")
+    silo.store.close()
+    silo = started()
+    silo.reward(decision.id, 0.75)
+    silo.store.close()
+    silo = started()
+    assert silo.party.ended[decision.id].reward == 0.75 and leaves(silo) == [1]
+    assert not silo.decide(ROWS, subject="ada").learns
+    silo.store.close()
+    other = federation.deployed(batch=6)
+    party = SiloParty(other, "silo0", federation.secret("silo0"), ledger)
+    with pytest.raises(InputError, match="another content"):
+        SiloProcess(party, SqliteStore(path), ledger)
+
+
+# ---- budget --------------------------------------------------------------------------------------
+
+
+def test_a_silo_seals_nothing_beyond_its_ceiling_and_goes_on_when_it_is_raised():
+    made = running()
+    for ledger in made.ledgers.values():
+        ledger.set_ceiling("records", 1.0, 1e-6)
+    tight = Ledger(":memory:")
+    tight.set_ceiling("records", 0.6, 1e-6)
+    silo = made.processes["silo0"]
+    silo.ledger = silo.party.ledger = tight
+    for release in (1, 2, 3):
+        period(made, release)
+        made.settle()
+    # A node costs .55 of epsilon here: the second one is too much, and so is all that follows.
+    assert list(silo.party.sealed) == [1]
+    assert silo.tick() == () and "more than the ceiling" in silo.problem
+    tight.set_ceiling("records", 1.0, 1e-6)
+    made.settle()
+    assert 1 in silo.party.sealed and silo.party.without.keys() | silo.party.sealed.keys() == {
+        1,
+        2,
+        3,
+    }
+
+
+def test_a_disk_that_is_full_seals_nothing_and_loses_nothing():
+    class Full(MemoryStore):
+        full = False
+
+        def write(self, write):
+            if self.full and write.kind == "sealed":
+                raise OSError(28, "No space left on device")
+            return super().write(write)
+
+    made = running()
+    silo = made.processes["silo0"]
+    store = Full(list(silo.store.writes()))
+    silo.store = store
+    period(made, 1)
+    store.full = True
+    for _ in range(2):
+        with pytest.raises(OSError):
+            silo.tick()
+    silo.decide(ROWS)
+    assert not silo.party.sealed
+    store.full = False
+    made.settle()
+    assert silo.party.model.release == 1
+
+
+# ---- stragglers, leavers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(restarted):
+    made = running()
+    away = made.processes.pop("silo2")
+    period(made, 1, ["silo0", "silo1"])
+    made.settle()
+    hub = made.processes["hub"].party
+    assert not hub.broadcasts
+    made.now += federation.GRACE
+    made.settle()
+    entries = [
+        e.silo
+        for e in made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), Broadcast).entries
+    ]
+    assert entries == [0, 1]
+    opened = hub.broadcasts[1]
+    if restarted:
+        # It hears of the broadcast before it seals, and has nothing to report.
+        away = restored(made, "silo2", list(away.store.writes()))
+    made.processes["silo2"] = away
+    made.settle()
+    assert away.party.model.release == 1 and hub.broadcasts == {1: opened}
+    assert away.party.without == ({1: "opened without this silo"} if restarted else {})
+    assert ((1, 2) in hub.reports) == (1 in away.party.sealed) == (not restarted)
+    assert [c.release for c in away.ledger.charges("records")] == [1]
+    # What it has in that leaf is part of the next node, which holds both leaves.
+    period(made, 2)
+    made.settle()
+    assert 2 in away.party.sealed and hub.broadcasts.keys() == {1, 2}
+
+
+def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_least():
+    made = running()
+    period(made, 1)
+    made.settle()
+    made.processes["silo1"].leave()
+    made.settle()
+    hub = made.processes["hub"].party
+    assert hub.left == {1} and made.processes["silo1"].party.over
+    period(made, 2)
+    made.settle()
+    body = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[2]), Broadcast)
+    assert [e.silo for e in body.entries] == [0, 2]
+    assert made.processes["silo1"].party.model.release == 1
+    assert not made.processes["silo1"].decide(ROWS).learns
+    made.processes["silo0"].leave()
+    made.settle()
+    assert "fewer than 2" in hub.ended
+    period(made, 3, ["silo2"])
+    made.settle()
+    assert (
+        hub.broadcasts.keys() == {1, 2} and "fewer than 2" in made.processes["silo2"].party.stopped
+    )
+
+
+# ---- backups and copies --------------------------------------------------------------------------
+
+
+def restored(made, name, writes, ledger=None):
+    ledger = ledger or made.ledgers[name]
+    party = SiloParty(made.plan, name, federation.secret(name), ledger)
+    process = SiloProcess(party, MemoryStore(writes), ledger, lambda: made.now)
+    made.add(process)
+    return process
+
+
+@pytest.mark.parametrize("ledger", ["kept", "put back"])
+def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
+    made = running()
+    period(made, 1)
+    backup = list(made.processes["silo0"].store.writes())
+    made.settle()
+    sent = made.processes["hub"].party.reports[1, 0]
+    fresh = None
+    if ledger == "put back":
+        fresh = Ledger(":memory:")
+        fresh.set_ceiling("records", 2.0, 1e-6)
+    silo = restored(made, "silo0", backup, fresh)
+    made.settle()
+    with pytest.raises(InputError, match="recover it first"):
+        silo.decide(ROWS)
+    silo.recover()
+    made.settle()
+    assert silo.party.sealed[1] == sent and silo.party.model.release == 1
+    assert len(silo.ledger.charges("records")) == 1
+
+
+@pytest.mark.parametrize("ledger", ["kept", "put back"])
+def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(ledger):
+    made = running()
+    backup = list(made.processes["silo0"].store.writes())
+    period(made, 1)
+    made.settle()
+    hub = made.processes["hub"].party
+    fresh = None
+    if ledger == "put back":
+        fresh = Ledger(":memory:")
+        fresh.set_ceiling("records", 3.0, 1e-6)
+    else:
+        made.ledgers["silo0"].set_ceiling("records", 3.0, 1e-6)
+    silo = restored(made, "silo0", backup, fresh)
+    made.now -= 5.0
+    made.settle()
+    made.now += 5.0
+    made.settle()
+    with pytest.raises(InputError, match="recover it first"):
+        silo.decide(ROWS)
+    silo.recover()
+    made.settle()
+    assert silo.party.sealed == {} and "lost" in silo.party.without[1]
+    assert [c.release for c in silo.ledger.charges("records")] == [-1, 1]
+    period(made, 2)
+    made.settle()
+    assert (2, 0) in hub.reports and hub.reports[2, 0] == silo.party.sealed[2]
+
+
+# ---- a hub that lies -----------------------------------------------------------------------------
+
+
+def broadcast_by(made, release, values, entries, before):
+    body = Broadcast(wire.packed(np.array(values)), entries, before)
+    return made.plan.wire.made(HUB, "hub", release, body)
+
+
+def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():
+    made = running()
+    period(made, 1)
+    made.settle()
+    silo, hub = made.processes["silo0"], made.processes["hub"].party
+    good = silo.party.model.theta
+    honest = made.plan.wire.body(made.plan.wire.read(hub.broadcasts[1]), Broadcast)
+    other = broadcast_by(made, 1, np.zeros(5), honest.entries, b"")
+    step, _ = silo.handle(other)
+    assert "two broadcasts" in step.problem and "two broadcasts" in silo.party.stopped
+    period(made, 2)
+    assert silo.tick() == ()
+    assert np.array_equal(silo.party.model.theta, good)
+    silo.decide(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"before": bytes(32)}, "does not follow"),
+        ({"entries": (Entry(0, bytes(32)),)}, "too few"),
+        ({"entries": (Entry(0, bytes(32)), Entry(1, bytes(32)))}, "another report"),
+        ({"values": wire.packed(np.full(5, -1e300))}, "beyond"),
+        ({"values": wire.packed(np.full(5, np.nan))}, "finite"),
+        ({"entries": (Entry(1, bytes(32)), Entry(1, bytes(32)))}, "different silos"),
+        ({"entries": (Entry(0, bytes(31)), Entry(7, bytes(32)))}, "different silos"),
+    ],
+)
+def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
+    made = running()
+    period(made, 1)
+    made.processes["hub"].party.tick = lambda now: Step()
+    made.settle()
+    hub, silo = made.processes["hub"].party, made.processes["silo0"]
+    assert silo.party.sealed and not silo.party.broadcasts
+    entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))
+    body = msgspec.structs.replace(Broadcast(wire.packed(np.zeros(5)), entries, b""), **change)
+    data = made.plan.wire.made(HUB, "hub", 1, body)
+    theta = silo.party.model.theta
+    try:
+        step, _ = silo.handle(data)
+        assert message in step.problem
+    except Refused as refused:
+        assert message in str(refused)
+        assert not silo.party.stopped
+    assert silo.party.model.release == 0 and np.array_equal(silo.party.model.theta, theta)
+
+
+def test_a_log_whose_sums_are_others_is_refused():
+    """Reading the log redoes every sum."""
+    made = running("central")
+    for release in (1, 2):
+        period(made, release)
+        made.settle()
+    process = made.processes["hub"]
+    writes = list(process.store.writes())
+    Process(type(process.party)(made.plan, federation.secret("hub")), MemoryStore(writes))
+    at = next(i for i, w in enumerate(writes) if w[:2] == ("broadcast", "2"))
+    honest = made.plan.wire.body(made.plan.wire.read(writes[at].value), Broadcast)
+    values = np.frombuffer(honest.values) + 1.0
+    changed = msgspec.structs.replace(honest, values=wire.packed(values))
+    writes[at] = Write("broadcast", "2", made.plan.wire.made(HUB, "hub", 2, changed))
+    with pytest.raises(Refused, match="not the sum"):
+        Process(type(process.party)(made.plan, federation.secret("hub")), MemoryStore(writes))
+
+
+# ---- secure sums ---------------------------------------------------------------------------------
+
+
+def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
+    made = running("secure-sum")
+    period(made, 1, reward=1.0)
+    made.settle()
+    plan, hub, helper = made.plan, made.processes["hub"].party, made.processes["helper"]
+    assert hub.broadcasts.keys() == helper.party.answers.keys() == {1}
+    report = plan.wire.body(plan.wire.read(hub.reports[1, 0]), wire.Report)
+    words = plan.wire.words(report.values, "it")
+    # The row itself is small; a share of it is anywhere.
+    assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
+    entries = tuple(wire.entry_of(i, hub.reports[1, i]) for i in range(3))
+    shares = tuple(
+        plan.wire.body(plan.wire.read(hub.reports[1, i]), wire.Report).sealed for i in range(3)
+    )
+    second = (Entry(0, bytes(32)), *entries[1:])
+    step, _ = helper.handle(plan.wire.made(HUB, "hub", 1, Opened(second, shares)))
+    assert "second set" in step.problem and not any(
+        m.to == "hub" and b"set" in m.data for m in step.messages
+    )
+    for asked, message in [
+        (Opened(entries[:2], shares[:2]), "3 silos at least"),
+        (Opened(entries, (*shares[:2], shares[0])), "cannot be opened"),
+        (Opened(entries, shares), "cannot be opened"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            helper.handle(plan.wire.made(HUB, "hub", 2, asked))
+    with pytest.raises(Refused, match="next set must be of release 2"):
+        helper.handle(plan.wire.made(HUB, "hub", 3, Opened(entries, shares)))
+
+
+def test_a_release_of_a_secure_sum_waits_for_every_silo():
+    made = running("secure-sum")
+    made.processes.pop("silo2")
+    period(made, 1, ["silo0", "silo1"])
+    made.now += 10 * federation.GRACE
+    made.settle()
+    hub = made.processes["hub"].party
+    assert not hub.broadcasts and not hub.sets and hub.status()["waiting_for"] == ["silo2"]
