@@ -32,6 +32,7 @@ from fastfed.deployment.store import MemoryStore
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
 EPSILON, DELTA = 2.0, 1e-6
+TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
 
 
 def rows_of(silo: int, patient: int) -> list[list[float]]:
@@ -108,13 +109,13 @@ def made_plan(home: Path, start: int) -> DeployedPlan:
 
 
 def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
-    """The answer of a process that may be starting; OSError once ``until`` has passed."""
+    """The answer of a process that may be starting; InputError once ``until`` has passed."""
     while True:
         try:
             return call()
-        except OSError:
+        except OSError as error:
             if time.time() > until:
-                raise
+                raise InputError(f"{TOO_BUSY}: a party did not answer in time ({error})") from None
             time.sleep(0.02)
 
 
@@ -154,7 +155,7 @@ def run(home: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
                         children[1 + i].kill()
                     insist(lambda c=client, g=given: c.call("reward", **g), close)  # type: ignore[misc]
             if time.time() >= close:
-                raise InputError("this machine is too busy for the demonstration's calendar")
+                raise InputError(TOO_BUSY)
             _wait(close)
             victims = rng.permutation(len(children))[:2]
             for at in victims:
