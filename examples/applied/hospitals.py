@@ -18,7 +18,12 @@ import numpy as np
 import fastfed
 from fastfed.results.results import Results
 
-DELTA, BATCH, WIDTH = 1e-5, 4, 0.1
+DELTA, KAPPA, UNTIL = 1e-5, 2.0, 10
+#: Rewards centred at 1/2. Where all bounds exceed 1 they tie, and the best estimate is chosen.
+NOW = {"reward_centre": 0.5, "radius_multiplier": 1.0, "tie_bonus": 0.0}
+#: For comparison: equal batches, rewards that are not centred, a tenth of the radius.
+BEFORE = {"batch_size": 4, "radius_multiplier": 0.1, "release": "toeplitz"}
+SERVERS = {"trusted server": "central", "secure sum": "secure-sum", "silo-level": "silo-ldp"}
 #: Limits a cardiologist would name without seeing the data.
 LIMITS = {"age": (20, 80), "sex": (0, 1), "thalach": (60, 200), "exang": (0, 1), "oldpeak": (0, 4)}
 
@@ -52,47 +57,65 @@ def _scaled(cell: str, low: float, high: float) -> float:
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="The CSV file.")
 @click.option("-o", "--plot", type=click.Path(path_type=Path), default=Path("hospitals.png"))
 @click.option("--epsilon", multiple=True, type=float, default=(1.0, 3.0, 10.0), show_default=True)
-@click.option("--replicates", default=20, show_default=True, help="Orders of patients played.")
-def main(data: Path, plot: Path, epsilon: tuple[float, ...], replicates: int) -> None:
+@click.option("--until", default=UNTIL, show_default=True, help="Shared rounds, then own ones.")
+@click.option("--replicates", default=20, show_default=True, help="Orders of patients simulated.")
+def main(data: Path, plot: Path, epsilon: tuple[float, ...], until: int, replicates: int) -> None:
     """Wrong calls of four hospitals: alone, together, and together in private."""
     if not data.is_file():
         raise click.ClickException(f"no data at {data}: give the CSV of four hospitals as --data")
     features, ill, site = read(data)
-    # norm=1: every record is shrunk to length 1, as much signal against noise as there may be.
-    environment = fastfed.environments.Classification.from_arrays(features, ill, site, norm=1.0)
     silos, counts = np.unique(site, return_counts=True)
     horizon = int(counts.min())
-    private = {
-        "algorithm": "private-fedlinucb", "epsilon": list(epsilon), "delta": DELTA,
-        "batch_size": BATCH, "radius_multiplier": WIDTH,
-    }  # fmt: skip
-    results = fastfed.simulate(
-        environment,
-        horizon=horizon,
-        replicates=replicates,
-        curves=[
-            {"label": "alone", "algorithm": "local-linucb", "radius_multiplier": WIDTH},
-            {"label": "together, not private", "algorithm": "fedlinucb", "batch_size": BATCH,
-             "radius_multiplier": WIDTH},
-            {"label": "trusted server", "protocol": "central", "release": "toeplitz", **private},
-            {"label": "silo, tree", "protocol": "silo-ldp", **private},
-            {"label": "silo, toeplitz", "protocol": "silo-ldp", "release": "toeplitz", **private},
+    private = {"algorithm": "private-fedlinucb", "epsilon": list(epsilon), "delta": DELTA}
+    alone = {"label": "alone", "algorithm": "local-linucb"}
+    free = {"label": "not private", "algorithm": "fedlinucb", "batch_size": "growing"}
+    kept = {"share": {"until": until}}
+
+    def simulate(curves: list[dict], intercept: float | None) -> Results:
+        # norm=1: every record is shrunk to length 1, as much signal against noise as may be.
+        environment = fastfed.environments.Classification.from_arrays(
+            features, ill, site, norm=1.0, intercept=intercept
+        )
+        return fastfed.simulate(environment, horizon=horizon, replicates=replicates, curves=curves)
+
+    old = simulate(
+        [
+            {**alone, "radius_multiplier": 0.1},
+            {"label": "trusted server, before", "protocol": "central", **private, **BEFORE},
+            {"label": "silo-level, before", "protocol": "silo-ldp", **private, **BEFORE},
         ],
-    )  # fmt: skip
+        None,
+    )
+    federations = [{"label": k, "protocol": v, **private} for k, v in SERVERS.items()]
+    results = simulate(
+        [
+            {**curve, **more, **NOW, "label": curve["label"] + suffix}
+            for curves, suffix, more in (
+                ([alone], "", {}),
+                ([free, *federations], "", {}),
+                ([free, *federations], " + own", kept),
+            )
+            for curve in curves
+        ],
+        KAPPA,
+    )
 
     patients = len(silos) * horizon
     majority = np.mean([min(ill[site == s].mean(), 1.0 - ill[site == s].mean()) for s in silos])
     print(f"{len(silos)} hospitals, {horizon} patients of each, {replicates} random orders")
-    print(f"always each hospital's commoner answer, in hindsight: {majority:.1%} wrong\n")
-    print(f"{'curve':<32}{'wrong':>7}{'±':>7}  {'against alone':>17}  privacy")
-    for curve in results.curves:
-        end = curve.final(patients)
-        difference = _against(results, curve.label, patients)
-        exact = curve.certificate["exact"]
-        privacy = f"({exact['epsilon']:.3g}, {exact['delta']:g})" if exact else "none"
-        print(
-            f"{curve.label:<32}{end['mean']:7.1%}{end['stderr']:7.1%}  {difference:>17}  {privacy}"
-        )
+    print(f"always each hospital's commoner answer, in hindsight: {majority:.1%} wrong")
+    print(f"+ own: rounds from {until + 1} on are the hospital's own\n")
+    print(f"{'curve':<38}{'wrong':>7}{'±':>7}  {'against alone':>17}  privacy")
+    for part in (old, results):
+        for curve in part.curves:
+            if part is old and curve.label == "alone":
+                continue
+            end = curve.final(patients)
+            difference = _against(part, curve.label, patients)
+            exact = curve.certificate["exact"]
+            privacy = f"({exact['epsilon']:.3g}, {exact['delta']:g})" if exact else "none"
+            print(f"{curve.label:<38}{end['mean']:7.1%}{end['stderr']:7.1%}", end="  ")
+            print(f"{difference:>17}  {privacy}")
     shown = results.curves[-1]
     print(f"\nWhat is guaranteed to a patient under {shown.label!r}:\n")
     print(fastfed.privacy.as_text(shown.certificate))
@@ -114,7 +137,7 @@ def draw(results: Results, majority: float, path: Path) -> None:
     axes = (figure := Figure(figsize=(7.5, 4.5), layout="constrained")).subplots()
     colours: dict[float | str, str] = {}
     for curve in results.curves:
-        if "tree" in curve.label:
+        if "secure" in curve.label or (curve.certificate["claimed"] and "own" not in curve.label):
             continue
         seen = curve.silos * curve.rounds
         claimed = curve.certificate["claimed"]

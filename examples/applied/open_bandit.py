@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import secrets
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +23,7 @@ import fastfed
 
 CAMPAIGNS = ("all", "men", "women")
 DELTA, SHARE = 1e-6, 0.2
+SERVERS = {"trusted server": "central", "secure sum": "secure-sum", "silo-level": "silo-ldp"}
 
 
 @dataclass
@@ -82,25 +84,37 @@ def read(folder: Path, campaign: str) -> Log:
     )
 
 
-def train(logs: list[Log], epsilon: float | None, seed: int | None) -> tuple[np.ndarray, object]:
+def make(logs: list[Log], epsilon: float | None, protocol: str) -> object:
+    """Make the system of one release after all rounds; without epsilon it is not private."""
+    rounds, dimension = len(logs[0].items), logs[0].contexts.shape[-1]
+    algorithm, budget = "fedlinucb", {}
+    if epsilon is not None:
+        algorithm = "private-fedlinucb"
+        budget = {"epsilon": epsilon, "delta": DELTA, "protocol": protocol}
+    return fastfed.make_system(
+        algorithm, silos=len(logs), horizon=rounds, dimension=dimension, batch_size=rounds, **budget
+    )
+
+
+def train(
+    logs: list[Log], epsilon: float | None, seed: int | None, protocol: str = "silo-ldp"
+) -> tuple[np.ndarray, object]:
     """theta (d,) from one private message of each campaign, and the certificate.
 
     The log has chosen the items, so nothing has to be learnt on the way: one release at the end
     needs the least noise. ``select`` is offered the one item that was shown.
     """
-    rounds, dimension = len(logs[0].items), logs[0].contexts.shape[-1]
-    algorithm, budget = "fedlinucb", {}
-    if epsilon is not None:
-        algorithm, budget = "private-fedlinucb", {"epsilon": epsilon, "delta": DELTA}
-    system = fastfed.make_system(
-        algorithm, silos=len(logs), horizon=rounds, dimension=dimension, batch_size=rounds, **budget
-    )
-    # A deployment leaves noise out: it is then the operating system's.
-    noise = None if seed is None else fastfed.parties.SeededNoise(seed)
-    silos = [fastfed.parties.Silo(system.plan, i, noise) for i in range(len(logs))]
+    system = make(logs, epsilon, protocol)
+    many, noise, keys = range(len(logs)), None, [None] * len(logs)
+    if seed is not None:  # a deployment leaves noise out: it is then the operating system's
+        noise = fastfed.parties.SeededNoise(seed)
+    elif epsilon is not None and protocol == "secure-sum":  # each two agree on a key of their masks
+        pairs = {(i, j): secrets.token_bytes(32) for i in many for j in range(i)}
+        keys = [{j: pairs[max(i, j), min(i, j)] for j in many if j != i} for i in many]
+    silos = [fastfed.parties.Silo(system.plan, i, noise, keys=keys[i]) for i in many]
     server = fastfed.parties.Server(system.plan, noise)
     for silo, log in zip(silos, logs, strict=True):
-        shown = log.contexts[np.arange(rounds), log.items]
+        shown = log.contexts[np.arange(len(log.items)), log.items]
         for x, click_ in zip(shown, log.clicks, strict=True):
             silo.select(x[None])
             silo.observe(click_)
@@ -109,6 +123,33 @@ def train(logs: list[Log], epsilon: float | None, seed: int | None) -> tuple[np.
         silo.receive(broadcast)
     certificate = system.deployed_certificate if seed is None else system.certificate
     return silos[0].theta, certificate
+
+
+def agreement(
+    early: list[Log], late: list[Log], share: float, epsilon: float, protocol: str, draws: int = 100
+) -> float:
+    """Part of the shown items that the model without noise shows, too: mean over drawn noises.
+
+    The noise of the sums is drawn by its law (``plan.noise_std``); every 25th round is looked at.
+    """
+    plan = make(early, epsilon, protocol).plan
+    d, ridge = plan.dimension, float(plan.regularizer[-1])
+    # With silo-level noise every silo adds all of it; otherwise it is there once.
+    copies = np.sqrt(len(early)) if protocol == "silo-ldp" else 1.0
+    std, draw = plan.noise_std, np.random.default_rng(0)
+    x = np.vstack([log.contexts[np.arange(len(log.items)), log.items] for log in early])
+    gram, bias = x.T @ x, x.T @ np.concatenate([log.clicks for log in early])
+    some = [log.part(slice(None, None, 25)) for log in late]
+    best = [best_of(log, np.linalg.solve(gram + np.eye(d), bias), share) for log in some]
+    found = []
+    for _ in range(draws):
+        lower = np.tril(draw.normal(size=(d, d)), -1) * std.off_diagonal
+        noise = lower + lower.T + np.diag(draw.normal(size=d) * std.diagonal)
+        noisy = gram + copies * noise + ridge * np.eye(d)
+        theta = np.linalg.solve(noisy, bias + copies * std.bias * draw.normal(size=d))
+        pairs = zip(best, (best_of(log, theta, share) for log in some), strict=True)
+        found.append(np.mean([np.minimum(p, q).sum(axis=1).mean() for p, q in pairs]))
+    return float(np.mean(found))
 
 
 def best_of(log: Log, theta: np.ndarray, share: float) -> np.ndarray:
@@ -186,16 +227,18 @@ def main(
 
     uniform = [np.full(log.contexts.shape[:2], 1.0 / log.contexts.shape[1]) for log in late]
     policies, certificate = {"the log's own (uniform)": uniform}, None
-    for budget in (None, *epsilon):
-        theta, certificate = train(early, budget, None if deployed else seed)
-        label = "not private" if budget is None else f"silo-level, epsilon = {budget:g}"
+    runs = {"not private": (None, "silo-ldp")}
+    for name, protocol in SERVERS.items():
+        runs.update({f"{name}, epsilon = {budget:g}": (budget, protocol) for budget in epsilon})
+    for label, (budget, protocol) in runs.items():
+        theta, certificate = train(early, budget, None if deployed else seed, protocol)
         policies[label] = [best_of(log, theta, share) for log in late]
 
     predicted = stacked(
         [fastfed.off_policy.cross_fitted_ridge(g.contexts, g.items, g.clicks) for g in late]
     )
     print(f"\nclicks per 1 000 rounds of a policy that shows one of the best {share:.0%} of items")
-    print(f"{'policy':<26}{'estimator':<19}{'value':>7}{'±':>6}  95 % interval  any n           on")
+    print(f"{'policy':<30}{'estimator':<19}{'value':>7}{'±':>6}  95 % interval  any n           on")
     found = {}
     for label, parts in policies.items():
         log, policy = joined(late), stacked(parts)
@@ -209,12 +252,16 @@ def main(
         ]
         theirs = by_obp(*log, policy, predicted)
         for i, e in enumerate(found[label]):
-            line = f"{label if i == 0 else '':<26}{e.method:<19}{1e3 * e.value:7.2f}"
+            line = f"{label if i == 0 else '':<30}{e.method:<19}{1e3 * e.value:7.2f}"
             line += f"{1e3 * e.stderr:6.2f}  {_interval(e.low, e.high):<15}"
             line += f"{_interval(*e.bounded) if e.bounded else '':<15}{e.rewarded:3d} clicks"
             print(line + (f"  obp {1e3 * theirs[i]:.4f}" if theirs else ""))
     if theirs is None:
         print("obp is not installed, so its estimates are not beside these")
+    print("\npart of the shown items that the model without noise shows, too (mean over noises)")
+    for name, (budget, protocol) in runs.items():
+        if budget is not None:
+            print(f"{name:<30}{agreement(early, late, share, budget, protocol):7.1%}")
     print(f"\nWhat is guaranteed to a visitor under {label!r}:\n")
     print(fastfed.privacy.as_text(certificate))
     print("Clicks and estimates above are made of raw logs: the certificate does not cover them.")
@@ -229,7 +276,7 @@ def _interval(low: float, high: float) -> str:
 def draw(found: dict[str, list], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    axes = (figure := Figure(figsize=(7.5, 4), layout="constrained")).subplots()
+    axes = (figure := Figure(figsize=(7.5, 5.5), layout="constrained")).subplots()
     for at, values in enumerate(found.values()):
         for i, e in enumerate(values):
             y, colour = at + 0.2 * (i - 1), f"C{i}"

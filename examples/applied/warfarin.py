@@ -20,7 +20,12 @@ import numpy as np
 import fastfed
 from fastfed.results.results import Results
 
-DELTA, BATCH, WIDTH = 1e-5, 10, 0.1
+DELTA, KAPPA, UNTIL = 1e-5, 2.0, 20
+#: Rewards centred at 1/2.
+NOW = {"reward_centre": 0.5, "radius_multiplier": 0.1}
+#: For comparison: equal batches, rewards that are not centred.
+BEFORE = {"batch_size": 10, "radius_multiplier": 0.1, "release": "toeplitz"}
+SERVERS = {"trusted server": "central", "secure sum": "secure-sum", "silo-level": "silo-ldp"}
 DOSE, RACE, AGE = "Therapeutic Dose of Warfarin", "Race", "Age"
 HEIGHT, WEIGHT = "Height (cm)", "Weight (kg)"
 VKORC1, CYP2C9 = "VKORC1 -1639 consensus", "CYP2C9 consensus"
@@ -85,9 +90,15 @@ def hindsight(x: np.ndarray, dose: np.ndarray) -> np.ndarray:
     "--blocks", type=int, help="So many silos of equal size in the file's order, not by race."
 )
 @click.option("--epsilon", multiple=True, type=float, default=(1.0, 3.0, 10.0), show_default=True)
-@click.option("--replicates", default=10, show_default=True, help="Orders of patients played.")
+@click.option("--until", default=UNTIL, show_default=True, help="Shared rounds, then own ones.")
+@click.option("--replicates", default=10, show_default=True, help="Orders of patients simulated.")
 def main(
-    data: Path, plot: Path, blocks: int | None, epsilon: tuple[float, ...], replicates: int
+    data: Path,
+    plot: Path,
+    blocks: int | None,
+    epsilon: tuple[float, ...],
+    until: int,
+    replicates: int,
 ) -> None:
     """Wrong doses of warfarin: fixed, each silo alone, together, together in private."""
     if not data.is_file():
@@ -101,25 +112,40 @@ def main(
     else:  # race is then a feature, not the silo
         x = np.hstack([x, race[:, None] == np.unique(race)])
         silo = np.arange(len(x)) * blocks // len(x)
-    environment = fastfed.environments.Classification.from_arrays(x, right, silo, norm=1.0)
     names, counts = np.unique(silo, return_counts=True)
     horizon = int(counts.min())
-    private = {
-        "algorithm": "private-fedlinucb", "epsilon": list(epsilon), "delta": DELTA,
-        "batch_size": BATCH, "radius_multiplier": WIDTH, "release": "toeplitz",
-    }  # fmt: skip
-    results = fastfed.simulate(
-        environment,
-        horizon=horizon,
-        replicates=replicates,
-        curves=[
-            {"label": "alone", "algorithm": "local-linucb", "radius_multiplier": WIDTH},
-            {"label": "together, not private", "algorithm": "fedlinucb", "batch_size": BATCH,
-             "radius_multiplier": WIDTH},
-            {"label": "trusted server", "protocol": "central", **private},
-            {"label": "silo-level", "protocol": "silo-ldp", **private},
+    private = {"algorithm": "private-fedlinucb", "epsilon": list(epsilon), "delta": DELTA}
+    alone = {"label": "alone", "algorithm": "local-linucb"}
+    free = {"label": "not private", "algorithm": "fedlinucb", "batch_size": "growing"}
+    kept = {"share": {"until": until, "rule": "min-of-bounds"}}
+
+    def simulate(curves: list[dict], intercept: float | None) -> Results:
+        environment = fastfed.environments.Classification.from_arrays(
+            x, right, silo, norm=1.0, intercept=intercept
+        )
+        return fastfed.simulate(environment, horizon=horizon, replicates=replicates, curves=curves)
+
+    old = simulate(
+        [
+            {**alone, "radius_multiplier": 0.1},
+            {"label": "trusted server, before", "protocol": "central", **private, **BEFORE},
+            {"label": "silo-level, before", "protocol": "silo-ldp", **private, **BEFORE},
         ],
-    )  # fmt: skip
+        None,
+    )
+    federations = [{"label": k, "protocol": v, **private} for k, v in SERVERS.items()]
+    results = simulate(
+        [
+            {**curve, **more, **NOW, "label": curve["label"] + suffix}
+            for curves, suffix, more in (
+                ([alone], "", {}),
+                ([free, *federations], "", {}),
+                ([free, *federations], " + own", kept),
+            )
+            for curve in curves
+        ],
+        KAPPA,
+    )
 
     # A round is one patient of each silo, so references count silos alike, too.
     def share(wrong: np.ndarray) -> float:
@@ -133,18 +159,23 @@ def main(
     kind = "race" if blocks is None else "the file's order"
     print(f"{len(x)} patients with a known dose; {len(names)} silos by {kind}:", end=" ")
     print(", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True)))
-    print(f"{horizon} patients of each silo, {replicates} random orders\n")
-    head = f"{'policy':<32}{'wrong':>7}{'±':>7}{'last half':>11}  {'against alone':>15}"
+    print(f"{horizon} patients of each silo, {replicates} random orders")
+    print(f"+ own: rounds from {until + 1} on are the silo's own\n")
+    head = f"{'policy':<38}{'wrong':>7}{'±':>7}{'last half':>11}  {'against alone':>15}"
     print(f"{head}  privacy")
     for label, wrong in references.items():
-        print(f"{label:<32}{wrong:7.1%}")
-    for curve in results.curves:
-        end, exact = curve.final(total), curve.certificate["exact"]
-        privacy = f"({exact['epsilon']:.3g}, {exact['delta']:g})" if exact else "none"
-        half = int(np.searchsorted(curve.rounds, horizon // 2))
-        late = (curve.mean[-1] - curve.mean[half]) / (len(names) * (horizon - curve.rounds[half]))
-        print(f"{curve.label:<32}{end['mean']:7.1%}{end['stderr']:7.1%}{late:11.1%}", end="  ")
-        print(f"{_against(results, curve.label, total):>15}  {privacy}")
+        print(f"{label:<38}{wrong:7.1%}")
+    for part in (old, results):
+        for curve in part.curves:
+            if part is old and curve.label == "alone":
+                continue
+            end, exact = curve.final(total), curve.certificate["exact"]
+            privacy = f"({exact['epsilon']:.3g}, {exact['delta']:g})" if exact else "none"
+            half = int(np.searchsorted(curve.rounds, horizon // 2))
+            rest = len(names) * (horizon - curve.rounds[half])
+            late = (curve.mean[-1] - curve.mean[half]) / rest
+            print(f"{curve.label:<38}{end['mean']:7.1%}{end['stderr']:7.1%}{late:11.1%}", end="  ")
+            print(f"{_against(part, curve.label, total):>15}  {privacy}")
     shown = results.curves[-1]
     print(f"\nWhat is guaranteed to a patient under {shown.label!r}:\n")
     print(fastfed.privacy.as_text(shown.certificate))
@@ -167,6 +198,8 @@ def draw(results: Results, references: dict[str, float], path: Path) -> None:
     colours: dict[float | str, str] = {}
     for curve in results.curves:
         claimed = curve.certificate["claimed"]
+        if "secure" in curve.label or (claimed and "own" not in curve.label):
+            continue
         style = "-" if claimed is None else "--" if "server" in curve.label else ":"
         colour = colours.setdefault(
             claimed["epsilon"] if claimed else curve.label, f"C{len(colours)}"
