@@ -186,6 +186,20 @@ def status(hub: str, ca: Path | None) -> None:
 
 
 @deploy.command()
+@click.argument("folder", type=FOLDER)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File.")
+def export(folder: Path, output: Path | None) -> None:
+    """Write the last model of the silo of FOLDER as JSON, whether it runs or not."""
+    from fastfed.deployment import folder as folders
+
+    text = json.dumps(folders.export_model(folder), indent=2)
+    if output is None:
+        click.echo(text)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")
+
+
+@deploy.command()
 @click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
 def demo(folder: Path | None) -> None:
     """Run hub and three silos as processes, kill them, and compare with a calm run."""

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fastfed._validate import InputError
+from fastfed.deployment.export import model_of
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.process import Process, SiloProcess
 
@@ -250,7 +251,7 @@ class Dialer:
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The answer to an application: /decide, /reward, /cancel, /status, /recover, /leave."""
+    """What /decide, /reward, /cancel, /status, /export, /recover and /leave answer."""
     if path == "/decide":
         made = silo.decide(given.get("actions"), given.get("subject"))
         return {
@@ -260,6 +261,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
             "model": made.model,
             "learns": made.learns,
         }
+    if path == "/export":
+        return model_of(silo.party)
     if path == "/reward":
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
     elif path == "/cancel":
