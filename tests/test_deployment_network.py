@@ -27,6 +27,7 @@ from fastfed.deployment import wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan, load
 from fastfed.deployment.process import Process
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
@@ -256,6 +257,22 @@ def test_commands_plan_join_and_show(tmp_path):
         )  # fmt: skip
     with pytest.raises(InputError, match="holds no plan"):
         folders.opened(tmp_path / "c")
+
+
+def test_a_ceiling_is_set_before_anything_is_printed(tmp_path, monkeypatch):
+    """Whoever pipes the output to `head -1` closes it early."""
+    spec, plan = toml(tmp_path), tmp_path / "plan"
+    compile_plan(Path(spec).read_text()).save(plan)
+
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("fastfed.cli.deploy.click.echo", closed)
+    ceiling = ["--epsilon", "1", "--delta", "1e-6"]
+    found = CliRunner().invoke(cli, ["deploy", "join", str(tmp_path / "a"), str(plan), *ceiling])
+    assert found.exit_code == 1
+    ledger = Ledger(str(tmp_path / "a" / folders.LEDGER))
+    assert ledger.ceiling("records") == (1.0, 1e-6)
 
 
 def test_the_spec_of_the_page_compiles():

@@ -160,10 +160,11 @@ def join(
     if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
         raise InputError("a silo needs a ceiling: --epsilon and --delta")
     name, found = folders.join(folder, plan)
-    click.echo(f"{name} agrees to plan {found.digest.hex()}")
-    click.echo(str(found.certificate), nl=False)
     if epsilon is not None and delta is not None:
         Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+    # Last: whoever reads may stop at the first line.
+    click.echo(f"{name} agrees to plan {found.digest.hex()}")
+    click.echo(str(found.certificate), nl=False)
 
 
 @deploy.command()
