@@ -27,10 +27,11 @@ from fastfed.deployment import wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import compile_plan, load
-from fastfed.deployment.process import Process
+from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
-from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.store import MemoryStore, SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -200,6 +201,48 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
     assert answers(silo, "/leave", {})["stopped"] == "the silo has left"
 
 
+def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
+    """SQLite's own error of a full disk, by its limit of pages: the silo says it, and goes on."""
+    made = federation.Federation(federation.deployed())
+    made.settle()
+    old, hub = made.processes["silo0"], made.processes["hub"]
+    store = SqliteStore(str(tmp_path / "state.sqlite"))
+    silo = SiloProcess(old.party, store, old.ledger, lambda: made.now)
+    dialer, said, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
+    dialer._post = lambda data: [m.data for m in hub.handle(data)[1] if m.to == "silo0"]
+
+    def limit(pages):
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+
+    with Application(silo, tmp_path / "silo.sock") as application:
+        threading.Thread(target=application.serve_forever, daemon=True).start()
+        client = SiloClient(tmp_path / "silo.sock")
+        limit(1)
+        with pytest.raises(InputError, match="nothing was kept: database or disk is full"):
+            for _ in range(100):
+                client.call("decide", actions=ROWS, subject="x" * 100)
+        made.now = made.plan.document.calendar.closes[0] + 0.0
+
+        def hears(text):
+            said.append(text)
+            limit(100000)
+
+        class UntilSealed:
+            is_set = stop.is_set
+
+            @staticmethod
+            def wait(_):
+                if silo.party.sealed:
+                    stop.set()
+
+        dialer.run(UntilSealed, 0.0, hears)
+        assert said == ["database or disk is full"] and list(silo.party.sealed) == [1]
+        assert (1, 0) in hub.party.reports
+        assert client.call("decide", actions=ROWS)["model"] == 0
+        application.shutdown()
+    store.close()
+
+
 def toml(home):
     """A spec of three silos whose keys are in folders."""
     keys = {name: folders.make_keys(home / name) for name in ("hub", "a", "b", "c")}
@@ -256,6 +299,22 @@ def test_commands_plan_join_and_show(tmp_path):
         )  # fmt: skip
     with pytest.raises(InputError, match="holds no plan"):
         folders.opened(tmp_path / "c")
+
+
+def test_a_ceiling_is_set_before_anything_is_printed(tmp_path, monkeypatch):
+    """Whoever pipes the output to `head -1` closes it early."""
+    spec, plan = toml(tmp_path), tmp_path / "plan"
+    compile_plan(Path(spec).read_text()).save(plan)
+
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("fastfed.cli.deploy.click.echo", closed)
+    ceiling = ["--epsilon", "1", "--delta", "1e-6"]
+    found = CliRunner().invoke(cli, ["deploy", "join", str(tmp_path / "a"), str(plan), *ceiling])
+    assert found.exit_code == 1
+    ledger = Ledger(str(tmp_path / "a" / folders.LEDGER))
+    assert ledger.ceiling("records") == (1.0, 1e-6)
 
 
 def test_the_spec_of_the_page_compiles():

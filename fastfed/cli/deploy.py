@@ -160,10 +160,11 @@ def join(
     if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
         raise InputError("a silo needs a ceiling: --epsilon and --delta")
     name, found = folders.join(folder, plan)
-    click.echo(f"{name} agrees to plan {found.digest.hex()}")
-    click.echo(str(found.certificate), nl=False)
     if epsilon is not None and delta is not None:
         Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+    # Last: whoever reads may stop at the first line.
+    click.echo(f"{name} agrees to plan {found.digest.hex()}")
+    click.echo(str(found.certificate), nl=False)
 
 
 @deploy.command()
@@ -183,6 +184,20 @@ def status(hub: str, ca: Path | None) -> None:
             click.echo(json.dumps(json.load(got), indent=2))
     except OSError as error:
         raise RunFailed(f"the hub cannot be reached ({error})") from None
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File.")
+def export(folder: Path, output: Path | None) -> None:
+    """Write the last model of the silo of FOLDER as JSON, whether it runs or not."""
+    from fastfed.deployment import folder as folders
+
+    text = json.dumps(folders.export_model(folder), indent=2)
+    if output is None:
+        click.echo(text)
+    else:
+        output.write_text(text + "\n", encoding="utf-8")
 
 
 @deploy.command()

@@ -9,15 +9,18 @@ ledger.sqlite   of a silo: its budget, over all its plans
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fastfed._validate import InputError
 from fastfed.deployment._crypto import Identity
+from fastfed.deployment.export import model_of
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan, load
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import make_secret, read_secret
+from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
 
@@ -101,3 +104,35 @@ def opened(
         return Process(Helper(plan, secret), store)
     budget = Ledger(str(ledger or target / LEDGER))
     return SiloProcess(SiloParty(plan, name, secret, budget, dataset), store, budget)
+
+
+def export_model(folder: str | Path) -> dict[str, Any]:
+    """The last model of the silo of a folder, running or not; see `model_of`.
+
+    Parameters
+    ----------
+    folder : str or Path
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    InputError
+        If it is not the folder of a silo, before the first release, or if another process than
+        the silo has its state.
+    """
+    target = Path(folder)
+    try:
+        return SiloClient(target / SOCKET).call("export")
+    except OSError:
+        # It does not run: its state is free to be read. Nothing is charged, so no ledger is opened.
+        process = opened(target, ledger=":memory:")
+    assert isinstance(process.store, SqliteStore)
+    try:
+        if not isinstance(process, SiloProcess):
+            raise InputError(f"{target} is not the folder of a silo")
+        return model_of(process.party)
+    finally:
+        process.store.close()

@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import sqlite3
 import ssl
 import threading
 import urllib.error
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fastfed._validate import InputError
+from fastfed.deployment.export import model_of
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.process import Process, SiloProcess
 
@@ -34,6 +36,8 @@ PATH = "/v1/messages"
 EVERY, PATIENCE = 5.0, 30.0
 #: The most bytes of an application's request.
 REQUEST = 1 << 24
+#: What a full disk raises.
+FULL = (OSError, sqlite3.OperationalError)
 
 # ---- the hub -------------------------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ class Dialer:
         while not stop.is_set():
             try:
                 trouble = self.round()
-            except (InputError, OSError) as error:
+            except (InputError, *FULL) as error:
                 # A disk that is full: nothing was sealed, and the next round tries again.
                 trouble = str(error)
             if trouble and trouble != last:
@@ -250,7 +254,7 @@ class Dialer:
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The answer to an application: /decide, /reward, /cancel, /status, /recover, /leave."""
+    """What /decide, /reward, /cancel, /status, /export, /recover and /leave answer."""
     if path == "/decide":
         made = silo.decide(given.get("actions"), given.get("subject"))
         return {
@@ -260,6 +264,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
             "model": made.model,
             "learns": made.learns,
         }
+    if path == "/export":
+        return model_of(silo.party)
     if path == "/reward":
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
     elif path == "/cancel":
@@ -309,6 +315,8 @@ def _handler(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
                 status, made = 200, answers(silo, self.path, given)
             except (InputError, json.JSONDecodeError) as error:
                 status, made = 400, {"error": str(error)}
+            except FULL as error:
+                status, made = 503, {"error": f"nothing was kept: {error}"}
             body = json.dumps(made).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")

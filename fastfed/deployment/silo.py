@@ -104,6 +104,13 @@ class Model(Acting):
         """theta_hat, (d,)."""
         return self._estimate.theta.copy()
 
+    @property
+    def gram(self) -> np.ndarray:
+        """V, (d, d), with its regularizer and shift, to rounding."""
+        root = np.linalg.inv(self._estimate.w)
+        made: np.ndarray = root @ root.T
+        return made
+
 
 class SiloParty(Speaker):
     """One silo as a state machine.

@@ -1,0 +1,57 @@
+"""A silo's last model as plain data, for other tools.
+
+It is made of the last broadcast alone, and of nothing that the silo keeps to itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fastfed._validate import InputError
+from fastfed.deployment.silo import SiloParty
+
+
+def model_of(party: SiloParty) -> dict[str, Any]:
+    """The model that a silo acts on.
+
+    Parameters
+    ----------
+    party : SiloParty
+
+    Returns
+    -------
+    dict
+        ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
+        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm),
+        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``.
+
+    Raises
+    ------
+    InputError
+        Before the first release.
+
+    Notes
+    -----
+    Guarantee: that of the certificate, since it is made of broadcasts alone.
+    """
+    if not party.model.release:
+        raise InputError(f"silo {party.name} has no model yet: no release has reached it")
+    document = party.deployed.document
+    return {
+        "format": 1,
+        "federation": document.name,
+        "plan": party.deployed.digest.hex(),
+        "release": party.model.release,
+        "releases": party.plan.releases,
+        "schema": msgspec.to_builtins(
+            {
+                "norm": document.schema.norm,
+                "columns": [msgspec.structs.asdict(column) for column in document.schema.columns],
+            }
+        ),
+        "theta": party.model.theta.tolist(),
+        "V": party.model.gram.tolist(),
+        "certificate": party.deployed.certificate.to_builtins(),
+    }

@@ -1,0 +1,109 @@
+"""A silo's last model as JSON: what is in it, and the command with a running silo and without."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from click.testing import CliRunner
+
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import folder as folders
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.export import model_of
+from fastfed.deployment.plans import compile_plan
+from fastfed.deployment.seal import read_secret
+from fastfed.deployment.shell import Application
+from fastfed.deployment.store import Write
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+def played(protocol):
+    """A federation after one release."""
+    made = federation.Federation(federation.deployed(protocol))
+    made.settle()
+    made.now = made.plan.document.calendar.closes[0] - 1.0
+    for name in made.plan.silos:
+        silo = made.processes[name]
+        silo.reward(silo.decide(ROWS).id, 0.5)
+    made.now += 1.0
+    made.settle()
+    return made
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+def test_a_model_is_that_of_the_last_broadcast(protocol):
+    made = played(protocol)
+    parties = [made.processes[name].party for name in made.plan.silos]
+    found, *others = map(model_of, parties)
+    assert all(other == found for other in others) and found["release"] == 1
+    body = made.plan.wire.read(parties[0].broadcasts[1])
+    values = np.frombuffer(made.plan.wire.body(body, wire.Broadcast).values, dtype="<f8")
+    gram, theta = np.array(found["V"]), np.array(found["theta"])
+    covariance = np.zeros((2, 2))
+    covariance[np.triu_indices(2)] = values[2:]
+    covariance = np.triu(covariance) + np.triu(covariance, 1).T
+    # V is the covariance with something positive on its diagonal, and theta solves it.
+    added = gram - covariance
+    np.testing.assert_allclose(added, added[0, 0] * np.eye(2), atol=1e-9 * np.abs(gram).max())
+    assert added[0, 0] > 0 and np.linalg.eigvalsh(gram)[0] > 0
+    np.testing.assert_allclose(gram @ theta, values[:2], rtol=1e-9)
+    assert found["schema"]["columns"][1] == {"name": "x1", "low": -1.0, "high": 1.0, "unit": ""}
+    assert found["plan"] == made.plan.digest.hex()
+    assert found["certificate"] == made.plan.certificate.to_builtins()
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_there_is_no_model_before_the_first_release():
+    made = federation.Federation(federation.deployed())
+    with pytest.raises(InputError, match="silo0 has no model yet"):
+        model_of(made.processes["silo0"].party)
+
+
+def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
+    names = ("silo0", "silo1", "silo2", "hub")
+    keys = {name: folders.make_keys(tmp_path / name) for name in names}
+    silos = [{"name": name, **keys[name]} for name in names[:3]]
+    plan = compile_plan(federation.spec(silos=3) | {"silos": silos, "hub": keys["hub"]})
+    plan.save(tmp_path / "plan")
+    for name in ("silo0", "hub"):
+        folders.join(tmp_path / name, tmp_path / "plan")
+    hub = Identity(read_secret(tmp_path / "hub" / folders.SECRET))
+    entries = tuple(wire.Entry(i, bytes(32)) for i in (1, 2))
+    values = wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0]))
+    broadcast = plan.wire.made(hub, "hub", 1, wire.Broadcast(values, entries, b"", b""))
+    silo, output = folders.opened(tmp_path / "silo0"), tmp_path / "model.json"
+    folder = str(tmp_path / "silo0")
+
+    def exported(*more, folder=folder):
+        command = ["deploy", "export", folder, *more]
+        return CliRunner().invoke(cli, command)
+
+    assert exported().exit_code == 2 and "in use by another process" in exported().output
+    socket = tmp_path / "silo0" / folders.SOCKET
+    with Application(silo, socket) as application:
+        threading.Thread(target=application.serve_forever, daemon=True).start()
+        assert exported().exit_code == 2 and "no model yet" in exported().output
+        write = Write("broadcast", "1", broadcast)
+        silo.store.write(write)
+        silo.party.fold(write)
+        running = exported("-o", str(output))
+        assert running.exit_code == 0 and running.output == ""
+        application.shutdown()
+    silo.store.close()
+    (tmp_path / "silo0" / folders.LEDGER).unlink()
+    stopped = exported()
+    assert stopped.exit_code == 0
+    assert json.loads(stopped.output) == json.loads(output.read_text())
+    assert json.loads(stopped.output) == folders.export_model(folder)
+    # To look at a model opens no ledger.
+    assert not (tmp_path / "silo0" / folders.LEDGER).exists()
+    refused = exported(folder=str(tmp_path / "hub"))
+    assert refused.exit_code == 2 and "not the folder of a silo" in refused.output
