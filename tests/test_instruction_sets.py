@@ -133,6 +133,7 @@ class SphereState(ctypes.Structure):
         ("actions", ctypes.c_int64),
         ("basis_actions", ctypes.c_int64),
         ("shared", ctypes.c_int64),
+        ("constant", ctypes.c_double),
     ]
 
 
@@ -313,7 +314,8 @@ def outputs(leaves: Leaves) -> dict[str, bytes]:
     for d, actions, each in ((1, 45, 0), (3, 5, 1), (10, 100, 0), (10, 100, 1)):
         own = np.tile(Sphere(d).theta(4, 1), (3, 1)) * np.array([[1.0], [0.5], [0.25]])
         fixed = d if each else 0
-        state = ctypes.byref(SphereState(own.ctypes.data, each * d, d, actions, fixed, 0))
+        sizes = each * d, d, actions, fixed, 0
+        state = ctypes.byref(SphereState(own.ctypes.data, *sizes, 0.5**0.5))
         made = np.empty(leaves.fill_capacity(actions, d), np.float32)
         means = np.empty(actions)
         assert leaves.sphere_fill(state, 4, 1, 2, 3, made, means) == actions
