@@ -477,6 +477,28 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(tmp_path):
     assert time.perf_counter() - start < 60  # nowhere near the minutes that clients wait
 
 
+def test_an_event_loop_that_is_late_is_started_again(tmp_path, cluster, monkeypatch):
+    """``distributed`` asserts that its thread starts within ten seconds; a busy machine may not."""
+    from fastfed.simulation.engines import dask
+
+    late = [AssertionError(), AssertionError()]
+
+    def client(*args, **options):
+        if late:
+            raise late.pop()
+        return Client(*args, **options)
+
+    from distributed import Client
+
+    monkeypatch.setattr(dask, "Client", client)
+    with dask._connected(cluster.scheduler_address) as made:
+        assert made.scheduler_info()["workers"]
+    late[:] = [AssertionError()] * 3
+    with pytest.raises(EngineError, match="does not start within ten seconds"):
+        fastfed.run(small(), tmp_path / "out", engine="dask", scheduler=cluster.scheduler_address)
+    assert not (tmp_path / "out").exists()
+
+
 def test_workers_with_another_fastfed_are_refused(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(fastfed, "__version__", "9.9")
     with pytest.raises(fastfed.InputError, match=r"worker tcp.* has fastfed .*, this process .*9"):

@@ -13,7 +13,8 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import dask
 from distributed import (
@@ -73,6 +74,8 @@ LOCAL = {
 }
 
 Block = tuple[RunBatch, ...]
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -252,12 +255,32 @@ def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int
 # ---- the cluster --------------------------------------------------------------------------------
 
 
+def _with_loop(make: Callable[[], T]) -> T:
+    """What ``make`` makes of dask, tried three times while its event loop does not start.
+
+    ``distributed`` gives the thread of its event loop ten seconds, holding a lock that the
+    destructor of an earlier client wants too: where that thread happens to collect garbage, or the
+    machine is too busy, the wait ends in an AssertionError. The next attempt finds both free.
+    """
+    for _ in range(2):
+        with suppress(AssertionError):
+            return make()
+    try:
+        return make()
+    except AssertionError:
+        raise EngineError(
+            "the event loop of dask does not start within ten seconds; this machine is too busy"
+        ) from None
+
+
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
     """A client of the scheduler at an address; InputError where none answers."""
     try:
         with no_interrupts():
-            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+            client = _with_loop(
+                partial(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
+            )
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"no dask scheduler answers at {address} ({reason})") from None
@@ -271,13 +294,16 @@ def _local_cluster(workers: int) -> Iterator[Client]:
     with dask.config.set(LOCAL):
         try:
             with no_interrupts():
-                cluster = LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    memory_limit=0,
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=logging.CRITICAL,
+                cluster = _with_loop(
+                    partial(
+                        LocalCluster,
+                        n_workers=workers,
+                        threads_per_worker=1,
+                        processes=True,
+                        memory_limit=0,
+                        dashboard_address="127.0.0.1:0",
+                        silence_logs=logging.CRITICAL,
+                    )
                 )
         except (RuntimeError, OSError) as error:
             raise EngineError(f"no dask worker can be started ({error}); {GUARD}") from None
