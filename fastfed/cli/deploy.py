@@ -69,7 +69,7 @@ def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) 
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@click.option("--dataset", default="records", help="Entry of the ledger that is charged.")
+@click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
 def silo(
     folder: Path,
@@ -78,7 +78,7 @@ def silo(
     cert: Path | None,
     key: Path | None,
     every: float,
-    dataset: str,
+    dataset: str | None,
     ledger: str | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
@@ -145,26 +145,76 @@ def new(spec: Path, plan: Path) -> None:
 
 
 @deploy.command()
+@click.argument("old", type=FOLDER)
+@click.argument("spec", type=FILE)
+@click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--fresh", is_flag=True, help="Begin without the earlier model.")
+def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
+    """Compile a SPEC to the file PLAN that continues the plan of the folder OLD."""
+    from fastfed.deployment import extend as extending
+
+    if plan.exists():
+        raise InputError(f"{plan} exists; a plan file is never replaced")
+    earlier, broadcast = extending.last_broadcast(old)
+    made = extending.extended(spec.read_text(), earlier, broadcast, fresh)
+    made.save(plan)
+    extends = made.document.extends
+    assert extends is not None
+    click.echo(f"plan {made.digest.hex()}")
+    click.echo(f"continues {earlier.digest.hex()}")
+    click.echo(f"start {extends.why or 'the earlier model'}")
+    click.echo(str(made.certificate), nl=False)
+
+
+@deploy.command()
 @click.argument("folder", type=FOLDER)
 @click.argument("plan", type=FILE)
 @click.option("--epsilon", type=float, help="Of a silo: the most that may be spent on the dataset.")
 @click.option("--delta", type=float, help="The delta of that epsilon.")
-@click.option("--dataset", default="records", help="Entry of the ledger.")
+@click.option("--dataset", help="Entry of the ledger; by default records, or that of --extends.")
+@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Its ledger.")
+@click.option("--extends", type=FOLDER, help="Folder of the plan that this one continues.")
 def join(
-    folder: Path, plan: Path, epsilon: float | None, delta: float | None, dataset: str
+    folder: Path,
+    plan: Path,
+    epsilon: float | None,
+    delta: float | None,
+    dataset: str | None,
+    ledger: Path | None,
+    extends: Path | None,
 ) -> None:
-    """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling."""
-    from fastfed.deployment import folder as folders
-    from fastfed.deployment.ledger import Ledger
+    """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
-    if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
-        raise InputError("a silo needs a ceiling: --epsilon and --delta")
-    name, found = folders.join(folder, plan)
-    if epsilon is not None and delta is not None:
-        Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+    A plan that continues another is joined with --extends: secret, ledger and dataset are then
+    those of the earlier folder, and it is refused if the ceiling does not hold both.
+    """
+    from fastfed.deployment import joining
+
+    if (epsilon is None) != (delta is None):
+        raise InputError("a ceiling needs both --epsilon and --delta")
+    ceiling = None if epsilon is None or delta is None else (epsilon, delta)
+    name, found = joining.join(folder, plan, ceiling, dataset, ledger, extends)
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+def recover(folder: Path) -> None:
+    """Make up for reports that the running silo of FOLDER sent, and that its state has not."""
+    from fastfed.deployment import folder as folders
+
+    click.echo(json.dumps(folders.recover(folder), indent=2))
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+def leave(folder: Path) -> None:
+    """Leave the federation as the silo of FOLDER, whether it runs or not; it cannot come back."""
+    from fastfed.deployment import folder as folders
+
+    click.echo(json.dumps(folders.leave(folder), indent=2))
 
 
 @deploy.command()

@@ -12,6 +12,7 @@ import numpy as np
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
+from fastfed.deployment.extension import summary
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -50,7 +51,7 @@ class Hub(Speaker):
             self._server = Decoder(self.plan.secure)
         else:
             self._server = Server(self.plan, self._sealing.source if noise is None else noise)
-        self._range = Range(self.plan)
+        self._range, self._extends = Range(self.plan), summary(deployed)
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Broadcasts that were computed and may not be durable yet.
         self._made: dict[int, bytes] = {}
@@ -301,4 +302,5 @@ class Hub(Speaker):
             ],
             "alarms": list(self.alarms),
             "ended": self.ended,
+            **self._extends,
         }

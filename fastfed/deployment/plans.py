@@ -28,8 +28,14 @@ from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment.extension import (
+    Extension,
+    as_json,
+    check_certificate,
+    check_extension,
+    with_earlier,
+)
 from fastfed.deployment.wire import NAME, Wire
-from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
@@ -151,9 +157,30 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
+    # Later fields: None where they have no use, and then left out from the end.
+    extends: Extension | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+def spelled(document: Document) -> bytes:
+    """The one spelling of a document, without fields at its end that are None."""
+    fields = list(msgspec.structs.astuple(document))
+    while fields[-1] is None:
+        fields.pop()
+    return _ENCODER.encode(fields)
+
+
+def read_document(data: bytes) -> Document:
+    """A document from its one spelling."""
+    try:
+        document = msgspec.msgpack.decode(data, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"this is no plan file ({error})") from None
+    if spelled(document) != data:
+        raise InputError("the plan file is not in canonical form")
+    return document
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +204,7 @@ class DeployedPlan:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the document, which stands in every message."""
-        return digest(_ENCODER.encode(self.document))
+        return digest(spelled(self.document))
 
     @cached_property
     def wire(self) -> Wire:
@@ -198,8 +225,15 @@ class DeployedPlan:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The certificate of the federation, made of the plan's numbers."""
-        return certified(self.plan, codec.decode(self.document.problem))
+        """The certificate of the federation, made of the numbers of its plan and those before."""
+        found = certified(self.plan, codec.decode(self.document.problem))
+        return with_earlier(found, self.plan, self.earlier) if self.earlier else found
+
+    @cached_property
+    def earlier(self) -> DeployedPlan | None:
+        """The plan that this one continues, verified; None for a first plan."""
+        extends = self.document.extends
+        return checked(read_document(extends.document), {}) if extends is not None else None
 
     @property
     def shared(self) -> bool:
@@ -237,9 +271,7 @@ class DeployedPlan:
 
     def as_bytes(self) -> bytes:
         """The plan file."""
-        return _ENCODER.encode(
-            [_ENCODER.encode(self.document), dict(sorted(self.signatures.items()))]
-        )
+        return _ENCODER.encode([spelled(self.document), dict(sorted(self.signatures.items()))])
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
@@ -329,7 +361,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
     )
     made = certified(system.plan, problem)
-    document = msgspec.structs.replace(document, certificate=_json(made))
+    document = msgspec.structs.replace(document, certificate=as_json(made))
     return checked(document, {})
 
 
@@ -339,10 +371,6 @@ def certified(plan: Plan, problem: ProblemSpec) -> Certificate:
     conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     own = (KEPT, DELAYED, APART) if plan.secure is not None else (KEPT, DELAYED)
     return msgspec.structs.replace(found, conditions=(*conditions, *own))
-
-
-def _json(certificate: Certificate) -> bytes:
-    return msgspec.json.encode(certificate.to_builtins(), order="sorted")
 
 
 def _only(name: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -433,12 +461,9 @@ def load(source: str | Path | bytes) -> DeployedPlan:
         raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
     try:
         inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
-        document = msgspec.msgpack.decode(inner, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is no plan file ({error})") from None
-    if _ENCODER.encode(document) != inner:
-        raise InputError("the plan file is not in canonical form")
-    return checked(document, signatures)
+    return checked(read_document(inner), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
@@ -451,8 +476,10 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     plan = check_plan(plan)
     check_supported(plan)
     _check_document(document, plan, problem)
-    _check_certificate(document, certified(plan, problem))
     made = DeployedPlan(document, plan, dict(signatures))
+    if made.earlier is not None:
+        check_extension(document, plan, made.earlier)
+    check_certificate(document.certificate, made.certificate)
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
@@ -568,33 +595,3 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
             raise InputError(f"column {show(column.name)} must have a range low < high")
     number("norm", schema.norm, above=0)
     number("explore", document.explore, at_least=0, at_most=1)
-
-
-def _check_certificate(document: Document, found: Certificate) -> None:
-    """Refuse a certificate that is not the one of the plan's numbers, but for rounding."""
-    try:
-        said = json.loads(document.certificate)
-    except ValueError:
-        raise InputError("the plan file's certificate is no JSON") from None
-    if not _alike(said, json.loads(_json(found))):
-        raise InputError(
-            "the plan file's certificate is not the one of its numbers, which is "
-            f'"{found.status}" with {show(found.exact)}'
-        )
-
-
-_DIGITS = re.compile(r"[0-9.]+(e-?[0-9]+)?")
-
-
-def _alike(first: Any, second: Any) -> bool:
-    """True if plain data are the same but for last digits, which machines may round otherwise."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_alike(first[k], second[k]) for k in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(_alike, first, second))
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=SAME)
-    if isinstance(first, str) and isinstance(second, str):
-        # Sentences repeat the numbers, rounded.
-        return first == second or _DIGITS.sub("#", first) == _DIGITS.sub("#", second)
-    return type(first) is type(second) and bool(first == second)

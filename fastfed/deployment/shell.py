@@ -254,7 +254,7 @@ class Dialer:
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What /decide, /reward, /cancel, /status, /export, /recover and /leave answer."""
+    """What /decide, /reward, /cancel, /status, /export, /broadcast, /recover, /leave answer."""
     if path == "/decide":
         made = silo.decide(given.get("actions"), given.get("subject"))
         return {
@@ -266,6 +266,9 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         }
     if path == "/export":
         return model_of(silo.party)
+    if path == "/broadcast":
+        last = silo.party.broadcasts.get(silo.party.model.release, b"")
+        return {"release": silo.party.model.release, "broadcast": last.hex()}
     if path == "/reward":
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
     elif path == "/cancel":

@@ -18,16 +18,16 @@ import numpy as np
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
-from fastfed.bandits.acting import Acting
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest, keyed_digest, sealed_to
+from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
+from fastfed.deployment.model import Model
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
-from fastfed.protocols.plan import Plan
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
@@ -81,37 +81,6 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
-class Model(Acting):
-    """Acts on the last broadcast."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._refresh(np.zeros(plan.statistic_size), 0)
-
-    def adopt(self, values: np.ndarray, release: int) -> None:
-        """Act on the sums of a release from now on."""
-        self._refresh(values, release)
-        self.release = release
-        # Plans are lazy, so a radius depends on the release alone.
-        self.round = self.plan.end(release)
-
-    def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features of the action to play, of (K, d)."""
-        return self._best(features)
-
-    @property
-    def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
-        return self._estimate.theta.copy()
-
-    @property
-    def gram(self) -> np.ndarray:
-        """V, (d, d), with its regularizer and shift, to rounding."""
-        root = np.linalg.inv(self._estimate.w)
-        made: np.ndarray = root @ root.T
-        return made
-
-
 class SiloParty(Speaker):
     """One silo as a state machine.
 
@@ -145,7 +114,7 @@ class SiloParty(Speaker):
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         super().__init__(deployed, name, secret)
-        self.index = deployed.index(name)
+        self.index, self._extends = deployed.index(name), summary(deployed)
         self.ledger, self.dataset = ledger, dataset
         self._secret, self._entropy = secret, entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
@@ -153,7 +122,7 @@ class SiloParty(Speaker):
         self._range = Range(self.plan)
         self._points = self._randomizer()
         #: What is durable.
-        self.model = Model(self.plan)
+        self.model: Model = model_at_start(deployed)
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
@@ -353,6 +322,7 @@ class SiloParty(Speaker):
             "lost": sorted(self.lost),
             "stopped": self.stopped,
             "theta": self.model.theta.tolist(),
+            **self._extends,
         }
 
     # ---- messages --------------------------------------------------------------------------------
