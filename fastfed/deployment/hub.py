@@ -13,6 +13,7 @@ from fastfed._random import NoiseSource
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
 from fastfed.deployment.extension import summary
+from fastfed.deployment.guard import Alarm, Cap, check_records, nodes_of, visible
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -52,9 +53,16 @@ class Hub(Speaker):
         else:
             self._server = Server(self.plan, self._sealing.source if noise is None else noise)
         self._range, self._extends = Range(self.plan), summary(deployed)
+        # Records of a simulation are in no fixed point.
+        self._exact = noise is None and self.plan.protocol.noise_by == "server"
+        influence = deployed.document.influence
+        self._cap = None if influence is None else Cap(self.plan, influence)
+        self._alarm = Alarm(self.plan) if visible(self.plan) else None
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Broadcasts that were computed and may not be durable yet.
         self._made: dict[int, bytes] = {}
+        #: Releases in which a silo's report was held to the cap; the log leads to the same.
+        self.capped: dict[str, set[int]] = {}
         #: What is durable.
         self.joined: set[str] = set()
         self.left: set[int] = set()
@@ -131,7 +139,9 @@ class Hub(Speaker):
             )
         if found.sender not in self.joined:
             raise Refused(f"{found.sender} must join before it reports")
-        self._checked(found, who)
+        values = self._checked(found, who)
+        if self._exact:
+            check_records(self.plan, values, release, who)
         receipt = self._receipt(silo, more=((release, digest(data)),))
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
@@ -184,10 +194,48 @@ class Hub(Speaker):
             return self._opening(release, now)
         if self.plan.secure is not None and release not in self.answers:
             return Step((), self._questions())
+        beyond = self._beyond(release)
+        if beyond:
+            return Step((Write("ended", "", beyond.encode()),), problem=beyond)
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
         sends = tuple(Message(name, data) for name in present)
-        return Step((Write("broadcast", str(release), data),), sends)
+        # The alarm first: a hub that is killed between them says it again.
+        return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
+
+    def _beyond(self, release: int) -> str:
+        """Of a secure sum: why it cannot be one of honest silos; empty if it can."""
+        if self.plan.secure is None:
+            return ""
+        body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
+        try:
+            values = self.wire.floats(body.values, f"the sum of release {release}")
+            check_range(values, self._range.broadcast(release), f"the sum of release {release}")
+        except Refused as refused:
+            return f"{refused}; a silo has sent what no records are, and no sum can tell which"
+        return ""
+
+    def _suspicion(self, release: int) -> tuple[Write, ...]:
+        """An alarm about the silo that fits the others least, where it does not fit."""
+        found = None if self._alarm is None else self._alarm.worst(release, self._seen(release))
+        if found is None or self._alarm is None:
+            return ()
+        text = (
+            f"{self.deployed.silos[found.silo]} does not fit the other silos at release {release}: "
+            f"theta moves by {found.moves:.3g} without it (score {found.score:.4g}, honest silos "
+            f"stay below {self._alarm.threshold:.4g})"
+        )
+        return (Write("alarm", text, text.encode()),)
+
+    def _seen(self, release: int) -> dict[int, dict[int, np.ndarray]]:
+        """The reports in the sets up to a release, as they came, by release and silo."""
+        found: dict[int, dict[int, np.ndarray]] = {}
+        for k in nodes_of(self.plan, release):
+            found[k] = {}
+            for entry in self.sets[k].entries:
+                read = self.wire.read(self.reports[k, entry.silo])
+                found[k][entry.silo] = self._checked(read, "a report")
+        return found
 
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
@@ -240,6 +288,7 @@ class Hub(Speaker):
                 total = total + row
             return self._server.add(total)
         silos = [entry.silo for entry in opened.entries]
+        rows = [self._held(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
         ]
@@ -248,6 +297,15 @@ class Hub(Speaker):
             for node, sums in self._hidden(release).items():
                 self._sealing.hides(node, sums)
         return self._server.combine(reports, silos).values
+
+    def _held(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
+        """A report within the plan's cap, if it has one; noted where it was beyond it."""
+        if self._cap is None:
+            return values
+        held, scaled = self._cap.held(values, release, silo)
+        if scaled:
+            self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
+        return held
 
     def _hidden(self, release: int) -> dict[int, bytes]:
         """What the hub's own noise hides in a release, by node."""
@@ -302,5 +360,17 @@ class Hub(Speaker):
             ],
             "alarms": list(self.alarms),
             "ended": self.ended,
+            **self._guarded(),
             **self._extends,
         }
+
+    def _guarded(self) -> dict[str, object]:
+        """How far theta moves without each silo at the last release, and who was capped."""
+        release, names = len(self.broadcasts), self.deployed.silos
+        made: dict[str, object] = {}
+        if self._alarm is not None and release:
+            fits = self._alarm.fits(release, self._seen(release))
+            made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+        if self._cap is not None:
+            made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
+        return made

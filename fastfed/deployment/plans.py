@@ -26,15 +26,8 @@ import numpy as np
 from fastfed._system import account
 from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.deployment import codec
+from fastfed.deployment import codec, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
-from fastfed.deployment.extension import (
-    Extension,
-    as_json,
-    check_certificate,
-    check_extension,
-    with_earlier,
-)
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan, check_plan
@@ -158,7 +151,8 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     least: int
     explore: float
     # Later fields: None where they have no use, and then left out from the end.
-    extends: Extension | None = None
+    extends: extension.Extension | None = None
+    influence: float | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -227,7 +221,7 @@ class DeployedPlan:
     def certificate(self) -> Certificate:
         """The certificate of the federation, made of the numbers of its plan and those before."""
         found = certified(self.plan, codec.decode(self.document.problem))
-        return with_earlier(found, self.plan, self.earlier) if self.earlier else found
+        return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
 
     @cached_property
     def earlier(self) -> DeployedPlan | None:
@@ -344,7 +338,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     )
     system = ALGORITHMS[algorithm].make(keys, problem)
     federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore"))
+    _only("federation", federation, ("name", "least", "explore", "influence"))
     document = Document(
         FORMAT,
         str(federation.get("name", "federation"))[:200],
@@ -359,9 +353,10 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
+        influence=guard.asked(federation.get("influence")),
     )
     made = certified(system.plan, problem)
-    document = msgspec.structs.replace(document, certificate=as_json(made))
+    document = msgspec.structs.replace(document, certificate=extension.as_json(made))
     return checked(document, {})
 
 
@@ -478,8 +473,8 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     _check_document(document, plan, problem)
     made = DeployedPlan(document, plan, dict(signatures))
     if made.earlier is not None:
-        check_extension(document, plan, made.earlier)
-    check_certificate(document.certificate, made.certificate)
+        extension.check_extension(document, plan, made.earlier)
+    extension.check_certificate(document.certificate, made.certificate)
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
@@ -595,3 +590,4 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
             raise InputError(f"column {show(column.name)} must have a range low < high")
     number("norm", schema.norm, above=0)
     number("explore", document.explore, at_least=0, at_most=1)
+    guard.check_influence(document.influence, plan)

@@ -19,7 +19,7 @@ from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import digest, keyed_digest, sealed_to
+from fastfed.deployment._crypto import KEY, digest, keyed_digest, sealed_to
 from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
 from fastfed.deployment.model import Model
@@ -429,6 +429,8 @@ class SiloParty(Speaker):
     def _receipt(self, body: Receipt) -> Step:
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
+        if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
+            raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         if body.nonce == self._nonce:
             # All that the hub has: what is not in it is sent again.
             self._answered, self._held = True, set()
