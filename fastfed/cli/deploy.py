@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -35,18 +36,37 @@ def stopped_by_signals() -> threading.Event:
 @click.option("--port", default=8443, type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
 @click.option("--key", type=FILE, help="Its key (PEM).")
-def serve(folder: Path, host: str, port: int, cert: Path | None, key: Path | None) -> None:
+@click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
+@click.option("--log-json", is_flag=True, help="Log lines of JSON, without values.")
+def serve(
+    folder: Path,
+    host: str,
+    port: int,
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    log_json: bool,
+) -> None:
     """Run the hub of a federation from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment import shell
 
-    pair = [str(file) if file else None for file in (cert, key)]
-    shell.serve(folders.opened(folder), host, port, *pair)
+    pair, process = [str(file) if file else None for file in (cert, key)], folders.opened(folder)
+    authority, log = str(client_ca) if client_ca else None, json_log(process, log_json)
+    shell.serve(process, host, port, pair[0], pair[1], authority, log)
+
+
+def json_log(process: Any, wanted: bool) -> Any:
+    """A log of JSON lines on standard error, or None."""
+    from fastfed.deployment.observe import JsonLog
+
+    return JsonLog(sys.stderr, process.party.name) if wanted else None
 
 
 def dialling(command: Any) -> Any:
     """Options of parties that dial out."""
     for option in (
+        click.option("--log-json", is_flag=True, help="Log lines of JSON, without values."),
         click.option("--every", default=5.0, help="Seconds between two questions to the hub."),
         click.option("--key", type=FILE, help="Its key (PEM)."),
         click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
@@ -57,13 +77,19 @@ def dialling(command: Any) -> Any:
     return command
 
 
-def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) -> None:
+def dialled(
+    process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float, log_json: bool
+) -> None:
     """Dial until a signal comes."""
     from fastfed.deployment.shell import Dialer
 
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
-    dialer.run(stopped_by_signals(), every, lambda text: click.echo(text, err=True))
+    log = json_log(process, log_json)
+    if log is not None:
+        dialer.run(stopped_by_signals(), every, log, log.look)
+    else:
+        dialer.run(stopped_by_signals(), every, lambda text: click.echo(text, err=True))
 
 
 @click.command()
@@ -71,6 +97,9 @@ def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) 
 @dialling
 @click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+@click.option(
+    "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
+)
 def silo(
     folder: Path,
     hub: str,
@@ -78,20 +107,25 @@ def silo(
     cert: Path | None,
     key: Path | None,
     every: float,
+    log_json: bool,
     dataset: str | None,
     ledger: str | None,
+    metrics: int | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
+    from fastfed.deployment.observe import Metrics
     from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.shell import Application
 
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
+    if metrics is not None:
+        Metrics(process, metrics).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
-        dialled(process, hub, ca, cert, key, every)
+        dialled(process, hub, ca, cert, key, every, log_json)
         application.shutdown()
 
 
@@ -99,7 +133,13 @@ def silo(
 @click.argument("folder", type=FOLDER)
 @dialling
 def helper(
-    folder: Path, hub: str, ca: Path | None, cert: Path | None, key: Path | None, every: float
+    folder: Path,
+    hub: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    every: float,
+    log_json: bool,
 ) -> None:
     """Run the helper of a secure sum from its FOLDER."""
     from fastfed.deployment import folder as folders
@@ -108,7 +148,7 @@ def helper(
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")
-    dialled(process, hub, ca, cert, key, every)
+    dialled(process, hub, ca, cert, key, every, log_json)
 
 
 # ---- deploy ... ----------------------------------------------------------------------------------
@@ -220,7 +260,9 @@ def leave(folder: Path) -> None:
 @deploy.command()
 @click.argument("hub")
 @click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM).")
-def status(hub: str, ca: Path | None) -> None:
+@click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one.")
+@click.option("--key", type=FILE, help="Its key (PEM).")
+def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Say what a HUB (https://...) waits for."""
     import ssl
     import urllib.request
@@ -228,6 +270,8 @@ def status(hub: str, ca: Path | None) -> None:
     if not hub.startswith(("https://", "http://")):
         raise InputError(f"hub must be an address, https://..., got {hub}")
     context = ssl.create_default_context(cafile=str(ca) if ca else None)
+    if cert is not None:
+        context.load_cert_chain(cert, key)
     secure = context if hub.startswith("https") else None
     try:
         with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:

@@ -131,7 +131,7 @@ class SiloParty(Speaker):
         self.alarms: list[str] = []
         self.left = ""
         self._leaves = np.zeros((self.plan.releases, self.plan.statistic_size))
-        self._learning = 0
+        self._learning = self.clipped_features = self.clipped_rewards = 0
         self._subjects: set[bytes] = set()
         #: What was heard since the start.
         self._nonce = entropy(16)
@@ -306,7 +306,9 @@ class SiloParty(Speaker):
         x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
-        y, _, _ = clip.apply(x, ended.reward)
+        y, outside, beyond = clip.apply(x, ended.reward)
+        self.clipped_features += outside
+        self.clipped_rewards += beyond
         return self._points.point(x, y)
 
     def status(self) -> dict[str, object]:
