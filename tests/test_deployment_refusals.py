@@ -29,7 +29,7 @@ NONCE, DIGEST = bytes(16), bytes(32)
 #: Functions that a message goes through, by module.
 WAY = {
     hub: (
-        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_answered",
+        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_answered", "_reminded",
     ),
     silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
     helper: ("handle", "_total"),
@@ -144,6 +144,11 @@ def to_hub(protocol):
     yield report(5), "must be of release 1..4"
     yield report(more=b"" if shared else b"x"), "have a share for the helper"
     yield report(values=floats()[:-8]), "must have 40 bytes"
+    past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
+    yield plan.wire.made(SILOS[0], "silo0", 1, past), "one of hub itself"
+    yield plan.wire.made(HUB, "hub", 9, past), "one of hub itself"
+    backwards = msgspec.structs.replace(past, entries=past.entries[::-1])
+    yield plan.wire.made(HUB, "hub", 2, backwards), "different silos in order"
     if shared:
         entries = (Entry(0, DIGEST),)
         total = plan.wire.made(HELPER, "helper", 3, Opened(entries, (), words()))

@@ -7,6 +7,8 @@ makes the same of it when it is started again. Reading the log redoes every sum.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from fastfed._random import NoiseSource
@@ -18,10 +20,13 @@ from fastfed.deployment.party import Message, Range, Speaker, Step, check_range,
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
-from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, packed
+from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
 from fastfed.protocols.server import Server
+
+#: Seconds that a hub waits after its start for silos that it has not heard, at least.
+PATIENCE = 60.0
 
 
 class BrokenLog(Refused):
@@ -63,6 +68,11 @@ class Hub(Speaker):
         self._made: dict[int, bytes] = {}
         #: Releases in which a silo's report was held to the cap; the log leads to the same.
         self.capped: dict[str, set[int]] = {}
+        #: What was heard since the start: each silo's last release, and broadcasts that were lost.
+        self._heard: dict[int, int] = {}
+        self._session = os.urandom(16)
+        self._past: dict[int, bytes] = {}
+        self._started: float | None = None
         #: What is durable.
         self.joined: set[str] = set()
         self.left: set[int] = set()
@@ -76,10 +86,12 @@ class Hub(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def handle(self, data: bytes, now: float) -> Step:
-        """What a message of a silo or of the helper leads to."""
-        found = self.wire.read(data, ("join", "report", "set", "leave"))
+        """What a message of a silo or of the helper leads to; a silo may pass on a broadcast."""
+        found = self.wire.read(data, ("join", "report", "set", "leave", "broadcast"))
         if found.kind == "join":
             return self._join(found, data)
+        if found.kind == "broadcast":
+            return self._reminded(found, data)
         helper = self.deployed.document.helper
         if found.kind == "set":
             if helper is None or found.sender != helper.name:
@@ -104,10 +116,16 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
+        here = body.nonce == self._session
+        if here:
+            self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
         later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
         answers = [Message(found.sender, self.broadcasts[release]) for release in later]
-        answers.append(self._receipt(silo, body.nonce))
+        answers.append(self._receipt(silo, b"" if here else body.nonce))
+        if silo not in self._heard:
+            # Whoever repeats it is here now: an old message cannot.
+            answers.append(self._receipt(silo, self._session))
         return Step(first, tuple(answers))
 
     def _receipt(
@@ -181,16 +199,40 @@ class Hub(Speaker):
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
 
+    def _reminded(self, found: Envelope, data: bytes) -> Step:
+        """A broadcast of this hub comes back: its log was put back to before it was made.
+
+        Its set is opened again, and no other, once the reports in it have come again.
+        """
+        release = found.release
+        if found.sender != self.name or not 1 <= release <= self.plan.releases:
+            raise Refused(f"a broadcast must be one of {self.name} itself, got {found.sender}'s")
+        body = self.wire.body(found, Broadcast)
+        check_entries(body.entries, self.plan.silos, f"broadcast {release}")
+        opened = self.sets.get(release)
+        if self.broadcasts.get(release, data) != data or (
+            opened is not None and opened.entries != body.entries
+        ):
+            text = f"a second set of release {release} was opened after the log was put back"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        if release not in self.broadcasts:
+            self._past[release] = data
+        return Step()
+
     # ---- opening ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
         """Open the next set where its time has come, and send what was made of it."""
+        if self._started is None:
+            self._started = now
         if self.ended:
             return Step()
         release = len(self.broadcasts) + 1
         if release > self.plan.releases:
             return Step()
         if release not in self.sets:
+            if any(k >= release for k in self._past):
+                return self._reopening(release)
             return self._opening(release, now)
         if self.plan.secure is not None and release not in self.answers:
             return Step((), self._questions())
@@ -237,8 +279,32 @@ class Hub(Speaker):
                 found[k][entry.silo] = self._checked(read, "a report")
         return found
 
+    def _reopening(self, release: int) -> Step:
+        """The set of a release that was opened before the log was put back, once it can be."""
+        past = self._past.get(release)
+        if past is None:
+            return Step()
+        body = self.wire.body(self.wire.read(past), Broadcast)
+        has = (digest(self.reports.get((release, e.silo), b"")) == e.digest for e in body.entries)
+        if not all(has):
+            return Step()
+        return Step((Write("set", str(release), self.made(release, Opened(body.entries))),))
+
+    def _settled(self, now: float) -> bool:
+        """True once every silo has been heard since the start, or had the time to be.
+
+        A silo may have a broadcast that this hub's log has lost, which comes after its `join`. Who
+        says so, and never sends it, delays one start of the hub and no more.
+        """
+        active = {i for i in range(self.plan.silos) if i not in self.left}
+        wait = max(PATIENCE, self.deployed.document.calendar.grace)
+        known = all(last <= len(self.broadcasts) for last in self._heard.values())
+        return (known and active <= self._heard.keys()) or now >= (self._started or now) + wait
+
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
+        if not self._settled(now):
+            return Step()
         active = [i for i in range(self.plan.silos) if i not in self.left]
         if len(active) < self.deployed.document.least:
             text = f"fewer than {self.deployed.document.least} silos take part"
@@ -337,6 +403,7 @@ class Hub(Speaker):
             if self._broadcast(int(key)) != value:
                 raise BrokenLog(f"broadcast {key} is not the sum of the reports in its set")
             self.broadcasts[int(key)] = value
+            self._past.pop(int(key), None)
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "ended":

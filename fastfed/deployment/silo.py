@@ -137,6 +137,8 @@ class SiloParty(Speaker):
         self._nonce = entropy(16)
         self._answered = False
         self._held: set[int] = set()
+        self._released: int | None = None
+        self._asked = b""
         self.lost: dict[int, bytes] = {}
         self.over = ""
 
@@ -332,35 +334,41 @@ class SiloParty(Speaker):
     def _to_hub(self, release: int, body: wire.Body) -> Message:
         return Message(self.deployed.document.hub.name, self.made(release, body))
 
-    def _join(self) -> Message:
+    def _joins(self) -> tuple[Message, ...]:
+        """The question to the hub, and the answer to its own whether this silo is here now."""
         agreed = self.deployed.agreed(self.identity)
-        return self._to_hub(self.model.release, wire.Join(self._nonce, agreed))
+        nonces = (self._nonce, *((self._asked,) if self._asked else ()))
+        return tuple(self._to_hub(self.model.release, wire.Join(n, agreed)) for n in nonces)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
 
-        Until the hub has answered, and while the silo must be recovered, nothing is sealed.
+        That is also what a hub has lost that was put back to an old state: the same bytes. Until
+        the hub has answered, and while the silo must be recovered, nothing is sealed.
         """
         if self.left and not self.over:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
         if not self._answered or self.lost:
-            return Step((), (self._join(),))
+            return Step((), self._joins())
         closed = self.deployed.document.calendar.closed(now)
         if self.done < min(closed, self.plan.releases):
             release = self.done + 1
             forgotten = self._forgotten(release)
             if forgotten is not None:
                 self.lost[release] = forgotten
-                return Step((), (self._join(),))
+                return Step((), self._joins())
             return self._closing(release)
-        waiting = [k for k in self.sealed if k > self.model.release and k not in self._held]
+        waiting = [k for k in self.sealed if k not in self._held]
         hub = self.deployed.document.hub.name
         sends = [Message(hub, self.sealed[k]) for k in sorted(waiting)]
-        if self.done > self.model.release:
-            sends.append(self._join())
-        return Step((), tuple(sends))
+        # A hub that was put back to before releases that are here: the sets that it opened.
+        known = self.model.release if self._released is None else self._released
+        sends += [
+            Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
+        ]
+        return Step((), (*sends, *self._joins()))
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
@@ -425,17 +433,20 @@ class SiloParty(Speaker):
         if found.sender != self.deployed.document.hub.name:
             raise Refused(f"a silo hears the hub alone, got a {found.kind} of {found.sender}")
         if found.kind == "receipt":
-            return self._receipt(self.wire.body(found, Receipt))
+            return self._receipt(found.release, self.wire.body(found, Receipt))
         return self._broadcast(found, data)
 
-    def _receipt(self, body: Receipt) -> Step:
+    def _receipt(self, released: int, body: Receipt) -> Step:
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         if body.nonce == self._nonce:
             # All that the hub has: what is not in it is sent again.
-            self._answered, self._held = True, set()
+            self._answered, self._held, self._released = True, set(), released
+            self._asked = b""
+        elif len(body.nonce) == len(self._nonce):
+            self._asked = body.nonce
         for release, found in body.reports:
             own = self.sealed.get(release)
             if own is not None and digest(own) != found:
