@@ -308,7 +308,8 @@ def home(tmp_path_factory):
     plan = plans.compile_plan(federation.spec(silos=2) | {"silos": silos, "hub": keys["hub"]})
     plan.save(home / "plan")
     joining.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
-    joining.join(home / "silo1", home / "plan", (1.0, 1e-6), ledger=home / "shared.sqlite")
+    shared = ("--ledger", home / "shared.sqlite", "--epsilon", 1, "--delta", 1e-6)
+    assert run("join", home / "silo1", home / "plan", *shared).exit_code == 0
     joining.join(home / "hub", home / "plan")
     process = folders.opened(home / "silo0")
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
