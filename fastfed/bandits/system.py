@@ -18,7 +18,8 @@ from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.privacy.account import Claim
 from fastfed.privacy.centred import FEATURE_BOUND, constant_of
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, Schedule
+from fastfed.protocols.plan import Clip
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import SCORES, UCB
 
 #: Value of ``batch_size`` for batches that grow; rounds of the first, and how fast they do, by
