@@ -215,7 +215,7 @@ def tampered(plan, **fields):
     document = msgspec.structs.replace(
         PLAN.document, plan=codec.encode(dataclasses.replace(plan, **fields))
     )
-    inner = msgspec.msgpack.encode(document)
+    inner = plans.encoded(document)
     return msgspec.msgpack.encode([inner, {}])
 
 
