@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import sqlite3
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from fastfed.deployment.schema import Records, Schema, as_number, is_missing, ma
 
 #: Delimiters that the header of a CSV file is searched for.
 DELIMITERS = ",;\t|"
+_WHOLE = re.compile(r"(?<=\d),0+\s*$", re.ASCII)
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +36,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file : str, optional
         A CSV file (.csv, .tsv, .txt, each also .gz) or a Parquet file (.parquet).
     database, query : str, optional
-        An SQLite file, opened for reading alone, and what to select there.
+        An SQLite file, opened for reading alone, and what to select there. In Python a query can
+        be asked of any other database, by its connection.
     delimiter : str, optional
         Of a CSV file; found in its header by default.
     decimal : {".", ","}
@@ -138,9 +141,9 @@ def source_of(table: Mapping[str, Any], folder: str | Path = ".") -> Source:
         made = msgspec.convert(dict(table), Source)
     except msgspec.ValidationError as error:
         raise InputError(f"the source cannot be read ({error})") from None
-    if (made.file is None) == (made.database is None):
-        raise InputError("a source needs either file, or database and query")
-    if (made.database is None) != (made.query is None):
+    if (made.file is None) == (made.query is None):
+        raise InputError("a source needs either file, or query and its database")
+    if made.database is not None and made.query is None:
         raise InputError("a source needs database and query together")
     if made.decimal not in (".", ","):
         raise InputError(f'decimal must be "." or ",", got {show(made.decimal)}')
@@ -180,7 +183,9 @@ def _table(source: Source) -> _Table:
 
 
 def _select(source: Source) -> _Table:
-    path = Path(str(source.database))
+    if source.database is None:
+        raise InputError("the source's query needs a database, or in Python a connection")
+    path = Path(source.database)
     if not path.is_file():
         raise InputError(f"there is no database {path}")
     try:
@@ -284,6 +289,8 @@ def surveyed(
     if schema.records is None:
         raise InputError("this plan has no columns of records, so tables cannot be read for it")
     records = schema.records
+    if connection is not None and source.query is None:
+        raise InputError("a connection needs the source's query")
     names, rows = _table(source) if connection is None else queried(connection, str(source.query))
     reader = _Reader(source, records, names)
     found, problems = [], []
@@ -416,6 +423,9 @@ class _Reader:
         if found is None:
             return None
         codes = self._source.codes.get(name)
+        if name not in self._numbers and self._source.decimal == "," and isinstance(found, str):
+            # A code that a spreadsheet made a number of: "4,0".
+            found = _WHOLE.sub("", found)
         if codes is not None:
             at = matched(found, list(codes))
             return found if at is None else list(codes.values())[at]
