@@ -2,6 +2,7 @@
 
 import json
 import threading
+from decimal import Decimal
 
 import msgspec
 import numpy as np
@@ -48,7 +49,7 @@ def test_values_outside_are_clipped_refused_or_missing_as_declared():
 
 
 def test_missing_values_are_filled_or_marked_as_declared_and_never_guessed():
-    for value in (None, "", " ? ", "NA", float("nan")):
+    for value in (None, "", " ? ", "NA", float("nan"), np.float32("nan"), Decimal("nan")):
         with pytest.raises(InputError, match=r'"age" is missing.*fill or missing_flag'):
             context({"age": value}, AGE)
         assert context({"age": value}, AGE | {"fill": 65}) == [0.5]
@@ -126,6 +127,11 @@ def test_what_an_outcome_is_worth():
         ({"columns": [AGE | {"to": [1, 1]}]}, "to must be two numbers"),
         ({"columns": [AGE | {"outside": "keep"}]}, "outside must be one of"),
         ({"columns": [PAIN | {"outside": "clip"}]}, "outside must be one of"),
+        ({"columns": [AGE | {"outside": "missing"}]}, "needs fill or missing_flag"),
+        (
+            {"columns": [PAIN | {"codes": list(range(101))}], "actions": {"names": range(1000)}},
+            "at most 100000 features, got 101000",
+        ),
         ({"columns": [PAIN | {"codes": []}]}, "codes must be 1 to 1000 different names"),
         ({"columns": [PAIN | {"fill": "9"}]}, "fill must be one of 1, 2, none, got '9'"),
         ({"columns": [SEX | {"no": []}]}, "codes for yes and codes for no"),

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import re
 import sqlite3
+import tomllib
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,3 +306,16 @@ def test_the_command_says_whether_a_table_fits_before_anything_is_decided(tmp_pa
     start = ["silo", str(home), "--hub", "http://localhost:9", "--replay", str(source)]
     result = CliRunner().invoke(cli, start)
     assert result.exit_code == 2 and "line 17" in result.output
+
+
+def test_the_spec_and_the_source_of_the_page_are_read():
+    page = (Path(__file__).parents[1] / "docs" / "records.md").read_text(encoding="utf-8")
+    declared, source = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    tables = tomllib.loads(declared)
+    plan = plans.compile_plan(spec(**tables))
+    record = {"age": 50, "pain": "none", "smokes": "yes"}
+    rows, _ = plan.document.schema.offer(None, record, ["B"])
+    # Three blocks of age, three kinds of pain, their flag, smokes, and a constant.
+    assert rows.shape == (1, 21) and not rows[0, :7].any() and not rows[0, 14:].any()
+    made = source_of(tomllib.loads(source))
+    assert made.decimal == "," and made.columns == {"age": "kor"}

@@ -234,7 +234,7 @@ def _csv(path: Path, source: Source) -> _Table:
             delimiter = source.delimiter or max(DELIMITERS, key=header.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             lines = [(reader.line_num, row) for row in reader if row]
-    except (UnicodeDecodeError, LookupError) as error:
+    except (UnicodeError, LookupError) as error:
         raise InputError(f"{path.name} is not {source.encoding} ({error}); set encoding") from None
     except (OSError, EOFError, csv.Error) as error:
         raise InputError(f"{path.name} cannot be read ({error})") from None

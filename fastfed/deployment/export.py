@@ -47,14 +47,14 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "plan": party.deployed.digest.hex(),
         "release": party.model.release,
         "releases": party.plan.releases,
-        "schema": schema_of(document.schema),
+        "schema": _schema(document.schema),
         "theta": party.model.theta.tolist(),
         "V": party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
     }
 
 
-def schema_of(schema: Schema) -> dict[str, Any]:
+def _schema(schema: Schema) -> dict[str, Any]:
     """A schema as plain data."""
     made: dict[str, Any] = {
         "norm": schema.norm,

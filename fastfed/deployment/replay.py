@@ -186,7 +186,9 @@ class Replay:
             _, row, name = self._events[0]
             case = self._cases[row]
             if name:
-                self._end(name, case)
+                # The application may have ended it itself.
+                if name not in self._silo.party.ended:
+                    self._end(name, case)
                 heapq.heappop(self._events)
             else:
                 made = self._silo.decide(record=case.record, subject=case.subject)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -22,8 +24,8 @@ from fastfed._validate import InputError, array, boolean, choice, nearest, numbe
 MISSING = frozenset({"", "?", "NA", "N/A", "nan", "NaN", "null", "NULL"})
 KINDS = ("number", "category", "flag")
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
-#: The most codes of a column, and actions of a catalogue.
-MOST = 1000
+#: The most codes of a column, and actions of a catalogue; the most features of a row.
+MOST, WIDEST = 1000, 100_000
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
 
@@ -43,7 +45,8 @@ def is_missing(value: object) -> bool:
     """True for what means that a value is not known."""
     if isinstance(value, str):
         return value.strip() in MISSING
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    # NaN alone is not equal to itself.
+    return value is None or (isinstance(value, Real | Decimal) and value != value)
 
 
 def as_number(value: object) -> float | None:
@@ -317,6 +320,15 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return self.actions.columns([c for each in self.variables for c in each.columns])
 
     @property
+    def width(self) -> int:
+        """The number of features of a row, without making them."""
+        context = sum(
+            (len(v.codes) if v.kind == "category" else 1) + v.marked for v in self.variables
+        )
+        parts = len(self.actions.features[0]) if self.actions.features else len(self.actions.names)
+        return parts * (context + bool(self.actions.constant)) + bool(self.actions.shared)
+
+    @property
     def norm(self) -> float:
         """The largest norm that a row can have."""
         wide = sum(each.largest for each in self.variables) + self.actions.constant**2
@@ -403,7 +415,8 @@ def check_schema(schema: Schema) -> None:
     number("norm", schema.norm, above=0)
     if schema.records is not None:
         check_records(schema.records)
-        if schema.records.columns != schema.columns:
+        wide = schema.records.width
+        if wide != len(schema.columns) or schema.records.columns != schema.columns:
             raise InputError("the plan's columns must be those that its records become")
 
 
@@ -421,6 +434,10 @@ def check_records(records: Records) -> None:
         array("actions.features", actions.features, shape=(len(actions.names), None))
         if not actions.matrix.any(axis=0).all():
             raise InputError("actions.features has a feature that is 0 for every action")
+    if records.width > WIDEST:
+        raise InputError(
+            f"columns and actions must make at most {WIDEST} features, got {records.width}"
+        )
     if outcome.column in names:
         raise InputError(f'reward.column "{outcome.column}" must not be a feature as well')
     ways = [bool(outcome.codes), bool(outcome.correct)]
@@ -455,6 +472,8 @@ def _check_variable(where: str, each: Variable) -> None:
         _check_names(f"{where}: codes", each.codes)
         # A code that is not known has no nearest one.
         choice(f"{where}: outside", each.outside, ("refuse", "missing"))
+    if each.outside == "missing" and each.fill is None and not each.marked:
+        raise InputError(f'{where}: outside = "missing" needs fill or missing_flag')
     if each.kind == "flag" and not 0 < each.yes < len(each.codes):
         raise InputError(f"{where} needs codes for yes and codes for no")
     boolean(f"{where}: missing_flag", each.marked)
