@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import sqlite3
+import threading
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -257,6 +258,46 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
     assert not Replay(again, source, found).left
     subjects = [each.subject for each in party.decisions.values()]
     assert len(set(subjects)) == 15 and all(each.learns for each in party.decisions.values())
+
+
+def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastfed.deployment.replay.AGAIN", 0.001)
+    source = table_of(tmp_path, 15, delay=10.0)
+    made, said, now = silo(OPEN, clock=lambda: now[0]), [], [1200.0]
+    replay = Replay(made, source, cases(source, OPEN.document.schema))
+    made.party.lost[1] = b""  # as after a restored backup
+    refusals, decide = [], made.decide
+
+    def refusing(**given):
+        refusals.append(None)
+        if len(refusals) == 3:
+            made.party.lost.clear()
+        return decide(**given)
+
+    monkeypatch.setattr(made, "decide", refusing)
+    # The clock goes on by itself, until all has come.
+    monkeypatch.setattr(made, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
+    replay.run(threading.Event(), said.append)
+    assert len(said) == 1 and said[0].startswith("the replay waits: the hub has reports")
+    assert not replay.left and len(made.party.ended) == 15
+    stopped = threading.Event()
+    stopped.set()
+    again = Replay(silo(OPEN), source, cases(source, OPEN.document.schema))
+    again.run(stopped)
+    assert again.left == 15
+
+
+def test_a_decision_that_the_application_ended_is_not_ended_again(tmp_path):
+    source = table_of(tmp_path, 15, delay=100.0)
+    made = silo(OPEN)
+    replay = Replay(made, source, cases(source, OPEN.document.schema))
+    replay.act(1050.0)
+    for name in made.party.decisions:
+        made.cancel(name)
+    replay.act(1399.0)
+    assert len(made.party.ended) == 15 and not replay.left
+    ended = [each.why for each in made.party.ended.values()]
+    assert 0 < ended.count("cancelled") < 15
 
 
 def test_an_outcome_of_another_action_is_not_learned_from(tmp_path):

@@ -374,6 +374,10 @@ def show(home: Path, plan: DeployedPlan, seconds: float) -> None:
     error = math.sqrt(means[0] * (1 - means[0]) / sizes.sum())
     click.echo(f"wrong: ± {error:.1%}; against each hospital alone: {means[0] - means[1]:+.1%}")
     click.echo(f"wall time {seconds:.0f} s, {RELEASES} releases\n")
+    for name in SITES:
+        (line,) = spent_lines(Ledger(str(home / name / folders.LEDGER)))
+        click.echo(f"ledger of {name}: {line}")
+    click.echo()
     click.echo(str(plan.certificate))
     process = folders.opened(home / "hub")
     entries = sum(1 for _ in process.store.writes())
