@@ -184,14 +184,14 @@ def test_a_file_whose_columns_are_not_those_of_its_records_is_refused():
     for fault, message in faults:
         changed = msgspec.structs.replace(plan.document.schema, records=fault)
         document = msgspec.structs.replace(plan.document, schema=changed)
-        inner = plans.encoded(document)
+        inner = plans.spelled(document)
         with pytest.raises(InputError, match=message):
             plans.load(msgspec.msgpack.encode([inner, {}]))
 
 
 def test_a_plan_of_raw_rows_is_spelled_as_before():
     plan = federation.deployed()
-    fields = msgspec.msgpack.decode(plans.encoded(plan.document))
+    fields = msgspec.msgpack.decode(plans.spelled(plan.document))
     at = plans.Document.__struct_fields__.index("schema")
     assert len(fields) == 13 and len(fields[at]) == 2
     fields[at].append(None)

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -126,23 +126,24 @@ _ENCODER = msgspec.msgpack.Encoder()
 _SCHEMA = Document.__struct_fields__.index("schema")
 
 
-def encoded(document: Document) -> bytes:
-    """The document's one spelling.
-
-    Optional fields at the end of document and schema are left out where they say nothing: files
-    from before there were any keep their digest.
-    """
-    fields = list(msgspec.to_builtins(document, builtin_types=(bytes,)))
-    fields[_SCHEMA] = _told(fields[_SCHEMA])
-    return _ENCODER.encode(_told(fields))
+def spelled(document: Document) -> bytes:
+    """The one spelling of a document, without fields at its end that are None."""
+    fields = list(msgspec.structs.astuple(document))
+    fields[_SCHEMA] = document.schema.spelled
+    while fields[-1] is None:
+        fields.pop()
+    return _ENCODER.encode(fields)
 
 
-def _told(fields: Sequence[Any]) -> list[Any]:
-    """Fields without the last ones that are None."""
-    made = list(fields)
-    while made and made[-1] is None:
-        made.pop()
-    return made
+def read_document(data: bytes) -> Document:
+    """A document from its one spelling."""
+    try:
+        document = msgspec.msgpack.decode(data, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"this is no plan file ({error})") from None
+    if spelled(document) != data:
+        raise InputError("the plan file is not in canonical form")
+    return document
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +167,7 @@ class DeployedPlan:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the document, which stands in every message."""
-        return digest(encoded(self.document))
+        return digest(spelled(self.document))
 
     @cached_property
     def wire(self) -> Wire:
@@ -226,7 +227,7 @@ class DeployedPlan:
 
     def as_bytes(self) -> bytes:
         """The plan file."""
-        return _ENCODER.encode([encoded(self.document), dict(sorted(self.signatures.items()))])
+        return _ENCODER.encode([spelled(self.document), dict(sorted(self.signatures.items()))])
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
@@ -403,12 +404,9 @@ def load(source: str | Path | bytes) -> DeployedPlan:
         raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
     try:
         inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
-        document = msgspec.msgpack.decode(inner, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is no plan file ({error})") from None
-    if encoded(document) != inner:
-        raise InputError("the plan file is not in canonical form")
-    return checked(document, signatures)
+    return checked(read_document(inner), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:

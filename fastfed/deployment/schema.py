@@ -367,6 +367,12 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     norm: float
     records: Records | None = None
 
+    @property
+    def spelled(self) -> tuple[Any, ...]:
+        """Its fields as a plan file has them: without records it is as before there were any."""
+        fields = (self.columns, self.norm, self.records)
+        return fields if self.records is not None else fields[:-1]
+
     def features(self, actions: object) -> np.ndarray:
         """The features (K, d) of the rows offered.
 
