@@ -215,8 +215,7 @@ def tampered(plan, **fields):
     document = msgspec.structs.replace(
         PLAN.document, plan=codec.encode(dataclasses.replace(plan, **fields))
     )
-    inner = msgspec.msgpack.encode(document)
-    return msgspec.msgpack.encode([inner, {}])
+    return msgspec.msgpack.encode([plans.spelled(document), {}])
 
 
 def faults():

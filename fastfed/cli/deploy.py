@@ -63,7 +63,7 @@ def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) 
 
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
-    dialer.run(stopped_by_signals(), every, lambda text: click.echo(text, err=True))
+    dialer.run(stopped_by_signals(), every, say)
 
 
 @click.command()
@@ -71,6 +71,7 @@ def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) 
 @dialling
 @click.option("--dataset", default="records", help="Entry of the ledger that is charged.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+@click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 def silo(
     folder: Path,
     hub: str,
@@ -80,6 +81,7 @@ def silo(
     every: float,
     dataset: str,
     ledger: str | None,
+    replay: Path | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
@@ -89,10 +91,29 @@ def silo(
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
+    rehearsal = replay_of(process, replay) if replay else None
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
+        ended = threading.Event()
+        if rehearsal is not None:
+            threading.Thread(target=rehearsal.run, args=(ended, say), daemon=True).start()
         dialled(process, hub, ca, cert, key, every)
+        ended.set()
         application.shutdown()
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    click.echo(text, err=True)
+
+
+def replay_of(process: Any, source: Path) -> Any:
+    """The replay of a source's rows to a silo; nothing starts if a row does not fit."""
+    from fastfed.deployment.data import cases, load_source
+    from fastfed.deployment.replay import Replay
+
+    read = load_source(source)
+    return Replay(process, read, cases(read, process.party.deployed.document.schema))
 
 
 @click.command()
@@ -165,6 +186,23 @@ def join(
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
+
+
+@deploy.command()
+@click.argument("plan", type=FILE)
+@click.argument("source", type=FILE)
+def check(plan: Path, source: Path) -> None:
+    """Say whether the table of a SOURCE (TOML) fits PLAN, and what of it would be learned."""
+    from fastfed.deployment.data import load_source, surveyed
+    from fastfed.deployment.plans import load
+    from fastfed.deployment.replay import survey
+
+    made, read = load(plan), load_source(source)
+    found, problems = surveyed(read, made.document.schema)
+    click.echo(json.dumps(survey(made, read, found) | {"refused": len(problems)}, indent=2))
+    if problems:
+        rows = "\n".join(problems[:5])
+        raise RunFailed(f"{len(problems)} rows do not fit; the first are\n{rows}")
 
 
 @deploy.command()

@@ -2,6 +2,7 @@
 
 `plans` compiles a plan file once, which every silo verifies and signs; `wire` has the messages;
 `seal` and `ledger` see to it that no noise is drawn twice and no budget spent unseen; `silo`, `hub`
-and `helper` are the parties as pure state machines, which `process` runs on disk.
+and `helper` are the parties as pure state machines, which `process` runs on disk. `schema` says how
+records become features and rewards, `data` reads a silo's table, `replay` rehearses with it.
 docs/deployment.md says what is promised. Needs the extra ``deploy``.
 """

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fastfed._validate import InputError
+from fastfed.deployment.schema import Schema
 from fastfed.deployment.silo import SiloParty
 
 
@@ -24,7 +25,8 @@ def model_of(party: SiloParty) -> dict[str, Any]:
     -------
     dict
         ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
-        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm),
+        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
+        of a plan of records also ``records``: how a row is made of one),
         ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``.
 
     Raises
@@ -45,13 +47,24 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "plan": party.deployed.digest.hex(),
         "release": party.model.release,
         "releases": party.plan.releases,
-        "schema": msgspec.to_builtins(
-            {
-                "norm": document.schema.norm,
-                "columns": [msgspec.structs.asdict(column) for column in document.schema.columns],
-            }
-        ),
+        "schema": _schema(document.schema),
         "theta": party.model.theta.tolist(),
         "V": party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
     }
+
+
+def _schema(schema: Schema) -> dict[str, Any]:
+    """A schema as plain data."""
+    made: dict[str, Any] = {
+        "norm": schema.norm,
+        "columns": [msgspec.structs.asdict(column) for column in schema.columns],
+    }
+    if schema.records is not None:
+        made["records"] = {
+            "columns": [msgspec.structs.asdict(each) for each in schema.records.variables],
+            "actions": msgspec.structs.asdict(schema.records.actions),
+            "reward": msgspec.structs.asdict(schema.records.outcome),
+        }
+    plain: dict[str, Any] = msgspec.to_builtins(made)
+    return plain

@@ -24,10 +24,13 @@ import msgspec
 import numpy as np
 
 from fastfed._system import account
-from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment.declared import only as _only
+from fastfed.deployment.declared import schema_of
+from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate, Condition, deployed
@@ -101,40 +104,6 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return self.period(now) - 1
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One feature: its name, its declared range, and its unit for readers."""
-
-    name: str
-    low: float
-    high: float
-    unit: str = ""
-
-
-class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How rows become features: values are held to their column's range, then divided by ``norm``.
-
-    Ranges and norm are declared, never taken from data.
-    """
-
-    columns: tuple[Column, ...]
-    norm: float
-
-    def features(self, actions: object) -> np.ndarray:
-        """The features (K, d) of the rows offered.
-
-        Raises
-        ------
-        InputError
-            For another number of columns, no row, or values that are not finite.
-        """
-        rows = array("actions", actions, shape=(None, len(self.columns)))
-        if not len(rows):
-            raise InputError("actions must hold at least one row, got none")
-        low, high = (np.array([getattr(c, end) for c in self.columns]) for end in ("low", "high"))
-        coded: np.ndarray = np.clip(rows, low, high) / self.norm
-        return coded
-
-
 class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Everything that the parties agree on; its msgpack is what is hashed and signed."""
 
@@ -154,6 +123,27 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_SCHEMA = Document.__struct_fields__.index("schema")
+
+
+def spelled(document: Document) -> bytes:
+    """The one spelling of a document, without fields at its end that are None."""
+    fields = list(msgspec.structs.astuple(document))
+    fields[_SCHEMA] = document.schema.spelled
+    while fields[-1] is None:
+        fields.pop()
+    return _ENCODER.encode(fields)
+
+
+def read_document(data: bytes) -> Document:
+    """A document from its one spelling."""
+    try:
+        document = msgspec.msgpack.decode(data, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"this is no plan file ({error})") from None
+    if spelled(document) != data:
+        raise InputError("the plan file is not in canonical form")
+    return document
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +167,7 @@ class DeployedPlan:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the document, which stands in every message."""
-        return digest(_ENCODER.encode(self.document))
+        return digest(spelled(self.document))
 
     @cached_property
     def wire(self) -> Wire:
@@ -237,9 +227,7 @@ class DeployedPlan:
 
     def as_bytes(self) -> bytes:
         """The plan file."""
-        return _ENCODER.encode(
-            [_ENCODER.encode(self.document), dict(sorted(self.signatures.items()))]
-        )
+        return _ENCODER.encode([spelled(self.document), dict(sorted(self.signatures.items()))])
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
@@ -283,16 +271,16 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     _only(
         "spec",
         tables,
-        ("federation", "system", "calendar", "columns", "silos", "hub", "helper", "norm"),
-    )
+        (
+            "federation", "system", "calendar", "columns", "actions", "reward",
+            "silos", "hub", "helper", "norm",
+        ),
+    )  # fmt: skip
     silos = tuple(_party(f"silos[{i}]", table) for i, table in enumerate(tables.get("silos", ())))
     hub = _party("hub", {"name": HUB, **tables.get("hub", {})})
     helper = _party("helper", {"name": HELPER, **tables["helper"]}) if "helper" in tables else None
-    columns = _columns(tables.get("columns", ()))
-    largest = math.sqrt(sum(max(abs(c.low), abs(c.high)) ** 2 for c in columns))
-    integer("number of columns", len(columns), at_least=1)
+    schema = schema_of(tables)
     integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
-    schema = Schema(columns, number("norm", tables.get("norm", largest), above=0))
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
     algorithm = choice(
@@ -304,7 +292,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     problem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,
-        dimension=len(columns),
+        dimension=len(schema.columns),
         # Nothing is known of what silos will feed in, but for what clipping enforces.
         reward_range=None,
         features_bounded=False,
@@ -345,12 +333,6 @@ def _json(certificate: Certificate) -> bytes:
     return msgspec.json.encode(certificate.to_builtins(), order="sorted")
 
 
-def _only(name: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
-
-
 def _party(name: str, table: Mapping[str, Any]) -> Party:
     _only(name, table, ("name", "sign", "open"))
     keys = []
@@ -362,17 +344,6 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
             )
         keys.append(bytes.fromhex(text))
     return Party(str(table.get("name")), *keys)
-
-
-def _columns(tables: Any) -> tuple[Column, ...]:
-    found = []
-    for i, table in enumerate(tables):
-        where = f"columns[{i}]"
-        _only(where, table, ("name", "low", "high", "unit"))
-        low = number(f"{where}.low", table.get("low", 0.0))
-        high = number(f"{where}.high", table.get("high", 1.0))
-        found.append(Column(str(table.get("name", i)), low, high, str(table.get("unit", ""))))
-    return tuple(found)
 
 
 def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
@@ -433,12 +404,9 @@ def load(source: str | Path | bytes) -> DeployedPlan:
         raise InputError(f"a plan file has at most {LARGEST} bytes, got {len(data)}")
     try:
         inner, signatures = msgspec.msgpack.decode(data, type=tuple[bytes, dict[str, bytes]])
-        document = msgspec.msgpack.decode(inner, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"this is no plan file ({error})") from None
-    if _ENCODER.encode(document) != inner:
-        raise InputError("the plan file is not in canonical form")
-    return checked(document, signatures)
+    return checked(read_document(inner), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
@@ -563,10 +531,7 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
         raise InputError(
             f"columns must be {plan.dimension}, the plan's dimension, got {len(schema.columns)}"
         )
-    for column in schema.columns:
-        if not -math.inf < column.low < column.high < math.inf:
-            raise InputError(f"column {show(column.name)} must have a range low < high")
-    number("norm", schema.norm, above=0)
+    check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
 
 

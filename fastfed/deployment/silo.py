@@ -50,6 +50,8 @@ class Decision:
         The release that chose it.
     learns : bool
         True if its reward will enter a report.
+    name : str
+        The action's, of a plan with columns of records; ``action`` is then its index there.
     """
 
     id: str
@@ -57,6 +59,7 @@ class Decision:
     propensity: float
     model: int
     learns: bool
+    name: str = ""
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True):
@@ -180,7 +183,13 @@ class SiloParty(Speaker):
     # ---- the application -------------------------------------------------------------------------
 
     def decide(
-        self, actions: object, now: float, subject: str | None = None
+        self,
+        actions: object,
+        now: float,
+        subject: str | None = None,
+        *,
+        record: object = None,
+        among: object = None,
     ) -> tuple[Step, Decision]:
         """Choose for one person; any number of decisions may be open.
 
@@ -193,6 +202,10 @@ class SiloParty(Speaker):
         subject : str, optional
             Who it is. The plan counts each person once: a later decision for the same one is
             acted on, but nothing is learned from it. Only a keyed digest is kept.
+        record : mapping, optional
+            Values by column name, in place of ``actions``, of a plan with columns of records.
+        among : sequence of str, optional
+            With a record: the actions that may be chosen; all of the catalogue by default.
 
         Raises
         ------
@@ -200,7 +213,8 @@ class SiloParty(Speaker):
             For rows that do not fit the schema, and while the silo must be recovered.
         """
         self._check_recovered()
-        features = self.deployed.document.schema.features(actions)
+        schema = self.deployed.document.schema
+        features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
         chosen, x = self.model.select(features)
         count = len(features)
@@ -210,11 +224,9 @@ class SiloParty(Speaker):
             chosen = _uniform(count, self._entropy)
             x = features[chosen]
         propensity = explore / count + (1.0 - explore) * (chosen == greedy)
-        who = (
-            b"" if subject is None else keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
-        )
+        who = b"" if subject is None else self.digest_of(subject)
         kept = Decided(
-            int(chosen),
+            offered[chosen],
             float(propensity),
             self.model.release,
             self._admits(now) and who not in self._subjects,
@@ -224,8 +236,13 @@ class SiloParty(Speaker):
             who,
         )
         name = self._entropy(8).hex()
-        decision = Decision(name, kept.action, kept.propensity, kept.model, kept.learns)
+        known = kept.action, kept.propensity, kept.model, kept.learns
+        decision = Decision(name, *known, schema.action(kept.action))
         return Step((Write("decision", name, wire.encoded(kept)),)), decision
+
+    def digest_of(self, subject: str) -> bytes:
+        """All that is kept of who it is."""
+        return keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
 
     def _admits(self, now: float) -> bool:
         """True if what is decided now may be learned from.
@@ -258,6 +275,11 @@ class SiloParty(Speaker):
         why = "late" if late else "" if decided.learns and leaf <= self.plan.releases else "unused"
         ended = Ended(0 if why else leaf, y, float(now), why)
         return Step((Write("ended", name, wire.encoded(ended)),))
+
+    def outcome(self, name: str, value: object, now: float) -> Step:
+        """The outcome of a decision, of which the plan's schema makes the reward."""
+        action = self._decided(name).action
+        return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def _leaf(self, now: float) -> int:
         """The leaf that what becomes known now enters: one that is not closed."""
