@@ -47,8 +47,11 @@ class Algorithm(_system.Algorithm):
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
         """Build the system for a config that `check` returned."""
-        score = getattr(config, "score", UCB)
         system: System = super().make_checked(config, problem)
+        score = getattr(config, "score", UCB)
+        chosen = getattr(system.plan, "score", None)
+        if score == UCB and chosen is not None:  # an algorithm's own
+            score = getattr(chosen.function, "__name__", "its own")
         return system if score == UCB else scored(system, score, problem)
 
 
