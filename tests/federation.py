@@ -24,6 +24,9 @@ from fastfed.deployment.wire import Broadcast, Opened, Refused
 wire.verified = lru_cache(maxsize=4096)(wire.verified)
 
 START, PERIOD, GRACE = 1000, 100, 50
+#: Secure sums under pairwise masks, and all protocols whose reports are words.
+MASKS = "secure-sum by masks"
+WORDS = ("secure-sum", MASKS)
 
 
 def secret(name):
@@ -40,7 +43,7 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
     system = {"horizon": batches * batch, "protocol": protocol, "epsilon": 1.0, "delta": 1e-6}
     system |= more.pop("system", {"batch_size": batch})
     made = {
-        "federation": {"name": "tests", "least": silos if protocol == "secure-sum" else 2},
+        "federation": {"name": "tests", "least": 2},
         "system": system,
         "calendar": {"start": START, "period": PERIOD, "grace": GRACE, "reward_deadline": 250},
         "columns": [{"name": f"x{i}", "low": -1.0, "high": 1.0} for i in range(dimension)],
@@ -48,7 +51,12 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
         "silos": [party(f"silo{i}") for i in range(silos)],
         "hub": {k: v for k, v in party("hub").items() if k != "name"},
     }
-    if protocol == "secure-sum":
+    if protocol in WORDS:
+        made["federation"]["least"] = silos
+    if protocol == MASKS:
+        system["protocol"] = "secure-sum"
+        made["federation"]["sum"] = "masks"
+    elif protocol in WORDS:
         made["helper"] = {k: v for k, v in party("helper").items() if k != "name"}
     return made | more
 

@@ -24,6 +24,8 @@ CASES = {
     "central honaker": ("central", {"batch_size": 5, "release": "honaker"}),
     "secure-sum": ("secure-sum", {"batch_size": 5}),
     "secure-sum growing": ("secure-sum", GROWING),
+    "masks": (federation.MASKS, {"batch_size": 5}),
+    "masks growing": (federation.MASKS, GROWING),
 }
 
 
@@ -33,7 +35,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
     plan = federation.deployed(protocol, dimension=3, system=system)
     noise, p = SeededNoise(7), plan.plan
     rng = np.random.default_rng(3)
-    keys = [simulated_keys(7, i, p.silos) if plan.shared else None for i in range(p.silos)]
+    keys = [simulated_keys(7, i, p.silos) if p.secure else None for i in range(p.silos)]
     silos = [Silo(p, i, noise, keys[i]) for i in range(p.silos)]
     server = Server(p, noise)
     made = federation.Federation(plan, noise)
@@ -65,7 +67,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
         assert ledger.epsilon("records") == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", federation.MASKS])
 def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     """Noise is a function: of the secret, the plan, the node and what it hides."""
     plan = federation.deployed(protocol, dimension=3)

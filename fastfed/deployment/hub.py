@@ -137,9 +137,9 @@ class Hub(Speaker):
     def _checked(self, found: Envelope, who: str) -> np.ndarray:
         """The values of a report; Refused where they cannot be true."""
         body = self.wire.body(found, wire.Report)
-        if (self.plan.secure is not None) != bool(body.sealed):
+        if self.deployed.shared != bool(body.sealed):
             raise Refused(
-                f"{who} must {'' if self.plan.secure else 'not '}have a share for the helper"
+                f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
         if self.plan.secure is not None:
             return self.wire.words(body.values, who)
@@ -181,7 +181,7 @@ class Hub(Speaker):
             return Step()
         if release not in self.sets:
             return self._opening(release, now)
-        if self.plan.secure is not None and release not in self.answers:
+        if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
@@ -233,11 +233,7 @@ class Hub(Speaker):
             found = self.wire.read(self.reports[release, entry.silo])
             rows.append(self._checked(found, f"report {release} of {found.sender}"))
         if isinstance(self._server, Decoder):
-            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
-            total = self.wire.words(said.total, "the helper's total")
-            for row in rows:
-                total = total + row
-            return self._server.add(total)
+            return self._server.add(self._total(release, rows))
         silos = [entry.silo for entry in opened.entries]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
@@ -247,6 +243,16 @@ class Hub(Speaker):
             for node, sums in self._hidden(release).items():
                 self._sealing.hides(node, sums)
         return self._server.combine(reports, silos).values
+
+    def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
+        """The sum of a set's words modulo 2^64: with the helper's, or under masks that cancel."""
+        total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
+        if self.deployed.shared:
+            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
+            total = self.wire.words(said.total, "the helper's total")
+        for row in rows:
+            total = total + row
+        return total
 
     def _hidden(self, release: int) -> dict[int, bytes]:
         """What the hub's own noise hides in a release, by node."""

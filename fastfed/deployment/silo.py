@@ -22,6 +22,7 @@ from fastfed.bandits.acting import Acting
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest, keyed_digest, sealed_to
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
+from fastfed.deployment.masks import PairMasks
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -431,7 +432,10 @@ class SiloParty(Speaker):
                 self._sealing.hides(node, sums)
         made = self._randomizer()
         if isinstance(made, Sharer):
-            return self._shares(release, made.row(leaves))
+            row = made.row(leaves)
+            return (
+                self._masked(release, row) if self.deployed.masked else self._shares(release, row)
+            )
         for leaf in leaves:
             made.add(leaf)
             values = made.report().values
@@ -446,6 +450,11 @@ class SiloParty(Speaker):
         context = share_context(self.deployed, self.index, release)
         sealed = sealed_to(helper.open, inner, context, seed)
         return self.made(release, wire.Report(packed(row - pad), sealed))
+
+    def _masked(self, release: int, row: np.ndarray) -> bytes:
+        """A row under the masks that this silo shares with each other one."""
+        masks = PairMasks(self.deployed, self.index, self.identity)
+        return self.made(release, wire.Report(packed(row + masks.at(release, len(row)))))
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a receipt or a broadcast of the hub leads to; Refused for anything else."""
@@ -495,7 +504,7 @@ class SiloParty(Speaker):
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         if len(body.entries) < self.deployed.document.least:
             return self._alarm(f"broadcast {release} is of too few silos")
-        if self.plan.secure is not None:
+        if self.deployed.shared:
             self._check_opened(release, body)
         mine = [entry for entry in body.entries if entry.silo == self.index]
         own = self.sealed.get(release)
