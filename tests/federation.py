@@ -26,7 +26,8 @@ wire.verified = lru_cache(maxsize=4096)(wire.verified)
 START, PERIOD, GRACE = 1000, 100, 50
 #: Secure sums under pairwise masks, and all protocols whose reports are words.
 MASKS = "secure-sum by masks"
-WORDS = ("secure-sum", MASKS)
+MASKED_BITS = "shuffle-vector by masks"
+WORDS = ("secure-sum", MASKS, "shuffle-vector", MASKED_BITS)
 
 
 def secret(name):
@@ -53,8 +54,8 @@ def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
     }
     if protocol in WORDS:
         made["federation"]["least"] = silos
-    if protocol == MASKS:
-        system["protocol"] = "secure-sum"
+    if protocol in (MASKS, MASKED_BITS):
+        system["protocol"] = "secure-sum" if protocol == MASKS else "shuffle-vector"
         made["federation"]["sum"] = "masks"
     elif protocol in WORDS:
         made["helper"] = {k: v for k, v in party("helper").items() if k != "name"}

@@ -12,6 +12,7 @@ import numpy as np
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
+from fastfed.deployment.counts import shuffled
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -141,7 +142,7 @@ class Hub(Speaker):
             raise Refused(
                 f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
-        if self.plan.secure is not None:
+        if self.deployed.words:
             return self.wire.words(body.values, who)
         values = self.wire.floats(body.values, who)
         check_range(values, self._range.report(found.release), who)
@@ -234,6 +235,9 @@ class Hub(Speaker):
             rows.append(self._checked(found, f"report {release} of {found.sender}"))
         if isinstance(self._server, Decoder):
             return self._server.add(self._total(release, rows))
+        if self.plan.protocol.bits:
+            passed = shuffled(self.plan, release, self._total(release, rows))
+            return self._server.combine([passed]).values
         silos = [entry.silo for entry in opened.entries]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)

@@ -27,7 +27,16 @@ from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
-from fastfed.deployment.supported import SUMS, SUPPORTED, certified, check_supported
+from fastfed.deployment.supported import (
+    ADDED_UP,
+    SUMS,
+    SUPPORTED,
+    added_up,
+    affordable,
+    certified,
+    check_least,
+    check_supported,
+)
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate
@@ -186,9 +195,14 @@ class DeployedPlan:
         return self.document.helper is not None
 
     @property
+    def words(self) -> bool:
+        """True if what silos send is added up modulo 2^64, and only the sum is seen."""
+        return added_up(self.plan)
+
+    @property
     def masked(self) -> bool:
         """True if silos send rows of a secure sum under pairwise masks, to the hub alone."""
-        return self.plan.secure is not None and self.document.helper is None
+        return self.words and self.document.helper is None
 
     def index(self, name: str) -> int:
         """The number of a silo; InputError for a name that is none."""
@@ -294,7 +308,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         features_bounded=False,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
-    system = ALGORITHMS[algorithm].make(keys, problem)
+    system = affordable(ALGORITHMS[algorithm], keys, problem)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum"))
     _check_sum(federation.get("sum"), protocol, helper)
@@ -343,13 +357,13 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
 
 def _check_sum(way: Any, protocol: str, helper: Party | None) -> None:
     """Refuse parties that do not fit how sums are to be hidden, which a plan file says by them."""
-    if way is not None and protocol != "secure-sum":
+    if way is not None and protocol not in ADDED_UP:
         raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
-    if protocol == "secure-sum":
+    if protocol in ADDED_UP:
         chosen = choice("federation.sum", "shares" if way is None else way, SUMS)
         if chosen == "shares" and helper is None:
             raise InputError(
-                'protocol "secure-sum" needs a helper; where no third party exists, say '
+                f'protocol "{protocol}" needs a helper; where no third party exists, say '
                 'sum = "masks" under federation'
             )
         if chosen == "masks" and helper is not None:
@@ -471,7 +485,7 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
     sizes = (problem.silos, problem.horizon, problem.dimension)
     if sizes != (plan.silos, plan.horizon, plan.dimension):
         raise InputError("the plan's problem must have its silos, horizon and dimension")
-    if document.helper is not None and plan.secure is None:
+    if document.helper is not None and not added_up(plan):
         raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
     if plan.secure is not None and least != plan.silos:
@@ -479,6 +493,7 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
             f"least must be all {plan.silos} silos with secure sums: a silo's rows only add up to "
             f"prefix sums if none of them is missing, got {least}"
         )
+    check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
     if len(calendar.closes) != plan.releases:
         raise InputError(

@@ -21,6 +21,7 @@ from fastfed._validate import InputError, number, show
 from fastfed.bandits.acting import Acting
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest, keyed_digest, sealed_to
+from fastfed.deployment.counts import Counter, Record, hidden_of
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
 from fastfed.deployment.masks import PairMasks
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
@@ -172,8 +173,10 @@ class SiloParty(Speaker):
         self.lost: dict[int, bytes] = {}
         self.over = ""
 
-    def _randomizer(self) -> SumRandomizer | Sharer:
-        """What makes reports of leaf sums: a new one, which has made none."""
+    def _randomizer(self) -> SumRandomizer | Sharer | Counter:
+        """What makes reports of leaf sums, or of records: a new one, which has made none."""
+        if self.plan.protocol.bits:
+            return Counter(self.plan, self.index, self._noise)
         if self.plan.secure is not None:
             return Sharer(self.plan.secure, self.index, self._noise)
         return SumRandomizer(self.plan, self.index, self._noise)
@@ -426,11 +429,14 @@ class SiloParty(Speaker):
 
     def report(self, release: int) -> bytes:
         """The report of a release: the same bytes for the same records."""
+        if self.plan.protocol.bits:
+            return self._counted(release)
         leaves = self._leaves[:release]
         for k in range(1, release + 1):
             for node, sums in hidden_by(self.plan, k, leaves[:k]).items():
                 self._sealing.hides(node, sums)
         made = self._randomizer()
+        assert not isinstance(made, Counter)
         if isinstance(made, Sharer):
             row = made.row(leaves)
             return (
@@ -450,6 +456,14 @@ class SiloParty(Speaker):
         context = share_context(self.deployed, self.index, release)
         sealed = sealed_to(helper.open, inner, context, seed)
         return self.made(release, wire.Report(packed(row - pad), sealed))
+
+    def _counted(self, release: int) -> bytes:
+        """The counts of the records that a release is about, as shares or under masks."""
+        ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
+        records = [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
+        self._sealing.hides(release, hidden_of(self.plan, release, records))
+        row = Counter(self.plan, self.index, self._noise).row(release, records)
+        return self._masked(release, row) if self.deployed.masked else self._shares(release, row)
 
     def _masked(self, release: int, row: np.ndarray) -> bytes:
         """A row under the masks that this silo shares with each other one."""

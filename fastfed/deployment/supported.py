@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from fastfed._system import account
+from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec
-from fastfed.privacy.certificate import Certificate, Condition, deployed
+from fastfed.deployment.costs import charge, late_epsilon
+from fastfed.privacy.account import SAME, event_epsilon, released
+from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.protocol import PROTOCOLS, released_as
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
 
 #: Protocols that the parties of this package run.
-SUPPORTED = ("silo-ldp", "central", "secure-sum")
+SUPPORTED = ("silo-ldp", "central", "secure-sum", "shuffle-vector")
+#: Those of which nobody may see one silo's report: it is added up modulo 2^64.
+ADDED_UP = ("secure-sum", "shuffle-vector")
 #: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
 SUMS = ("shares", "masks")
 
@@ -35,11 +40,22 @@ APART = Condition(
     "under `also`)",
     True,
 )
+SPLIT = Condition(
+    "hub and helper, between them the shuffler, do not put together what they know (taken on "
+    "trust: together they would read the counts of single silos, of which nothing is proven); "
+    "silos draw the noise bits of their users, of as many as a batch may have",
+    True,
+)
 MASKED = Condition(
     "the masks' keys are agreed by X25519 and known to the two silos of each alone, and masks of "
     "ChaCha20 made of them are taken for random; a silo whose state and ledger are both lost makes "
     "no second report of a release (taken on trust)",
     True,
+)
+#: In place of the caveat of a simulation's bits.
+EXACT_BITS = (
+    "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
+    "32-bit words, which moves a record by at most 2^-32 of a level"
 )
 #: Begins the condition of a mechanism's own masks, which the two above stand in for.
 _MASKS = "the masks' keys"
@@ -53,11 +69,17 @@ def certified(plan: Plan, problem: ProblemSpec, helper: bool = False) -> Certifi
     found = deployed(account(plan, problem))
     conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     own: tuple[Condition, ...] = (KEPT, DELAYED)
-    if plan.secure is not None and helper:
-        own += (APART,)
-    elif plan.secure is not None and plan.silos > 1:
+    if added_up(plan) and helper:
+        own += (SPLIT if plan.protocol.bits else APART,)
+    elif added_up(plan) and plan.silos > 1:
         own += (MASKED,)
-    return msgspec.structs.replace(found, conditions=(*conditions, *own))
+    caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
+    return msgspec.structs.replace(found, conditions=(*conditions, *own), caveats=caveats)
+
+
+def added_up(plan: Plan) -> bool:
+    """True if a plan's reports are added up modulo 2^64, so that only their sum is seen."""
+    return plan.secure is not None or plan.protocol.bits
 
 
 def check_supported(plan: Plan) -> None:
@@ -74,7 +96,8 @@ def check_supported(plan: Plan) -> None:
         raise InputError(
             f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
         )
-    known = released_as(PROTOCOLS[protocol.id], plan.release)
+    flat = protocol.bits and protocol.flat
+    known = released_as(PROTOCOLS[protocol.id], FLAT if flat else plan.release)
     if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
         protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
     ):  # fmt: skip
@@ -95,8 +118,12 @@ def check_supported(plan: Plan) -> None:
         # Its account is that of one dimension, where replacing may cost less than moving.
         "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
         'release "nested"': plan.release == "nested",
+        'messages "individual", which would send every bit': protocol.bits and plan.individual,
         "no release": not plan.releases,
         "columns of the factor with a negative inner product": not _delays_covered(plan),
+        "noise bits under which a record that comes late costs more than replacing one": (
+            not _late_bits_covered(plan)
+        ),
     }
     wrong = [what for what, found in refused.items() if found]
     if wrong:
@@ -117,3 +144,51 @@ def _delays_covered(plan: Plan) -> bool:
         return True
     products = encoder.T @ encoder
     return bool((products >= -1e-12 * products.max()).all())
+
+
+def _late_bits_covered(plan: Plan) -> bool:
+    """True if the account of noise bits holds for records that come late, too."""
+    if not plan.protocol.bits or not plan.releases:
+        return True
+    event: Any = (released(plan) or (None,))[0]
+    return late_epsilon(event) <= event_epsilon(event) * (1.0 + SAME)
+
+
+def check_least(plan: Plan, least: int, masked: bool) -> None:
+    """Refuse an opened set that may be too small for the plan's sums, or its noise."""
+    if masked and least != plan.silos:
+        raise InputError(
+            f"least must be all {plan.silos} silos where sums are under masks, which cancel only "
+            f"if none is missing, got {least}"
+        )
+    if plan.protocol.bits and plan.privacy is not None:
+        share = plan.privacy.honest_fraction
+        if least < share * plan.silos - 1e-9:
+            raise InputError(
+                f"least must be at least {math.ceil(share * plan.silos - 1e-9)} of {plan.silos} "
+                f"silos, got {least}: the certificate counts on the noise bits of so many; "
+                "honest_fraction below 1 counts on fewer"
+            )
+
+
+def affordable(algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec) -> System:
+    """The system of a spec, with a charge that is within the epsilon that was asked for.
+
+    A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
+    batches that differ it may say a little more than the certificate, which takes another pair for
+    each batch: some 10^-4 of epsilon, by which the system is then asked for less.
+    """
+    system = algorithm.make(keys, problem)
+    plan = system.plan
+    if not isinstance(plan, Plan) or not plan.protocol.bits or not plan.releases:
+        return system
+    event: Any = (released(plan) or (None,))[0]
+    asked = event.budget.epsilon
+    for _ in range(4):
+        found = charge(event)[0]
+        if found <= asked or not math.isfinite(found):
+            break
+        keys = keys | {"epsilon": event.budget.epsilon * asked / found * (1.0 - 1e-6)}
+        system = algorithm.make(keys, problem)
+        event = (released(system.plan) or (None,))[0]
+    return system
