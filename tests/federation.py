@@ -42,6 +42,8 @@ def party(name):
 def spec(protocol="silo-ldp", silos=3, dimension=2, batches=4, batch=5, **more):
     """A spec as a mapping; keywords replace its tables."""
     system = {"horizon": batches * batch, "protocol": protocol, "epsilon": 1.0, "delta": 1e-6}
+    if protocol == "feducb":
+        system["algorithm"] = system.pop("protocol")
     system |= more.pop("system", {"batch_size": batch})
     made = {
         "federation": {"name": "tests", "least": 2},

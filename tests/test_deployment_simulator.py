@@ -20,6 +20,10 @@ CASES = {
     "silo-ldp growing": ("silo-ldp", GROWING),
     "silo-ldp honaker": ("silo-ldp", {"batch_size": 5, "release": "honaker"}),
     "silo-ldp toeplitz": ("silo-ldp", {"batch_size": 5, "release": "toeplitz"}),
+    "prefix": ("silo-ldp-prefix", {"batch_size": 5}),
+    "feducb": ("feducb", {"batch_size": 5}),
+    "feducb growing": ("feducb", GROWING),
+    "feducb direct": ("feducb", {"batch_size": 5, "radius": "direct"}),
     "central": ("central", {"batch_size": 5}),
     "central growing": ("central", GROWING),
     "central honaker": ("central", {"batch_size": 5, "release": "honaker"}),
@@ -76,7 +80,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
         assert spent <= 1.0 + 1e-9
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central", *federation.WORDS])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "feducb", "central", *federation.WORDS])
 def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     """Noise is a function: of the secret, the plan, the node and what it hides."""
     plan = federation.deployed(protocol, dimension=3)

@@ -30,12 +30,12 @@ from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.supported import (
     ADDED_UP,
     SUMS,
-    SUPPORTED,
     added_up,
     affordable,
     certified,
     check_least,
     check_supported,
+    system_keys,
 )
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.account import SAME
@@ -293,12 +293,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     schema = Schema(columns, number("norm", tables.get("norm", largest), above=0))
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
-    algorithm = choice(
-        "system.algorithm", keys.pop("algorithm", "private-fedlinucb"), ["private-fedlinucb"]
-    )
-    protocol = choice("system.protocol", keys.setdefault("protocol", "silo-ldp"), SUPPORTED)
-    if protocol == "secure-sum":
-        keys["messages"] = "individual"
+    algorithm, protocol, keys = system_keys(keys)
     problem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,

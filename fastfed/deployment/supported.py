@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from fastfed._system import Algorithm, System, account
-from fastfed._validate import InputError
+from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
 from fastfed.deployment.costs import charge, late_epsilon
 from fastfed.privacy.account import SAME, event_epsilon, released
@@ -18,7 +18,9 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
 
 #: Protocols that the parties of this package run.
-SUPPORTED = ("silo-ldp", "central", "secure-sum", "shuffle-vector")
+SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
+#: Systems of specs; `feducb` in fixed rounds, which the calendar closes.
+SYSTEMS = ("private-fedlinucb", "feducb")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 #: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
@@ -75,6 +77,29 @@ def certified(plan: Plan, problem: ProblemSpec, helper: bool = False) -> Certifi
         own += (MASKED,)
     caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
     return msgspec.structs.replace(found, conditions=(*conditions, *own), caveats=caveats)
+
+
+def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The system of a spec's table, its protocol, and the keys that make it.
+
+    Raises
+    ------
+    InputError
+        For a system, protocol or schedule that is not deployed.
+    """
+    keys = dict(table)
+    name = choice("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
+    if name == "feducb":
+        if (schedule := keys.setdefault("schedule", "fixed")) != "fixed":
+            raise InputError(
+                'system.schedule must be "fixed" in a deployment, whose releases follow the '
+                f"calendar and not the data, got {show(schedule)}"
+            )
+        return name, "silo-ldp-prefix", keys
+    protocol = choice("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
+    if protocol == "secure-sum":
+        keys["messages"] = "individual"
+    return name, protocol, keys
 
 
 def added_up(plan: Plan) -> bool:
