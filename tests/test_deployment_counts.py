@@ -196,7 +196,11 @@ def test_the_certificate_keeps_the_trust_model_and_says_who_the_shuffler_is(prot
         (BITS, {"federation": {"least": 1}, "system": FEWER}, "least must be at least 2 of 3"),
         (MASKED_BITS, {"federation": {"least": 2, "sum": "masks"}, "system": FEWER}, "all 3"),
         (BITS, {"system": {"batch_size": 5, "messages": "individual"}}, "every bit"),
-        (BITS, {"system": {"batch_size": 5, "protocol": "shuffle-amplified"}}, "system.protocol"),
+        (
+            BITS,
+            {"system": {"batch_size": 5, "protocol": "shuffle-amplified"}},
+            "is not deployed: its",
+        ),
         (BITS, {"federation": {"least": 3, "sum": "masks"}}, "no use for a helper"),
     ],
 )

@@ -270,7 +270,10 @@ def test_a_countersignature_of_another_plan_is_refused():
     [
         ({"system": {"batch_size": 5, "returning": 2}}, "a user of several batches"),
         ({"system": {"batch_size": 5, "relation": "zero-out"}}, "zero-out|replace"),
-        ({"system": {"batch_size": 5, "protocol": "shuffle-amplified"}}, "system.protocol"),
+        ({"system": {"batch_size": 5, "protocol": "shuffle-amplified"}}, "comes late"),
+        ({"system": {"batch_size": 5, "protocol": "none"}}, "system.protocol must be one of"),
+        ({"system": {"algorithm": "linucb-ldp"}}, "user's own device"),
+        ({"system": {"algorithm": "fed-svt"}}, "moves some and not others"),
         ({"system": {"algorithm": "feducb", "schedule": "determinant"}}, 'must be "fixed"'),
         ({"system": {"algorithm": "feducb", "protocol": "central"}}, "unknown key"),
         ({"system": {"algorithm": "robin"}}, "system.algorithm"),

@@ -23,6 +23,27 @@ SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-ve
 SYSTEMS = ("private-fedlinucb", "feducb")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
+_DEVICES = (
+    "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
+    "users has seen their data"
+)
+_QUERIES = (
+    "its account counts on a loss that moves all later queries alike, and one that comes late "
+    "moves some and not others"
+)
+#: Why a system or protocol is not deployed, where it is more than that nobody has built it.
+REFUSED = {
+    "shuffle-amplified": (
+        "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
+        "proof for a record that comes late and no charge that a ledger could add up"
+    ),
+    "linucb-ldp": _DEVICES,
+    "linucb-sdp-amp": _DEVICES,
+    "linucb-sdp-vec": _DEVICES,
+    "fed-svt": _QUERIES,
+    "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
+    "fedlinucb": "it is not private",
+}
 #: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
 SUMS = ("shares", "masks")
 
@@ -88,7 +109,7 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         For a system, protocol or schedule that is not deployed.
     """
     keys = dict(table)
-    name = choice("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
+    name = _chosen("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
     if name == "feducb":
         if (schedule := keys.setdefault("schedule", "fixed")) != "fixed":
             raise InputError(
@@ -96,10 +117,18 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
                 f"calendar and not the data, got {show(schedule)}"
             )
         return name, "silo-ldp-prefix", keys
-    protocol = choice("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
+    protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
     if protocol == "secure-sum":
         keys["messages"] = "individual"
     return name, protocol, keys
+
+
+def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
+    """The value, if it is deployed; InputError says why it is not, where that is known."""
+    why = REFUSED.get(value) if isinstance(value, str) else None
+    if why is not None:
+        raise InputError(f'{key} "{value}" is not deployed: {why}')
+    return choice(key, value, known)
 
 
 def added_up(plan: Plan) -> bool:
