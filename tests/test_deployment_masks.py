@@ -135,6 +135,17 @@ def test_the_hub_sees_uniform_words_and_waits_for_every_silo():
     assert len(hub.broadcasts) == 4 and away.party.model.release == 4
 
 
+def test_the_plan_ends_when_a_silo_leaves():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    period(made, 1)
+    made.processes["silo1"].leave()
+    period(made, 2)
+    hub = made.processes["hub"].party
+    assert hub.broadcasts.keys() == {1} and "fewer than 3" in hub.ended
+    assert hub.sets.keys() == {1}
+
+
 def test_a_report_with_a_share_is_refused():
     plan = deployed(MASKS)
     hub, identity = Hub(plan, federation.secret("hub")), Identity(federation.secret("silo0"))

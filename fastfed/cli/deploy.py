@@ -101,7 +101,7 @@ def silo(
 def helper(
     folder: Path, hub: str, ca: Path | None, cert: Path | None, key: Path | None, every: float
 ) -> None:
-    """Run the helper of a secure sum from its FOLDER."""
+    """Run the helper, who holds the other shares of a sum, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.helper import Helper
 
