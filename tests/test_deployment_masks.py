@@ -16,14 +16,17 @@ from fastfed._random import SystemNoise
 from fastfed.deployment import plans, wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.masks import PairMasks
 from fastfed.deployment.party import Step
+from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import Write
+from fastfed.deployment.store import MemoryStore, Write
 from fastfed.deployment.wire import Opened
 
 SILOS = ("silo0", "silo1", "silo2")
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+OF_FOUR = tuple(bytes([i]) * 32 for i in range(4))
 
 
 def masks_of(plan, i):
@@ -35,7 +38,7 @@ def masks_of(plan, i):
 
 def test_masks_cancel_in_the_sum_of_all_silos_and_in_no_smaller_one():
     plan = deployed(MASKS, silos=4)
-    made = np.array([masks_of(plan, i).at(3, 6) for i in range(4)])
+    made = np.array([masks_of(plan, i).at(3, 6, OF_FOUR) for i in range(4)])
     assert not made.sum(axis=0).any()
     for kept in range(1, 15):
         part = made[[i for i in range(4) if kept >> i & 1]].sum(axis=0)
@@ -43,13 +46,17 @@ def test_masks_cancel_in_the_sum_of_all_silos_and_in_no_smaller_one():
         assert (part > 2**57).any() and (part < 2**64 - 2**57).any()
 
 
-def test_masks_are_those_of_one_release_of_one_plan():
+def test_masks_are_those_of_one_release_of_one_plan_and_of_the_sessions():
     plan, other = deployed(MASKS), deployed(MASKS, batch=6)
-    drawn = [masks_of(p, 0).at(k, 5).tobytes() for p in (plan, other) for k in (1, 2)]
-    assert len(set(drawn)) == 4
-    assert masks_of(plan, 0).at(2, 5).tobytes() == drawn[1]
-    # The words of a shorter statistic are the first ones of a longer.
-    assert masks_of(plan, 0).at(2, 9)[:5].tobytes() == drawn[1]
+    first, second = OF_FOUR[:3], (OF_FOUR[3], *OF_FOUR[1:3])
+    places = [(p, k, s) for p in (plan, other) for k in (1, 2) for s in (first, second)]
+    drawn = [masks_of(p, 0).at(k, 5, s).tobytes() for p, k, s in places]
+    assert len(set(drawn)) == 8
+    assert masks_of(plan, 0).at(2, 5, second).tobytes() == drawn[3]
+    # A pair's mask is of its own two sessions alone, and words of a shorter row are the first ones.
+    third = masks_of(plan, 1).at(1, 5, first) - masks_of(plan, 1).at(1, 5, second)
+    assert third.tobytes() != bytes(40)
+    assert masks_of(plan, 0).at(2, 9, second)[:5].tobytes() == drawn[3]
 
 
 def test_two_silos_agree_on_a_key_that_no_third_one_has():
@@ -126,13 +133,14 @@ def test_the_hub_sees_uniform_words_and_waits_for_every_silo():
     made.settle()
     hub, plan = made.processes["hub"].party, made.plan
     assert not hub.broadcasts and hub.status()["waiting_for"] == ["silo2"]
-    for i in range(2):
-        body = plan.wire.body(plan.wire.read(hub.reports[1, i]), wire.Report)
-        words = plan.wire.words(body.values, "it")
-        assert not body.sealed and (words > 2**58).any() and (words < 2**64 - 2**58).any()
+    assert not hub.reports and len(hub.sessions) == 2
     made.processes["silo2"] = away
     made.settle()
     assert len(hub.broadcasts) == 4 and away.party.model.release == 4
+    for i in range(3):
+        body = plan.wire.body(plan.wire.read(hub.reports[1, i]), wire.Report)
+        words = plan.wire.words(body.values, "it")
+        assert not body.sealed and (words > 2**58).any() and (words < 2**64 - 2**58).any()
 
 
 def test_the_plan_ends_when_a_silo_leaves():
@@ -178,6 +186,141 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
+def reborn(made):
+    """Silo 0 after its state and its ledger were lost, told by a hub that nothing ever came."""
+    plan, ledger = made.plan, Ledger(":memory:")
+    ledger.set_ceiling("records", 5.0, 1e-5)
+    party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
+    process = SiloProcess(party, MemoryStore(), ledger, lambda: made.now)
+    nonce = plan.wire.body(plan.wire.read(process.tick()[0].data), wire.Join).nonce
+    hub = Identity(federation.secret("hub"))
+
+    def say(body):
+        return process.handle(plan.wire.made(hub, "hub", 1, body))[1]
+
+    made.now = plan.document.calendar.closes[0] - 10.0
+    process.reward(process.decide(ROWS).id, 0.0)
+    made.now += 10.0
+    say(wire.Receipt(0, (), nonce))
+    (asked,) = process.tick()
+    (session,) = plan.wire.body(plan.wire.read(asked.data), wire.Sessions).values
+    heard = made.processes["hub"].party.sessions
+    old = tuple(heard[1, i] for i in range(3))
+    assert session != old[0]
+    # The old list is not this silo's; with one that is, it reports once more.
+    assert not say(wire.Sessions(old)) and not process.party.sealed
+    say(wire.Sessions((session, *old[1:])))
+    process.tick()
+    return process.party.sealed[1]
+
+
+class Reused(PairMasks):
+    """Masks of key and release alone."""
+
+    def at(self, release, size, sessions):
+        return super().at(release, size, (bytes(32),) * 3)
+
+
+@pytest.mark.parametrize("masks", [PairMasks, Reused])
+def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(masks, monkeypatch):
+    monkeypatch.setattr("fastfed.deployment.silo.PairMasks", masks)
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    period(made, 1)
+    plan, words = made.plan, []
+    for data in (made.processes["hub"].party.reports[1, 0], reborn(made)):
+        body = plan.wire.body(plan.wire.read(data), wire.Report)
+        words.append(plan.wire.words(body.values, "it"))
+    # Under one mask the difference is that of records and two shares of noise.
+    gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))
+    assert (gap.max() > 2**57) == (masks is PairMasks)
+
+
+def test_a_hub_that_contradicts_its_list_of_sessions_stops_the_silo():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    period(made, 1)
+    hub, silo = Identity(federation.secret("hub")), made.processes["silo0"]
+    known = silo.party.sessions.lists[1]
+    for values, message in [
+        (known[:2], "must be of 3 silos"),
+        ((*known[:2], b"short"), "32 bytes"),
+    ]:
+        with pytest.raises(wire.Refused, match=message):
+            silo.handle(made.plan.wire.made(hub, "hub", 1, wire.Sessions(values)))
+    other = wire.Sessions((*known[:2], bytes(32)))
+    step, _ = silo.handle(made.plan.wire.made(hub, "hub", 1, other))
+    assert "two lists of sessions" in step.problem and silo.party.stopped
+
+
+def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    hub, plan = made.processes["hub"], made.plan
+    identity = Identity(federation.secret("silo0"))
+
+    def told(session, release=1):
+        return plan.wire.made(identity, "silo0", release, wire.Sessions((session,)))
+
+    assert not hub.handle(told(bytes(32)))[0].problem
+    assert "another session of release 1" in hub.handle(told(b"x" * 32))[0].problem
+    assert hub.party.sessions == {(1, 0): bytes(32)}
+    for data, message in [(told(b"x"), "32 bytes"), (told(bytes(32), 5), "of no release")]:
+        with pytest.raises(wire.Refused, match=message):
+            hub.handle(data)
+    shares = federation.Federation(deployed("secure-sum"))
+    shares.settle()
+    data = shares.plan.wire.made(identity, "silo0", 1, wire.Sessions((bytes(32),)))
+    with pytest.raises(wire.Refused, match="sums are under masks"):
+        shares.processes["hub"].handle(data)
+
+
+def test_nothing_enters_a_leaf_whose_session_was_told():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    away = made.processes.pop("silo2")
+    made.now = 1090.0
+    silo = made.processes["silo0"]
+    early, late = silo.decide(ROWS).id, silo.decide(ROWS).id
+    silo.reward(early, 1.0)
+    made.now = 1100.0
+    made.settle()
+    told = silo.party.sessions.told[1]
+    # Its clock goes back, and nothing is sealed yet.
+    made.now = 1090.0
+    silo.reward(late, 1.0)
+    assert [e.leaf for e in silo.party.ended.values()] == [1, 2] and not silo.party.sealed
+    made.now, made.processes["silo2"] = 1100.0, away
+    made.settle()
+    assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == told
+
+
+def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks():
+    made = federation.Federation(deployed(MASKS))
+    made.settle()
+    made.now = 1090.0
+    for name in SILOS:
+        made.processes[name].reward(made.processes[name].decide(ROWS).id, 1.0)
+    backup = list(made.processes["silo0"].store.writes())
+    made.now = 1100.0
+    made.settle()
+    sent = made.processes["hub"].party.reports[1, 0]
+    party = SiloParty(made.plan, "silo0", federation.secret("silo0"), made.ledgers["silo0"])
+    silo = SiloProcess(party, MemoryStore(backup), made.ledgers["silo0"], lambda: made.now)
+    with pytest.raises(InputError, match="recover it first"):
+        made.add(silo)
+        for message in silo.tick():
+            for answer in made.processes["hub"].handle(message.data)[1]:
+                silo.handle(answer.data)
+        silo.decide(ROWS)
+    with pytest.raises(InputError, match="has not sent the sessions"):
+        silo.recover()
+    made.settle()
+    silo.recover()
+    made.settle()
+    assert silo.party.sealed[1] == sent and silo.party.model.release == 1
+
+
 def test_a_silo_that_is_put_back_makes_no_second_row_under_a_mask():
     """Its ledger is not put back; where its records are lost the federation may wait for ever."""
     restores = 0
@@ -202,7 +345,7 @@ class Redrawn(SiloParty):
 class Unmasked(SiloParty):
     """A row without masks: the sum of all does not decode."""
 
-    def _masked(self, release, row):
+    def _hidden(self, release, row):
         return self.made(release, wire.Report(wire.packed(row)))
 
 

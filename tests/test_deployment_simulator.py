@@ -105,7 +105,9 @@ def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
     # Nodes, or rows of the factor, that hide the third leaf of silo1 have other noise; later
     # actions depend on what was released, so only releases before the third are compared.
     assert {key for key in first if key[0] <= 2} <= same
-    assert (3, 1) not in same and {(3, 0), (3, 2)} <= same
+    assert (3, 1) not in same
+    # Under masks the others' reports go with silo1's session.
+    assert {(3, 0), (3, 2)} <= same or plan.masked
     change = [
         np.frombuffer(plan.wire.body(plan.wire.read(log[3, 1]), plan_report()).values)
         for log in (first, other)

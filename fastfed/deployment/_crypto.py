@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from fastfed._validate import InputError
@@ -130,3 +131,12 @@ def verified(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
+    """A uniform index below ``count``."""
+    bits = count.bit_length()
+    while True:
+        found = int.from_bytes(entropy(8), "big") >> (64 - bits)
+        if found < count:
+            return found

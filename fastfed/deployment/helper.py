@@ -12,7 +12,7 @@ import numpy as np
 from fastfed.deployment import wire
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.silo import share_context
+from fastfed.deployment.shares import share_context
 from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 

@@ -22,7 +22,7 @@ from fastfed.deployment._crypto import KEY, keyed_digest, keystream
 from fastfed.protocols.plan import Plan
 
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
-_ROUND = b"fastfed round"
+_ROUND, _SESSION = b"fastfed round", b"fastfed session"
 
 
 def make_secret(path: str | Path) -> bytes:
@@ -154,6 +154,10 @@ class SealedNoise:
         """Uniform 32-bit integers (count,) that round one record for one node."""
         key = keyed_digest(self.key(_ROUND, silo, node), _MORE, number.to_bytes(8, "big"))
         return np.frombuffer(keystream(key, 4 * count), dtype="<u4").astype(np.uint32)
+
+    def session(self, silo: int, node: int) -> bytes:
+        """32 bytes that go with what a node hides, and tell nothing of it."""
+        return self.key(_SESSION, silo, node)
 
     def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
         """Uniform words (size,) that split a message into two shares, and a seed to encrypt by."""

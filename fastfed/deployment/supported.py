@@ -71,8 +71,8 @@ SPLIT = Condition(
 )
 MASKED = Condition(
     "the masks' keys are agreed by X25519 and known to the two silos of each alone, and masks of "
-    "ChaCha20 made of them are taken for random; a silo whose state and ledger are both lost makes "
-    "no second report of a release (taken on trust)",
+    "ChaCha20 made of them are taken for random; the plan has every silo's true keys (taken on "
+    "trust)",
     True,
 )
 #: In place of the caveat of a simulation's bits.
