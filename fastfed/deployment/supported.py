@@ -84,7 +84,7 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def certified(plan: Plan, problem: ProblemSpec, helper: bool) -> Certificate:
+def certified(plan: Plan, problem: ProblemSpec, helper: bool = False) -> Certificate:
     """The certificate of a deployed plan, from its numbers.
 
     helper: sums are hidden by shares for hub and helper, and else by masks.
