@@ -345,7 +345,7 @@ class Redrawn(SiloParty):
 class Unmasked(SiloParty):
     """A row without masks: the sum of all does not decode."""
 
-    def _hidden(self, release, row):
+    def _shares(self, release, row):
         return self.made(release, wire.Report(wire.packed(row)))
 
 
@@ -388,5 +388,5 @@ def test_one_silo_without_its_masks_spoils_the_sum_and_nobody_acts_on_it():
     made.processes["silo1"].party = party
     made.settle()
     period(made, 1)
-    assert made.processes["hub"].party.broadcasts
+    assert len(made.processes["hub"].party.reports) == 3
     assert all(made.processes[name].party.model.release == 0 for name in SILOS)

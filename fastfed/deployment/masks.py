@@ -88,6 +88,7 @@ class Sessions:
 
     def __init__(self, deployed: DeployedPlan, silo: int) -> None:
         self._silo, self._count = silo, deployed.plan.silos
+        self._releases = deployed.plan.releases
         self._needed = deployed.masked
         self.told: dict[int, bytes] = {}
         self.lists: dict[int, tuple[bytes, ...]] = {}
@@ -100,7 +101,7 @@ class Sessions:
 
     def missing(self, release: int) -> bool:
         """True if a report of this release needs sessions that have not come."""
-        return self._needed and release not in self.lists
+        return self._needed and 1 <= release <= self._releases and release not in self.lists
 
     def heard(self, release: int, body: wire.Sessions, own: bytes) -> tuple[tuple[Write, ...], str]:
         """What a list of the hub leads to: writes, and what is wrong with it.

@@ -441,9 +441,9 @@ class SiloParty(Speaker):
         self._hide(release)
         leaves, made = self._leaves[:release], self._randomizer()
         if isinstance(made, Counter):
-            return self._hidden(release, made.row(release, self._records()))
+            return self._shares(release, made.row(release, self._records()))
         if isinstance(made, Sharer):
-            return self._hidden(release, made.row(leaves))
+            return self._shares(release, made.row(leaves))
         for leaf in leaves:
             made.add(leaf)
             values = made.report().values
@@ -463,7 +463,7 @@ class SiloParty(Speaker):
         ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
         return [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
 
-    def _hidden(self, release: int, row: np.ndarray) -> bytes:
+    def _shares(self, release: int, row: np.ndarray) -> bytes:
         """The report of a row that nobody may see: in shares, or under masks."""
         if not self.deployed.masked:
             return in_shares(self, self.index, release, row, self._sealing)
@@ -487,8 +487,8 @@ class SiloParty(Speaker):
 
     def _heard(self, release: int, body: wire.Sessions) -> Step:
         """What the list of all silos' sessions leads to."""
-        if not 1 <= release <= self.plan.releases or not (
-            release in self.sessions.told or release in self.lost
+        if release not in self.sessions.told and not (
+            release in self.lost and self.sessions.missing(release)
         ):
             return Step()
         writes, wrong = self.sessions.heard(release, body, self._session(release))
