@@ -28,12 +28,11 @@ from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.supported import (
-    ADDED_UP,
-    SUMS,
     added_up,
     affordable,
     certified,
     check_least,
+    check_sum,
     check_supported,
     system_keys,
 )
@@ -306,7 +305,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     system = affordable(ALGORITHMS[algorithm], keys, problem)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum"))
-    _check_sum(federation.get("sum"), protocol, helper)
+    check_sum(federation.get("sum"), protocol, helper is not None)
     document = Document(
         FORMAT,
         str(federation.get("name", "federation"))[:200],
@@ -348,21 +347,6 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
             )
         keys.append(bytes.fromhex(text))
     return Party(str(table.get("name")), *keys)
-
-
-def _check_sum(way: Any, protocol: str, helper: Party | None) -> None:
-    """Refuse parties that do not fit how sums are to be hidden, which a plan file says by them."""
-    if way is not None and protocol not in ADDED_UP:
-        raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
-    if protocol in ADDED_UP:
-        chosen = choice("federation.sum", "shares" if way is None else way, SUMS)
-        if chosen == "shares" and helper is None:
-            raise InputError(
-                f'protocol "{protocol}" needs a helper; where no third party exists, say '
-                'sum = "masks" under federation'
-            )
-        if chosen == "masks" and helper is not None:
-            raise InputError('sum = "masks" has no use for a helper; leave its table out')
 
 
 def _columns(tables: Any) -> tuple[Column, ...]:

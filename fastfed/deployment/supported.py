@@ -208,6 +208,21 @@ def _late_bits_covered(plan: Plan) -> bool:
     return late_epsilon(event) <= event_epsilon(event) * (1.0 + SAME)
 
 
+def check_sum(way: Any, protocol: str, helper: bool) -> None:
+    """Refuse parties that do not fit how sums are to be hidden, which a plan file says by them."""
+    if way is not None and protocol not in ADDED_UP:
+        raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
+    if protocol in ADDED_UP:
+        chosen = choice("federation.sum", "shares" if way is None else way, SUMS)
+        if chosen == "shares" and not helper:
+            raise InputError(
+                f'protocol "{protocol}" needs a helper; where no third party exists, say '
+                'sum = "masks" under federation'
+            )
+        if chosen == "masks" and helper:
+            raise InputError('sum = "masks" has no use for a helper; leave its table out')
+
+
 def check_least(plan: Plan, least: int, masked: bool) -> None:
     """Refuse an opened set that may be too small for the plan's sums, or its noise."""
     if masked and least != plan.silos:
