@@ -18,8 +18,7 @@ from fastfed import InputError
 from fastfed._random import SystemNoise
 from fastfed._sampling import quarter_binomial
 from fastfed.deployment import codec, plans, wire
-from fastfed.deployment.costs import charge, late_epsilon
-from fastfed.deployment.counts import Counter, Record, count_std, hidden_of
+from fastfed.deployment.counts import Counter, Record, charge, count_std, hidden_of, late_epsilon
 from fastfed.deployment.ledger import Ledger, charge_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.silo import SiloParty

@@ -17,11 +17,11 @@ from fastfed.deployment import plans, wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.masks import PairMasks
 from fastfed.deployment.party import Step
 from fastfed.deployment.process import SiloProcess
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write
+from fastfed.deployment.sums import PairMasks
 from fastfed.deployment.wire import Opened
 
 SILOS = ("silo0", "silo1", "silo2")

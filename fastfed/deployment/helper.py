@@ -12,8 +12,8 @@ import numpy as np
 from fastfed.deployment import wire
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.shares import share_context
 from fastfed.deployment.store import Write
+from fastfed.deployment.sums import share_context
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 
 

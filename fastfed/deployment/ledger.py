@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fastfed._validate import InputError, number
-from fastfed.deployment.costs import charge
+from fastfed.deployment.counts import charge
 from fastfed.deployment.store import opened
 from fastfed.privacy.account import GaussianSums, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES

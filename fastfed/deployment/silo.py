@@ -23,12 +23,11 @@ from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest, keyed_digest, uniform_below
 from fastfed.deployment.counts import Counter, Record, hidden_of
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
-from fastfed.deployment.masks import PairMasks, Sessions
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
-from fastfed.deployment.shares import in_shares
 from fastfed.deployment.store import Write
+from fastfed.deployment.sums import PairMasks, Sessions, in_shares
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.randomizer import SumRandomizer

@@ -11,7 +11,7 @@ import numpy as np
 from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
-from fastfed.deployment.costs import charge, late_epsilon
+from fastfed.deployment.counts import charge, late_epsilon
 from fastfed.privacy.account import SAME, event_epsilon, released
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan

@@ -1,10 +1,13 @@
-"""Pairwise masks of a secure sum without a third party: X25519, HKDF and ChaCha20.
+"""Rows of secure sums that nobody may see: in two shares, or under pairwise masks.
 
-Every two silos agree on a key from the keys that the plan file has of them. A mask is a function of
-that key, the release, and the two silos' *sessions* of it; a session is a function of what the
-report of a silo hides, and goes through the hub to all others before they report. Masks cancel in
-the sum over all silos, and in nothing less; and a silo that has lost its state and its ledger, and
-so makes another report of a release, has other masks for it.
+Of two additive shares, each uniform, one is the hub's, and the other only the helper can read.
+
+Masks need no third party (X25519, HKDF, ChaCha20). Every two silos agree on a key from the keys
+that the plan file has of them. A mask is a function of that key, the release, and the two silos'
+*sessions* of it; a session is a function of what the report of a silo hides, and goes through the
+hub to all others before they report. Masks cancel in the sum over all silos, and in nothing less;
+and a silo that has lost its state and its ledger, and so makes another report of a release, has
+other masks for it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,49 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import KEY, Identity, keyed_digest, keystream
+from fastfed.deployment._crypto import KEY, Identity, keyed_digest, keystream, sealed_to
+from fastfed.deployment.party import Speaker
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.store import Write
-from fastfed.deployment.wire import Refused
+from fastfed.deployment.wire import Refused, packed
 
 _MASK = b"fastfed mask"
+
+# ---- shares --------------------------------------------------------------------------------------
+
+
+def in_shares(
+    speaker: Speaker, index: int, release: int, row: np.ndarray, sealing: SealedNoise
+) -> bytes:
+    """The report of a row (s,) of words, in two shares.
+
+    Parameters
+    ----------
+    speaker : Speaker
+        The silo.
+    index, release : int
+        Whose row of what.
+    row : ndarray, shape (s,)
+    sealing : SealedNoise
+        Makes the uniform share, a function of what the row hides.
+    """
+    deployed = speaker.deployed
+    helper = deployed.document.helper
+    assert helper is not None
+    pad, seed = sealing.pad(index, release, len(row))
+    inner = speaker.made(release, wire.Report(packed(pad)))
+    context = share_context(deployed, index, release)
+    sealed = sealed_to(helper.open, inner, context, seed)
+    return speaker.made(release, wire.Report(packed(row - pad), sealed))
+
+
+def share_context(deployed: DeployedPlan, silo: int, release: int) -> bytes:
+    """What a share for the helper is bound to."""
+    return deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
+
+
+# ---- masks ---------------------------------------------------------------------------------------
 
 
 class PairMasks:
