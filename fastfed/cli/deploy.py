@@ -122,7 +122,7 @@ def replay_of(process: Any, source: Path) -> Any:
 def helper(
     folder: Path, hub: str, ca: Path | None, cert: Path | None, key: Path | None, every: float
 ) -> None:
-    """Run the helper of a secure sum from its FOLDER."""
+    """Run the helper, who holds the other shares of a sum, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.helper import Helper
 
@@ -240,14 +240,16 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
-def demo(folder: Path | None) -> None:
+@click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
+@click.option("--sum", "hidden", help="Where sums are hidden: shares (with a helper) or masks.")
+def demo(folder: Path | None, protocol: str, hidden: str | None) -> None:
     """Run hub and three silos as processes, kill them, and compare with a calm run."""
     from fastfed.deployment import demo as demonstration
 
     with tempfile.TemporaryDirectory() as spare:
         home = folder or Path(spare)
         home.mkdir(parents=True, exist_ok=True)
-        found = demonstration.run(home, click.echo)
+        found = demonstration.run(home, click.echo, protocol, hidden)
     click.echo(json.dumps(found, indent=2))
     if not found["same"]:
         raise RunFailed("the model is not that of the calm run")

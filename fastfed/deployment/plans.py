@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec
@@ -31,40 +30,27 @@ from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
 from fastfed.deployment.schema import Schema, check_schema
+from fastfed.deployment.supported import (
+    added_up,
+    affordable,
+    certified,
+    check_least,
+    check_sum,
+    check_supported,
+    system_keys,
+)
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.account import SAME
-from fastfed.privacy.certificate import Certificate, Condition, deployed
+from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.protocol import PROTOCOLS, released_as
 
 #: Format of plan files.
 FORMAT = 1
-#: Protocols that the parties of this package run.
-SUPPORTED = ("silo-ldp", "central", "secure-sum")
 HUB, HELPER = "hub", "helper"
 #: The most bytes of a plan file, and the most silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
 _AGREED = b"fastfed deployment plan 1\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-
-#: What a deployment takes on trust beside what its system does.
-KEPT = Condition(
-    "every silo keeps its state and its secret to itself: with both the secret and the messages "
-    "the noise can be removed (taken on trust)",
-    True,
-)
-DELAYED = Condition(
-    "a record may come later than others for reasons that are in it: it then leaves one batch for "
-    "another, which costs no more than replacing it (docs/deployment.md)",
-    True,
-)
-APART = Condition(
-    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
-    "under `also`)",
-    True,
-)
-#: Begins the condition of pairwise masks, which shares for hub and helper stand in for.
-_MASKS = "the masks' keys"
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -189,12 +175,23 @@ class DeployedPlan:
     @cached_property
     def certificate(self) -> Certificate:
         """The certificate of the federation, made of the plan's numbers."""
-        return certified(self.plan, codec.decode(self.document.problem))
+        problem = codec.decode(self.document.problem)
+        return certified(self.plan, problem, self.document.helper is not None)
 
     @property
     def shared(self) -> bool:
         """True if silos send shares of a secure sum, to hub and helper."""
-        return self.plan.secure is not None
+        return self.document.helper is not None
+
+    @property
+    def words(self) -> bool:
+        """True if what silos send is added up modulo 2^64, and only the sum is seen."""
+        return added_up(self.plan)
+
+    @property
+    def masked(self) -> bool:
+        """True if silos send rows of a secure sum under pairwise masks, to the hub alone."""
+        return self.words and self.document.helper is None
 
     def index(self, name: str) -> int:
         """The number of a silo; InputError for a name that is none."""
@@ -283,12 +280,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
-    algorithm = choice(
-        "system.algorithm", keys.pop("algorithm", "private-fedlinucb"), ["private-fedlinucb"]
-    )
-    protocol = choice("system.protocol", keys.setdefault("protocol", "silo-ldp"), SUPPORTED)
-    if protocol == "secure-sum":
-        keys["messages"] = "individual"
+    algorithm, protocol, keys = system_keys(keys)
     problem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,
@@ -298,9 +290,10 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         features_bounded=False,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
-    system = ALGORITHMS[algorithm].make(keys, problem)
+    system = affordable(ALGORITHMS[algorithm], keys, problem)
     federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore"))
+    _only("federation", federation, ("name", "least", "explore", "sum"))
+    check_sum(federation.get("sum"), protocol, helper is not None)
     document = Document(
         FORMAT,
         str(federation.get("name", "federation"))[:200],
@@ -316,17 +309,9 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
     )
-    made = certified(system.plan, problem)
+    made = certified(system.plan, problem, helper is not None)
     document = msgspec.structs.replace(document, certificate=_json(made))
     return checked(document, {})
-
-
-def certified(plan: Plan, problem: ProblemSpec) -> Certificate:
-    """The certificate of a deployed plan, from its numbers."""
-    found = deployed(account(plan, problem))
-    conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    own = (KEPT, DELAYED, APART) if plan.secure is not None else (KEPT, DELAYED)
-    return msgspec.structs.replace(found, conditions=(*conditions, *own))
 
 
 def _json(certificate: Certificate) -> bytes:
@@ -419,70 +404,11 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     plan = check_plan(plan)
     check_supported(plan)
     _check_document(document, plan, problem)
-    _check_certificate(document, certified(plan, problem))
+    _check_certificate(document, certified(plan, problem, document.helper is not None))
     made = DeployedPlan(document, plan, dict(signatures))
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
-
-
-def check_supported(plan: Plan) -> None:
-    """Refuse a plan that the parties of this package do not run, or not privately."""
-    claim, protocol = plan.privacy, plan.protocol
-    if (
-        claim is None
-        or claim.budget is None
-        or not claim.exact
-        or not math.isfinite(claim.exact[0])
-    ):
-        raise InputError("a deployment needs a plan with a proven epsilon")
-    if protocol.id not in SUPPORTED:
-        raise InputError(
-            f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
-        )
-    known = released_as(PROTOCOLS[protocol.id], plan.release)
-    if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
-        protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
-    ):  # fmt: skip
-        raise InputError(f'the plan\'s protocol "{protocol.id}" is not the one of that name')
-    refused = {
-        "a trigger": plan.trigger is not None,
-        "eager selection": not plan.lazy,
-        "own rounds": plan.own is not None,
-        "a score function": plan.score is not None,
-        "another policy than ucb": plan.policy != "ucb",
-        "no clipping": plan.clip is None,
-        # A record that comes late would move the public count from one batch to another.
-        "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
-        "a user of several batches": claim.max_participations != 1,
-        'a relation other than "replace", which covers late records': claim.budget.relation
-        != "replace",
-        'a unit other than "user"': claim.budget.unit != "user",
-        # Its account is that of one dimension, where replacing may cost less than moving.
-        "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
-        'release "nested"': plan.release == "nested",
-        "no release": not plan.releases,
-        "columns of the factor with a negative inner product": not _delays_covered(plan),
-    }
-    wrong = [what for what, found in refused.items() if found]
-    if wrong:
-        raise InputError(f"deployments do not run plans with {', '.join(wrong)}")
-
-
-def _delays_covered(plan: Plan) -> bool:
-    """True if a record that moves from one leaf to another costs no more than replacing one."""
-    if plan.secure is not None:
-        size = plan.releases
-        encoder = np.zeros((size, size))
-        for k, row in enumerate(plan.secure.factor):
-            encoder[k, : k + 1] = row
-    elif plan.factor is not None:
-        encoder = plan.factor.encoder
-    else:
-        # Trees and Toeplitz factors have no negative entry.
-        return True
-    products = encoder.T @ encoder
-    return bool((products >= -1e-12 * products.max()).all())
 
 
 def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:
@@ -506,15 +432,15 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
     sizes = (problem.silos, problem.horizon, problem.dimension)
     if sizes != (plan.silos, plan.horizon, plan.dimension):
         raise InputError("the plan's problem must have its silos, horizon and dimension")
-    if (document.helper is not None) != (plan.secure is not None):
-        need = "needs a helper" if plan.secure is not None else "has no use for a helper"
-        raise InputError(f'protocol "{plan.protocol.id}" {need}')
+    if document.helper is not None and not added_up(plan):
+        raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
     if plan.secure is not None and least != plan.silos:
         raise InputError(
             f"least must be all {plan.silos} silos with secure sums: a silo's rows only add up to "
             f"prefix sums if none of them is missing, got {least}"
         )
+    check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
     if len(calendar.closes) != plan.releases:
         raise InputError(
