@@ -127,18 +127,20 @@ class World:
     """Parties, a network that loses and repeats, a clock, and a random number generator."""
 
     def __init__(
-        self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, reverse=False, forget=False
-    ):
+        self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
+        forget=False,
+    ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
         self.kill_chance, self.restore_chance = kill, restore
         self.reverse, self.forget = reverse, forget
+        self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
         self.ledgers = {name: Ledger(":memory:") for name in plan.silos}
         for ledger in self.ledgers.values():
             ledger.set_ceiling("records", 20.0, 1e-5)
-        self.backups = {name: [] for name in plan.silos}
+        self.backups = {name: [] for name in (*plan.silos, "hub")}
         self.truth = {}  # (silo, decision) -> (leaf by the calendar)
         self.open = {name: [] for name in plan.silos}
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
@@ -189,6 +191,17 @@ class World:
             self.restores += 1
             self.stores[name] = MemoryStore(self.random.choice(self.backups[name]))
             self.start(name)
+
+    def restore_hub(self):
+        """Put the hub back to an old backup, or take one."""
+        if self.backups["hub"] and self.random.random() < self.hub_restore_chance:
+            self.hub_restores += 1
+            before = len(self.parties["hub"].broadcasts)
+            self.stores["hub"] = MemoryStore(self.random.choice(self.backups["hub"]))
+            self.start("hub")
+            self.behind += before > len(self.parties["hub"].broadcasts)
+        else:
+            self.backups["hub"].append(list(self.stores["hub"].writes()))
 
     def perform(self, name, step):
         """Writes one by one, then messages one by one; killed anywhere between two of them."""
@@ -299,6 +312,9 @@ class World:
 
     def moment(self):
         rng, names = self.random, list(self.parties)
+        if self.hub_restore_chance and rng.random() < 0.03:
+            self.restore_hub()
+            return
         choice = rng.random()
         if choice < 0.45 and self.network:
             self.deliver(rng.randrange(len(self.network)))
@@ -326,7 +342,8 @@ class World:
     def heal(self):
         """Calm: nothing is lost any more, silos are recovered, all leaves close."""
         self.kill_chance, self.down = 0.0, {}
-        end = self.plan.document.calendar.closes[-1] + 2 * GRACE
+        calendar = self.plan.document.calendar
+        end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace)
         for _ in range(200):
             self.now = min(self.now + 20, end)
             for name in self.parties:
@@ -343,8 +360,13 @@ class World:
             for to, data in mail:
                 with suppress(InputError):
                     self.perform(to, self.parties[to].handle(data, self.now))
-            if self.now == end and all(
-                self.parties[n].model.release == self.plan.plan.releases for n in self.plan.silos
+            if (
+                self.now == end
+                and all(
+                    self.parties[n].model.release == self.plan.plan.releases
+                    for n in self.plan.silos
+                )
+                and len(self.parties["hub"].broadcasts) == self.plan.plan.releases
             ):
                 break
         else:

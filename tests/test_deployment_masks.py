@@ -362,7 +362,8 @@ class Opener(Hub):
 
 FAULTS = {
     "redrawn noise": ({"kinds": {"silo": Redrawn}}, "invariant [12]"),
-    "no fsync": ({"forget": True, "kill": 0.1}, "invariant 1"),
+    # A session that is forgotten is told a second time, before any report is.
+    "no fsync": ({"forget": True, "kill": 0.1}, "invariant [12]"),
     "charge after seal": ({"reverse": True}, "invariant 5"),
     "a set that is too small": ({"kinds": {"hub": Opener}}, "invariant 4"),
 }

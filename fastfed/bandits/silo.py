@@ -21,7 +21,7 @@ from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import Plan, check_plan, of_kind
 from fastfed.protocols.protocol import Bits, Broadcast, Report
 from fastfed.protocols.release import fixed_point
-from fastfed.protocols.secure_sum import Encoded
+from fastfed.protocols.secure_sum import Encoded, Encoder, SecureRandomizer
 from fastfed.protocols.server import Server
 from fastfed.protocols.serverless import (
     LocalEstimate,
@@ -59,7 +59,8 @@ class Silo(Acting, Once):
         ``SeededNoise`` only to simulate.
     keys : mapping of int to bytes, optional
         With protocol "secure-sum": the key of the masks shared with each other silo, see
-        `fastfed.protocols.secure_sum.Masks`.
+        `fastfed.protocols.secure_sum.Masks`. Exchange the silos' ``session`` and call ``meet``
+        before the first report: a silo that is started again with these keys has other masks then.
 
     Attributes
     ----------
@@ -130,6 +131,35 @@ class Silo(Acting, Once):
         if self._coin[0] != round:
             self._coin = round, self._noise.participation(self.index, round)
         return not own.shares(round, self._coin[1])
+
+    @property
+    def session(self) -> bytes:
+        """With masked messages: 32 random bytes of this object, which the other silos need."""
+        return self._encoder().session
+
+    @once
+    def meet(self, sessions: Mapping[int, bytes]) -> None:
+        """With masked messages: take the ``session`` of every other silo before the first report.
+
+        Parameters
+        ----------
+        sessions : mapping of int to bytes
+            By silo; the own one may be among them. They are not secret.
+
+        Raises
+        ------
+        InputError
+            Unless there is one of 32 bytes for every other silo; for others than before; after the
+            first report; and where messages are not masked.
+        """
+        self._encoder().meet(sessions)
+
+    def _encoder(self) -> Encoder:
+        if not isinstance(self._randomizer, SecureRandomizer):
+            raise InputError(
+                f'sessions belong to masked messages, not to "{self.plan.protocol.id}"'
+            )
+        return self._randomizer.encoder
 
     @property
     def acts_only(self) -> bool:

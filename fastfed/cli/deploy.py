@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -35,18 +36,37 @@ def stopped_by_signals() -> threading.Event:
 @click.option("--port", default=8443, type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option("--cert", type=FILE, help="Certificate (PEM) for TLS 1.3.")
 @click.option("--key", type=FILE, help="Its key (PEM).")
-def serve(folder: Path, host: str, port: int, cert: Path | None, key: Path | None) -> None:
+@click.option("--client-ca", type=FILE, help="Authority (PEM) of clients: mutual TLS.")
+@click.option("--log-json", is_flag=True, help="Log lines of JSON, without values.")
+def serve(
+    folder: Path,
+    host: str,
+    port: int,
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    log_json: bool,
+) -> None:
     """Run the hub of a federation from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment import shell
 
-    pair = [str(file) if file else None for file in (cert, key)]
-    shell.serve(folders.opened(folder), host, port, *pair)
+    pair, process = [str(file) if file else None for file in (cert, key)], folders.opened(folder)
+    authority, log = str(client_ca) if client_ca else None, json_log(process, log_json)
+    shell.serve(process, host, port, pair[0], pair[1], authority, log)
+
+
+def json_log(process: Any, wanted: bool) -> Any:
+    """A log of JSON lines on standard error, or None."""
+    from fastfed.deployment.observe import JsonLog
+
+    return JsonLog(sys.stderr, process.party.name) if wanted else None
 
 
 def dialling(command: Any) -> Any:
     """Options of parties that dial out."""
     for option in (
+        click.option("--log-json", is_flag=True, help="Log lines of JSON, without values."),
         click.option("--every", default=5.0, help="Seconds between two questions to the hub."),
         click.option("--key", type=FILE, help="Its key (PEM)."),
         click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
@@ -57,21 +77,30 @@ def dialling(command: Any) -> Any:
     return command
 
 
-def dialled(process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float) -> None:
+def dialled(
+    process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float, log_json: bool
+) -> None:
     """Dial until a signal comes."""
     from fastfed.deployment.shell import Dialer
 
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
-    dialer.run(stopped_by_signals(), every, say)
+    log = json_log(process, log_json)
+    if log is not None:
+        dialer.run(stopped_by_signals(), every, log, log.look)
+    else:
+        dialer.run(stopped_by_signals(), every, say)
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
 @dialling
-@click.option("--dataset", default="records", help="Entry of the ledger that is charged.")
+@click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
 @click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
+@click.option(
+    "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
+)
 def silo(
     folder: Path,
     hub: str,
@@ -79,12 +108,15 @@ def silo(
     cert: Path | None,
     key: Path | None,
     every: float,
-    dataset: str,
+    log_json: bool,
+    dataset: str | None,
     ledger: str | None,
     replay: Path | None,
+    metrics: int | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
+    from fastfed.deployment.observe import Metrics
     from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.shell import Application
 
@@ -92,12 +124,14 @@ def silo(
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
     rehearsal = replay_of(process, replay) if replay else None
+    if metrics is not None:
+        Metrics(process, metrics).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         ended = threading.Event()
         if rehearsal is not None:
             threading.Thread(target=rehearsal.run, args=(ended, say), daemon=True).start()
-        dialled(process, hub, ca, cert, key, every)
+        dialled(process, hub, ca, cert, key, every, log_json)
         ended.set()
         application.shutdown()
 
@@ -120,7 +154,13 @@ def replay_of(process: Any, source: Path) -> Any:
 @click.argument("folder", type=FOLDER)
 @dialling
 def helper(
-    folder: Path, hub: str, ca: Path | None, cert: Path | None, key: Path | None, every: float
+    folder: Path,
+    hub: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    every: float,
+    log_json: bool,
 ) -> None:
     """Run the helper, who holds the other shares of a sum, from its FOLDER."""
     from fastfed.deployment import folder as folders
@@ -129,7 +169,7 @@ def helper(
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")
-    dialled(process, hub, ca, cert, key, every)
+    dialled(process, hub, ca, cert, key, every, log_json)
 
 
 # ---- deploy ... ----------------------------------------------------------------------------------
@@ -166,23 +206,55 @@ def new(spec: Path, plan: Path) -> None:
 
 
 @deploy.command()
+@click.argument("old", type=FOLDER)
+@click.argument("spec", type=FILE)
+@click.argument("plan", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--fresh", is_flag=True, help="Begin without the earlier model.")
+def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
+    """Compile a SPEC to the file PLAN that continues the plan of the folder OLD."""
+    from fastfed.deployment import extend as extending
+
+    if plan.exists():
+        raise InputError(f"{plan} exists; a plan file is never replaced")
+    earlier, broadcast = extending.last_broadcast(old)
+    made = extending.extended(spec.read_text(), earlier, broadcast, fresh)
+    made.save(plan)
+    extends = made.document.extends
+    assert extends is not None
+    click.echo(f"plan {made.digest.hex()}")
+    click.echo(f"continues {earlier.digest.hex()}")
+    click.echo(f"start {extends.why or 'the earlier model'}")
+    click.echo(str(made.certificate), nl=False)
+
+
+@deploy.command()
 @click.argument("folder", type=FOLDER)
 @click.argument("plan", type=FILE)
 @click.option("--epsilon", type=float, help="Of a silo: the most that may be spent on the dataset.")
 @click.option("--delta", type=float, help="The delta of that epsilon.")
-@click.option("--dataset", default="records", help="Entry of the ledger.")
+@click.option("--dataset", help="Entry of the ledger; by default records, or that of --extends.")
+@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="Its ledger.")
+@click.option("--extends", type=FOLDER, help="Folder of the plan that this one continues.")
 def join(
-    folder: Path, plan: Path, epsilon: float | None, delta: float | None, dataset: str
+    folder: Path,
+    plan: Path,
+    epsilon: float | None,
+    delta: float | None,
+    dataset: str | None,
+    ledger: Path | None,
+    extends: Path | None,
 ) -> None:
-    """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling."""
-    from fastfed.deployment import folder as folders
-    from fastfed.deployment.ledger import Ledger
+    """Verify a PLAN, countersign it for the party of FOLDER, and set a silo's ceiling.
 
-    if folders.is_silo(folder, plan) and (epsilon is None or delta is None):
-        raise InputError("a silo needs a ceiling: --epsilon and --delta")
-    name, found = folders.join(folder, plan)
-    if epsilon is not None and delta is not None:
-        Ledger(str(folder / folders.LEDGER)).set_ceiling(dataset, epsilon, delta)
+    A plan that continues another is joined with --extends: secret, ledger and dataset are then
+    those of the earlier folder, and it is refused if the ceiling does not hold both.
+    """
+    from fastfed.deployment import joining
+
+    if (epsilon is None) != (delta is None):
+        raise InputError("a ceiling needs both --epsilon and --delta")
+    ceiling = None if epsilon is None or delta is None else (epsilon, delta)
+    name, found = joining.join(folder, plan, ceiling, dataset, ledger, extends)
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
@@ -206,9 +278,29 @@ def check(plan: Path, source: Path) -> None:
 
 
 @deploy.command()
+@click.argument("folder", type=FOLDER)
+def recover(folder: Path) -> None:
+    """Make up for reports that the running silo of FOLDER sent, and that its state has not."""
+    from fastfed.deployment import folder as folders
+
+    click.echo(json.dumps(folders.recover(folder), indent=2))
+
+
+@deploy.command()
+@click.argument("folder", type=FOLDER)
+def leave(folder: Path) -> None:
+    """Leave the federation as the silo of FOLDER, whether it runs or not; it cannot come back."""
+    from fastfed.deployment import folder as folders
+
+    click.echo(json.dumps(folders.leave(folder), indent=2))
+
+
+@deploy.command()
 @click.argument("hub")
 @click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM).")
-def status(hub: str, ca: Path | None) -> None:
+@click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one.")
+@click.option("--key", type=FILE, help="Its key (PEM).")
+def status(hub: str, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Say what a HUB (https://...) waits for."""
     import ssl
     import urllib.request
@@ -216,6 +308,8 @@ def status(hub: str, ca: Path | None) -> None:
     if not hub.startswith(("https://", "http://")):
         raise InputError(f"hub must be an address, https://..., got {hub}")
     context = ssl.create_default_context(cafile=str(ca) if ca else None)
+    if cert is not None:
+        context.load_cert_chain(cert, key)
     secure = context if hub.startswith("https") else None
     try:
         with urllib.request.urlopen(hub.rstrip("/") + "/status", timeout=30, context=secure) as got:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fastfed._validate import InputError
+from fastfed.deployment.extension import summary
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.silo import SiloParty
 
@@ -27,7 +28,8 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
         (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
         of a plan of records also ``records``: how a row is made of one),
-        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``.
+        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``;
+        of a plan that continues another also ``extends``, and the model is then that of both.
 
     Raises
     ------
@@ -38,7 +40,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
     -----
     Guarantee: that of the certificate, since it is made of broadcasts alone.
     """
-    if not party.model.release:
+    if not party.model.release and party.model.start is None:
         raise InputError(f"silo {party.name} has no model yet: no release has reached it")
     document = party.deployed.document
     return {
@@ -51,6 +53,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "theta": party.model.theta.tolist(),
         "V": party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
+        **summary(party.deployed),
     }
 
 

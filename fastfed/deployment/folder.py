@@ -4,10 +4,12 @@ secret          32 bytes, mode 0400; keep it out of backups of the state
 plan            the plan file that the party has countersigned
 state.sqlite    what it has decided, sealed and heard
 ledger.sqlite   of a silo: its budget, over all its plans
+joined          of a silo: its dataset, and its ledger where that is another file
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
+JOINED = "joined"
 
 
 def make_keys(folder: str | Path) -> dict[str, str]:
@@ -74,18 +77,33 @@ def join(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
     return name, signed
 
 
+def remember(folder: str | Path, dataset: str, ledger: str | Path) -> None:
+    """Note which dataset of which ledger the silo of a folder charges."""
+    said = {"dataset": dataset, "ledger": str(Path(ledger).resolve())}
+    (Path(folder) / JOINED).write_text(json.dumps(said) + "\n", encoding="utf-8")
+
+
+def remembered(folder: str | Path) -> tuple[str, Path]:
+    """Dataset and ledger of the silo of a folder; its own ledger where nothing was noted."""
+    note = Path(folder) / JOINED
+    if not note.exists():
+        return "records", Path(folder) / LEDGER
+    said = json.loads(note.read_text(encoding="utf-8"))
+    return said["dataset"], Path(said["ledger"])
+
+
 def opened(
-    folder: str | Path, dataset: str = "records", ledger: str | Path | None = None
+    folder: str | Path, dataset: str | None = None, ledger: str | Path | None = None
 ) -> Process:
     """The party of a folder, as a process on its files.
 
     Parameters
     ----------
     folder : str or Path
-    dataset : str
-        Of a silo: the entry of its ledger.
+    dataset : str, optional
+        Of a silo: the entry of its ledger; by default what was noted when it joined.
     ledger : str or Path, optional
-        Of a silo: its ledger, where plans of several folders share it.
+        Of a silo: its ledger; by default what was noted when it joined.
 
     Raises
     ------
@@ -102,8 +120,9 @@ def opened(
         return Process(Hub(plan, secret), store)
     if name not in plan.silos:
         return Process(Helper(plan, secret), store)
-    budget = Ledger(str(ledger or target / LEDGER))
-    return SiloProcess(SiloParty(plan, name, secret, budget, dataset), store, budget)
+    noted = remembered(target)
+    budget = Ledger(str(ledger or noted[1]))
+    return SiloProcess(SiloParty(plan, name, secret, budget, dataset or noted[0]), store, budget)
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:
@@ -134,5 +153,56 @@ def export_model(folder: str | Path) -> dict[str, Any]:
         if not isinstance(process, SiloProcess):
             raise InputError(f"{target} is not the folder of a silo")
         return model_of(process.party)
+    finally:
+        process.store.close()
+
+
+def recover(folder: str | Path) -> dict[str, Any]:
+    """Make up for what the silo of a folder sent and has lost; see `SiloParty.recover`.
+
+    Returns
+    -------
+    dict
+        The silo's status.
+
+    Raises
+    ------
+    InputError
+        If it does not run: only the hub can tell it what was sent.
+    """
+    target = Path(folder)
+    try:
+        return SiloClient(target / SOCKET).call("recover")
+    except OSError:
+        raise InputError(
+            f"the silo of {target} does not run; start it first, since the hub must tell it what "
+            "it has sent"
+        ) from None
+
+
+def leave(folder: str | Path) -> dict[str, Any]:
+    """Leave the federation as the silo of a folder; the hub hears of it when it runs.
+
+    Returns
+    -------
+    dict
+        The silo's status.
+
+    Raises
+    ------
+    InputError
+        If it is not the folder of a silo, or another process than the silo has its state.
+    """
+    target = Path(folder)
+    try:
+        return SiloClient(target / SOCKET).call("leave")
+    except OSError:
+        process = opened(target)
+    assert isinstance(process.store, SqliteStore)
+    try:
+        if not isinstance(process, SiloProcess):
+            raise InputError(f"{target} is not the folder of a silo")
+        process.leave()
+        return process.party.status()
     finally:
         process.store.close()

@@ -7,20 +7,27 @@ makes the same of it when it is started again. Reading the log redoes every sum.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import KEY, digest
 from fastfed.deployment.counts import shuffled
+from fastfed.deployment.extension import summary
+from fastfed.deployment.guard import Alarm, Cap, check_records, nodes_of, visible
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
-from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, packed
+from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder
 from fastfed.protocols.server import Server
+
+#: Seconds that a hub waits after its start for silos that it has not heard, at least.
+PATIENCE = 60.0
 
 
 class BrokenLog(Refused):
@@ -51,10 +58,22 @@ class Hub(Speaker):
             self._server = Decoder(self.plan.secure)
         else:
             self._server = Server(self.plan, self._sealing.source if noise is None else noise)
-        self._range = Range(self.plan)
+        self._range, self._extends = Range(self.plan), summary(deployed)
+        # Records of a simulation are in no fixed point.
+        self._exact = noise is None and self.plan.protocol.noise_by == "server"
+        influence = deployed.document.influence
+        self._cap = None if influence is None else Cap(self.plan, influence)
+        self._alarm = Alarm(self.plan) if visible(self.plan) else None
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Broadcasts that were computed and may not be durable yet.
         self._made: dict[int, bytes] = {}
+        #: Releases in which a silo's report was held to the cap; the log leads to the same.
+        self.capped: dict[str, set[int]] = {}
+        #: What was heard since the start: each silo's last release, and broadcasts that were lost.
+        self._heard: dict[int, int] = {}
+        self._nonce = os.urandom(16)
+        self._past: dict[int, bytes] = {}
+        self._started: float | None = None
         #: What is durable.
         self.joined: set[str] = set()
         self.left: set[int] = set()
@@ -69,10 +88,13 @@ class Hub(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def handle(self, data: bytes, now: float) -> Step:
-        """What a message of a silo or of the helper leads to."""
-        found = self.wire.read(data, ("join", "report", "set", "leave", "sessions"))
+        """What a message of a silo or of the helper leads to; a silo may pass on a broadcast."""
+        kinds = ("join", "report", "set", "leave", "sessions", "broadcast")
+        found = self.wire.read(data, kinds)
         if found.kind == "join":
             return self._join(found, data)
+        if found.kind == "broadcast":
+            return self._reminded(found, data)
         helper = self.deployed.document.helper
         if found.kind == "set":
             if helper is None or found.sender != helper.name:
@@ -99,10 +121,16 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
+        here = body.nonce == self._nonce
+        if here:
+            self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
         later = () if silo in self.left else range(found.release + 1, len(self.broadcasts) + 1)
         answers = [Message(found.sender, self.broadcasts[release]) for release in later]
-        answers.append(self._receipt(silo, body.nonce))
+        answers.append(self._receipt(silo, b"" if here else body.nonce))
+        if silo not in self._heard:
+            # Whoever repeats it is here now: an old message cannot.
+            answers.append(self._receipt(silo, self._nonce))
         return Step(first, tuple(answers))
 
     def _receipt(
@@ -134,7 +162,9 @@ class Hub(Speaker):
             )
         if found.sender not in self.joined:
             raise Refused(f"{found.sender} must join before it reports")
-        self._checked(found, who)
+        values = self._checked(found, who)
+        if self._exact:
+            check_records(self.plan, values, release, who)
         receipt = self._receipt(silo, more=((release, digest(data)),))
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
@@ -195,26 +225,112 @@ class Hub(Speaker):
         self.wire.words(body.total, f"the helper's total of release {release}")
         return Step((Write("answer", str(release), data),))
 
+    def _reminded(self, found: Envelope, data: bytes) -> Step:
+        """A broadcast of this hub comes back: its log was put back to before it was made.
+
+        Its set is opened again, and no other, once the reports in it have come again.
+        """
+        release = found.release
+        if found.sender != self.name or not 1 <= release <= self.plan.releases:
+            raise Refused(f"a broadcast must be one of {self.name} itself, got {found.sender}'s")
+        body = self.wire.body(found, Broadcast)
+        check_entries(body.entries, self.plan.silos, f"broadcast {release}")
+        opened = self.sets.get(release)
+        if self.broadcasts.get(release, data) != data or (
+            opened is not None and opened.entries != body.entries
+        ):
+            text = f"a second set of release {release} was opened after the log was put back"
+            return Step((Write("alarm", text, text.encode()),), problem=text)
+        if release not in self.broadcasts:
+            self._past[release] = data
+        return Step()
+
     # ---- opening ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Step:
         """Open the next set where its time has come, and send what was made of it."""
+        if self._started is None:
+            self._started = now
         if self.ended:
             return Step()
         release = len(self.broadcasts) + 1
         if release > self.plan.releases:
             return Step()
         if release not in self.sets:
+            if any(k >= release for k in self._past):
+                return self._reopening(release)
             return self._opening(release, now)
         if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
+        beyond = self._beyond(release)
+        if beyond:
+            return Step((Write("ended", "", beyond.encode()),), problem=beyond)
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left)
         sends = tuple(Message(name, data) for name in present)
-        return Step((Write("broadcast", str(release), data),), sends)
+        # The alarm first: a hub that is killed between them says it again.
+        return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
+
+    def _beyond(self, release: int) -> str:
+        """Of a sum modulo 2^64: why it cannot be one of honest silos; empty if it can."""
+        if not self.deployed.words:
+            return ""
+        body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
+        try:
+            values = self.wire.floats(body.values, f"the sum of release {release}")
+            check_range(values, self._range.broadcast(release), f"the sum of release {release}")
+        except Refused as refused:
+            return f"{refused}; a silo has sent what no records are, and no sum can tell which"
+        return ""
+
+    def _suspicion(self, release: int) -> tuple[Write, ...]:
+        """An alarm about the silo that fits the others least, where it does not fit."""
+        found = None if self._alarm is None else self._alarm.worst(release, self._seen(release))
+        if found is None or self._alarm is None:
+            return ()
+        text = (
+            f"{self.deployed.silos[found.silo]} does not fit the other silos at release {release}: "
+            f"theta moves by {found.moves:.3g} without it (score {found.score:.4g}, honest silos "
+            f"stay below {self._alarm.threshold:.4g})"
+        )
+        return (Write("alarm", text, text.encode()),)
+
+    def _seen(self, release: int) -> dict[int, dict[int, np.ndarray]]:
+        """The reports in the sets up to a release, as they came, by release and silo."""
+        found: dict[int, dict[int, np.ndarray]] = {}
+        for k in nodes_of(self.plan, release):
+            found[k] = {}
+            for entry in self.sets[k].entries:
+                read = self.wire.read(self.reports[k, entry.silo])
+                found[k][entry.silo] = self._checked(read, "a report")
+        return found
+
+    def _reopening(self, release: int) -> Step:
+        """The set of a release that was opened before the log was put back, once it can be."""
+        past = self._past.get(release)
+        if past is None:
+            return Step()
+        body = self.wire.body(self.wire.read(past), Broadcast)
+        has = (digest(self.reports.get((release, e.silo), b"")) == e.digest for e in body.entries)
+        if not all(has):
+            return Step()
+        return Step((Write("set", str(release), self.made(release, Opened(body.entries))),))
+
+    def _settled(self, now: float) -> bool:
+        """True once every silo has been heard since the start, or had the time to be.
+
+        A silo may have a broadcast that this hub's log has lost, which comes after its `join`. Who
+        says so, and never sends it, delays one start of the hub and no more.
+        """
+        active = {i for i in range(self.plan.silos) if i not in self.left}
+        wait = max(PATIENCE, self.deployed.document.calendar.grace)
+        known = all(last <= len(self.broadcasts) for last in self._heard.values())
+        return (known and active <= self._heard.keys()) or now >= (self._started or now) + wait
 
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
+        if not self._settled(now):
+            return Step()
         active = [i for i in range(self.plan.silos) if i not in self.left]
         if len(active) < self.deployed.document.least:
             text = f"fewer than {self.deployed.document.least} silos take part"
@@ -263,6 +379,7 @@ class Hub(Speaker):
             passed = shuffled(self.plan, release, self._total(release, rows))
             return self._server.combine([passed]).values
         silos = [entry.silo for entry in opened.entries]
+        rows = [self._held(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
             Report(release, self.plan.dimension, row, i) for i, row in zip(silos, rows, strict=True)
         ]
@@ -281,6 +398,15 @@ class Hub(Speaker):
         for row in rows:
             total = total + row
         return total
+
+    def _held(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
+        """A report within the plan's cap, if it has one; noted where it was beyond it."""
+        if self._cap is None:
+            return values
+        held, scaled = self._cap.held(values, release, silo)
+        if scaled:
+            self.capped.setdefault(self.deployed.silos[silo], set()).add(release)
+        return held
 
     def _hidden(self, release: int) -> dict[int, bytes]:
         """What the hub's own noise hides in a release, by node."""
@@ -316,6 +442,7 @@ class Hub(Speaker):
             if self._broadcast(int(key)) != value:
                 raise BrokenLog(f"broadcast {key} is not the sum of the reports in its set")
             self.broadcasts[int(key)] = value
+            self._past.pop(int(key), None)
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "ended":
@@ -343,4 +470,17 @@ class Hub(Speaker):
             "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
             "alarms": list(self.alarms),
             "ended": self.ended,
+            **self._guarded(),
+            **self._extends,
         }
+
+    def _guarded(self) -> dict[str, object]:
+        """How far theta moves without each silo at the last release, and who was capped."""
+        release, names = len(self.broadcasts), self.deployed.silos
+        made: dict[str, object] = {}
+        if self._alarm is not None and release:
+            fits = self._alarm.fits(release, self._seen(release))
+            made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+        if self._cap is not None:
+            made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
+        return made

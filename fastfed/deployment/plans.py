@@ -9,7 +9,6 @@ linear algebra may give two plans of one spec.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import tomllib
@@ -25,7 +24,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.deployment import codec
+from fastfed.deployment import codec, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
@@ -40,7 +39,6 @@ from fastfed.deployment.supported import (
     system_keys,
 )
 from fastfed.deployment.wire import NAME, Wire
-from fastfed.privacy.account import SAME
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
 
@@ -106,6 +104,9 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     schema: Schema
     least: int
     explore: float
+    # Later fields: None where they have no use, and then left out from the end.
+    extends: extension.Extension | None = None
+    influence: float | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -174,9 +175,16 @@ class DeployedPlan:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The certificate of the federation, made of the plan's numbers."""
+        """The certificate of the federation, made of the numbers of its plan and those before."""
         problem = codec.decode(self.document.problem)
-        return certified(self.plan, problem, self.document.helper is not None)
+        found = certified(self.plan, problem, self.document.helper is not None)
+        return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
+
+    @cached_property
+    def earlier(self) -> DeployedPlan | None:
+        """The plan that this one continues, verified; None for a first plan."""
+        extends = self.document.extends
+        return checked(read_document(extends.document), {}) if extends is not None else None
 
     @property
     def shared(self) -> bool:
@@ -292,7 +300,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     )
     system = affordable(ALGORITHMS[algorithm], keys, problem)
     federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore", "sum"))
+    _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     check_sum(federation.get("sum"), protocol, helper is not None)
     document = Document(
         FORMAT,
@@ -308,14 +316,11 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
+        influence=guard.asked(federation.get("influence")),
     )
     made = certified(system.plan, problem, helper is not None)
-    document = msgspec.structs.replace(document, certificate=_json(made))
+    document = msgspec.structs.replace(document, certificate=extension.as_json(made))
     return checked(document, {})
-
-
-def _json(certificate: Certificate) -> bytes:
-    return msgspec.json.encode(certificate.to_builtins(), order="sorted")
 
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
@@ -404,8 +409,10 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     plan = check_plan(plan)
     check_supported(plan)
     _check_document(document, plan, problem)
-    _check_certificate(document, certified(plan, problem, document.helper is not None))
     made = DeployedPlan(document, plan, dict(signatures))
+    if made.earlier is not None:
+        extension.check_extension(document, plan, made.earlier)
+    extension.check_certificate(document.certificate, made.certificate)
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
@@ -459,33 +466,4 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
         )
     check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
-
-
-def _check_certificate(document: Document, found: Certificate) -> None:
-    """Refuse a certificate that is not the one of the plan's numbers, but for rounding."""
-    try:
-        said = json.loads(document.certificate)
-    except ValueError:
-        raise InputError("the plan file's certificate is no JSON") from None
-    if not _alike(said, json.loads(_json(found))):
-        raise InputError(
-            "the plan file's certificate is not the one of its numbers, which is "
-            f'"{found.status}" with {show(found.exact)}'
-        )
-
-
-_DIGITS = re.compile(r"[0-9.]+(e-?[0-9]+)?")
-
-
-def _alike(first: Any, second: Any) -> bool:
-    """True if plain data are the same but for last digits, which machines may round otherwise."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_alike(first[k], second[k]) for k in first)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(_alike, first, second))
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, rel_tol=SAME)
-    if isinstance(first, str) and isinstance(second, str):
-        # Sentences repeat the numbers, rounded.
-        return first == second or _DIGITS.sub("#", first) == _DIGITS.sub("#", second)
-    return type(first) is type(second) and bool(first == second)
+    guard.check_influence(document.influence, plan)

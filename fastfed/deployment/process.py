@@ -46,6 +46,10 @@ class Process:
         for write in store.writes():
             party.fold(write)
 
+    def turn(self) -> threading.RLock:
+        """The lock of this process, for whoever reads its party while it works."""
+        return self._turn
+
     def done(self, step: Step) -> tuple[Message, ...]:
         """Make a step's writes durable; returns the messages that may leave now."""
         for write in step.writes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import os
 import socket
 import sqlite3
@@ -29,6 +30,7 @@ import msgspec
 from fastfed._validate import InputError
 from fastfed.deployment.export import model_of
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.observe import JsonHandler, JsonLog, hub_numbers, masked, prometheus
 from fastfed.deployment.process import Process, SiloProcess
 
 PATH = "/v1/messages"
@@ -52,8 +54,8 @@ class HubApp:
     that contradicts an earlier one, 413 for one that is too large.
     """
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, log: JsonLog | None = None) -> None:
+        self.process, self._log = process, log
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -83,9 +85,14 @@ class HubApp:
             if len(data) > self._hub.wire.largest:
                 return 413, text, b"the message is too large"
         try:
-            return await asyncio.to_thread(self.answer, data)
+            made = await asyncio.to_thread(self.answer, data)
         except InputError as error:
-            return 400, text, str(error).encode()
+            made = 400, text, str(error).encode()
+        if self._log is not None:
+            if made[0] != 200:
+                self._log.event("message", status=made[0], text=masked(made[2].decode()))
+            self._log.look(self.process)
+        return made
 
     @property
     def _hub(self) -> Hub:
@@ -104,14 +111,7 @@ class HubApp:
 
     def metrics(self) -> str:
         """Numbers for Prometheus, none of them of a record."""
-        status = self._hub.status()
-        numbers = {
-            "releases_total": status["releases"],
-            "released": status["released"],
-            "silos_waited_for": len(status["waiting_for"]),  # type: ignore[arg-type]
-            "alarms": len(status["alarms"]),  # type: ignore[arg-type]
-        }
-        return "".join(f"fastfed_hub_{name} {value}\n" for name, value in numbers.items())
+        return prometheus("hub", hub_numbers(self._hub))
 
 
 def local(host: str) -> bool:
@@ -119,33 +119,75 @@ def local(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", "::1")
 
 
+def listening(
+    process: Process,
+    host: str,
+    port: int,
+    cert: str | None = None,
+    key: str | None = None,
+    client_ca: str | None = None,
+    log: JsonLog | None = None,
+) -> Any:
+    """How uvicorn is to run the hub; see `serve`."""
+    if not isinstance(process.party, Hub):
+        raise InputError(f"{process.party.name} is not the hub of its plan")
+    if cert is None and not local(host):
+        raise InputError(f"host {host} needs a certificate and its key: cert, key")
+    if cert is None and client_ca is not None:
+        raise InputError("client_ca needs a certificate of the hub and its key: cert, key")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise InputError("the hub needs uvicorn: pip install 'fastfed[deploy]'") from error
+    reqs = ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED
+    more: dict[str, Any] = {}
+    if log is not None:
+        logging.getLogger("uvicorn").handlers = [JsonHandler(log)]
+        more["log_config"] = None
+    config = uvicorn.Config(
+        HubApp(process, log), host=host, port=port, log_level="warning", http="h11", ws="none",
+        lifespan="off", ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=client_ca,
+        ssl_cert_reqs=reqs, access_log=False, **more,
+    )  # fmt: skip
+    config.load()
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    return config
+
+
 def serve(
-    process: Process, host: str, port: int, cert: str | None = None, key: str | None = None
+    process: Process,
+    host: str,
+    port: int,
+    cert: str | None = None,
+    key: str | None = None,
+    client_ca: str | None = None,
+    log: JsonLog | None = None,
 ) -> None:
     """Run the hub until it is stopped.
 
     Without a certificate it listens on this machine alone, where a proxy may end TLS.
 
+    Parameters
+    ----------
+    process : Process
+    host, port : str and int
+    cert, key : str, optional
+        The hub's certificate and its key.
+    client_ca : str, optional
+        File with the certificate authority that whoever connects must have a certificate of:
+        mutual TLS. No other authority counts, not even those of the system.
+    log : JsonLog, optional
+
     Raises
     ------
     InputError
-        For another address without a certificate, and without the extra.
+        For another address without a certificate, for a client_ca without one, and without the
+        extra.
     """
-    if not isinstance(process.party, Hub):
-        raise InputError(f"{process.party.name} is not the hub of its plan")
-    if cert is None and not local(host):
-        raise InputError(f"host {host} needs a certificate and its key: cert, key")
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise InputError("the hub needs uvicorn: pip install 'fastfed[deploy]'") from error
-    config = uvicorn.Config(
-        HubApp(process), host=host, port=port, log_level="warning", http="h11", ws="none",
-        lifespan="off", ssl_certfile=cert, ssl_keyfile=key,
-    )  # fmt: skip
-    config.load()
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    config = listening(process, host, port, cert, key, client_ca, log)
+    import uvicorn
+
     uvicorn.Server(config).run()
 
 
@@ -234,9 +276,13 @@ class Dialer:
         return int(party.wire.largest) * (party.plan.releases + 2)
 
     def run(
-        self, stop: threading.Event, every: float = EVERY, say: Callable[[str], None] = print
+        self,
+        stop: threading.Event,
+        every: float = EVERY,
+        say: Callable[[str], None] = print,
+        look: Callable[[Process], None] | None = None,
     ) -> None:
-        """Carry messages until `stop` is set."""
+        """Carry messages until `stop` is set; `look` is called after each round."""
         last = ""
         while not stop.is_set():
             try:
@@ -247,6 +293,8 @@ class Dialer:
             if trouble and trouble != last:
                 say(trouble)
             last = trouble
+            if look is not None:
+                look(self.process)
             stop.wait(every)
 
 
@@ -254,7 +302,7 @@ class Dialer:
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What /decide, /reward, /outcome, /cancel, /status, /export, /recover and /leave answer."""
+    """What /decide, /reward, /outcome and the other paths answer; the docs list them all."""
     if path == "/decide":
         actions, subject, *rest = map(given.get, ("actions", "subject", "record", "among"))
         made = silo.decide(actions, subject, record=rest[0], among=rest[1])
@@ -268,6 +316,9 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         return found | ({"name": made.name} if made.name else {})
     if path == "/export":
         return model_of(silo.party)
+    if path == "/broadcast":
+        last = silo.party.broadcasts.get(silo.party.model.release, b"")
+        return {"release": silo.party.model.release, "broadcast": last.hex()}
     if path == "/reward":
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
     elif path == "/outcome":

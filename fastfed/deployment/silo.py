@@ -18,18 +18,18 @@ import numpy as np
 from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
-from fastfed.bandits.acting import Acting
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import digest, keyed_digest, uniform_below
+from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
 from fastfed.deployment.counts import Counter, Record, hidden_of
+from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
+from fastfed.deployment.model import Model
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
 from fastfed.deployment.sums import PairMasks, Sessions, in_shares
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
-from fastfed.protocols.plan import Plan
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
@@ -86,37 +86,6 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
-class Model(Acting):
-    """Acts on the last broadcast."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self._refresh(np.zeros(plan.statistic_size), 0)
-
-    def adopt(self, values: np.ndarray, release: int) -> None:
-        """Act on the sums of a release from now on."""
-        self._refresh(values, release)
-        self.release = release
-        # Plans are lazy, so a radius depends on the release alone.
-        self.round = self.plan.end(release)
-
-    def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
-        """Index and features of the action to play, of (K, d)."""
-        return self._best(features)
-
-    @property
-    def theta(self) -> np.ndarray:
-        """theta_hat, (d,)."""
-        return self._estimate.theta.copy()
-
-    @property
-    def gram(self) -> np.ndarray:
-        """V, (d, d), with its regularizer and shift, to rounding."""
-        root = np.linalg.inv(self._estimate.w)
-        made: np.ndarray = root @ root.T
-        return made
-
-
 class SiloParty(Speaker):
     """One silo as a state machine.
 
@@ -150,7 +119,7 @@ class SiloParty(Speaker):
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         super().__init__(deployed, name, secret)
-        self.index = deployed.index(name)
+        self.index, self._extends = deployed.index(name), summary(deployed)
         self.ledger, self.dataset = ledger, dataset
         self._secret, self._entropy = secret, entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
@@ -158,7 +127,7 @@ class SiloParty(Speaker):
         self._range = Range(self.plan)
         self._points = self._randomizer()
         #: What is durable.
-        self.model = Model(self.plan)
+        self.model: Model = model_at_start(deployed)
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
@@ -168,12 +137,14 @@ class SiloParty(Speaker):
         self.alarms: list[str] = []
         self.left = ""
         self._leaves = np.zeros((self.plan.releases, self.plan.statistic_size))
-        self._learning = 0
+        self._learning = self.clipped_features = self.clipped_rewards = 0
         self._subjects: set[bytes] = set()
         #: What was heard since the start.
         self._nonce = entropy(16)
         self._answered = False
         self._held: set[int] = set()
+        self._released: int | None = None
+        self._asked = b""
         self.lost: dict[int, bytes] = {}
         self.over = ""
 
@@ -367,7 +338,9 @@ class SiloParty(Speaker):
         x = np.frombuffer(self.decisions[name].x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
-        y, _, _ = clip.apply(x, ended.reward)
+        y, outside, beyond = clip.apply(x, ended.reward)
+        self.clipped_features += outside
+        self.clipped_rewards += beyond
         return self._points.point(x, y)
 
     def status(self) -> dict[str, object]:
@@ -383,6 +356,7 @@ class SiloParty(Speaker):
             "lost": sorted(self.lost),
             "stopped": self.stopped,
             "theta": self.model.theta.tolist(),
+            **self._extends,
         }
 
     # ---- messages --------------------------------------------------------------------------------
@@ -390,14 +364,17 @@ class SiloParty(Speaker):
     def _to_hub(self, release: int, body: wire.Body) -> Message:
         return Message(self.deployed.document.hub.name, self.made(release, body))
 
-    def _join(self) -> Message:
+    def _joins(self) -> tuple[Message, ...]:
+        """The question to the hub, and the answer to its own whether this silo is here now."""
         agreed = self.deployed.agreed(self.identity)
-        return self._to_hub(self.model.release, wire.Join(self._nonce, agreed))
+        nonces = (self._nonce, *((self._asked,) if self._asked else ()))
+        return tuple(self._to_hub(self.model.release, wire.Join(n, agreed)) for n in nonces)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
 
-        Until the hub has answered, and while the silo must be recovered, nothing is sealed.
+        That is also what a hub has lost that was put back to an old state: the same bytes. Until
+        the hub has answered, and while the silo must be recovered, nothing is sealed.
         """
         if self.left and not self.over:
             return Step((), (self._to_hub(0, wire.Leave()),))
@@ -406,7 +383,7 @@ class SiloParty(Speaker):
         if not self._answered or self.lost:
             unsure = sorted(k for k in self.lost if self.sessions.missing(k))
             asked = (message for k in unsure for message in self._telling(k).messages)
-            return Step((), (self._join(), *asked))
+            return Step((), (*self._joins(), *asked))
         closed = self.deployed.document.calendar.closed(now)
         if self.done < min(closed, self.plan.releases):
             release = self.done + 1
@@ -415,14 +392,17 @@ class SiloParty(Speaker):
             forgotten = self._forgotten(release)
             if forgotten is not None:
                 self.lost[release] = forgotten
-                return Step((), (self._join(),))
+                return Step((), self._joins())
             return self._closing(release)
-        waiting = [k for k in self.sealed if k > self.model.release and k not in self._held]
+        waiting = [k for k in self.sealed if k not in self._held]
         hub = self.deployed.document.hub.name
         sends = [Message(hub, self.sealed[k]) for k in sorted(waiting)]
-        if self.done > self.model.release:
-            sends.append(self._join())
-        return Step((), tuple(sends))
+        # A hub that was put back to before releases that are here: the sets that it opened.
+        known = self.model.release if self._released is None else self._released
+        sends += [
+            Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
+        ]
+        return Step((), (*sends, *self._joins()))
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
@@ -521,17 +501,22 @@ class SiloParty(Speaker):
         if found.sender != self.deployed.document.hub.name:
             raise Refused(f"a silo hears the hub alone, got a {found.kind} of {found.sender}")
         if found.kind == "receipt":
-            return self._receipt(self.wire.body(found, Receipt))
+            return self._receipt(found.release, self.wire.body(found, Receipt))
         if found.kind == "sessions":
             return self._heard(found.release, self.wire.body(found, wire.Sessions))
         return self._broadcast(found, data)
 
-    def _receipt(self, body: Receipt) -> Step:
+    def _receipt(self, released: int, body: Receipt) -> Step:
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
+        if any(not 1 <= k <= self.plan.releases or len(d) != KEY for k, d in body.reports):
+            raise Refused(f"the receipt must be of releases 1..{self.plan.releases}, with digests")
         if body.nonce == self._nonce:
             # All that the hub has: what is not in it is sent again.
-            self._answered, self._held = True, set()
+            self._answered, self._held, self._released = True, set(), released
+            self._asked = b""
+        elif len(body.nonce) == len(self._nonce):
+            self._asked = body.nonce
         for release, found in body.reports:
             own = self.sealed.get(release)
             if own is not None and digest(own) != found:

@@ -10,6 +10,8 @@ Proof: docs/secure-sum.md.
 from __future__ import annotations
 
 import hashlib
+import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +26,8 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import statistic_size
 
-#: Bytes of a key that two silos share.
-KEY_BYTES = 32
+#: Bytes of a key that two silos share, and of a session.
+KEY_BYTES = SESSION_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,12 @@ class Masks:
     """One silo's masks: of every other silo one that the two share, added by one, subtracted by
     the other.
 
-    A mask is SHAKE-256 of the shared key and the release, read as words of 64 bits. Keys must be
-    drawn anew for every federation (two sums under one key and release differ by their data and
-    noise alone) and agreed by means that the server does not see through, such as X25519.
+    A mask is SHAKE-256 of the shared key, the release, and the sessions of both silos, read as
+    words of 64 bits. Every object has a session of its own, so after `meet` no object ever has the
+    masks of another one, whatever its keys were used for before. Without `meet` a mask is of key
+    and release alone: such keys are for one federation and one object only, since two sums under
+    one key and release differ by their data and noise alone. Keys are agreed by means that the
+    server does not see through, such as X25519.
 
     Parameters
     ----------
@@ -76,10 +81,24 @@ class Masks:
     keys : mapping of int to bytes
         A key of 32 bytes for every other silo, known to that silo alone.
 
+    Attributes
+    ----------
+    session : bytes
+        32 random bytes of this object; not secret.
+    met : bool
+        True after `meet`.
+
     Raises
     ------
     InputError
         For keys of another length or of the own silo.
+
+    Notes
+    -----
+    Guarantee: to whoever does not know the key, the masks of a pair that has met are independent of
+    all masks that other objects made of it, as far as SHAKE-256 cannot be told from a random
+    function. A session that the server has replaced leads to masks that do not cancel, and to none
+    that was used before, as the own session is in each.
     """
 
     def __init__(self, silo: int, keys: Mapping[int, bytes]) -> None:
@@ -92,24 +111,66 @@ class Masks:
         if len(set(keys.values())) < len(keys):
             raise InputError("keys must differ from one another, got one key for two silos")
         self._keys = dict(keys)
+        self.session = secrets.token_bytes(SESSION_BYTES)
+        self._sessions: dict[int, bytes] = {}
 
     @property
     def others(self) -> set[int]:
         """The silos that share a key with this one."""
         return set(self._keys)
 
+    @property
+    def met(self) -> bool:
+        """True once the sessions of all other silos are known."""
+        return len(self._sessions) == len(self._keys)
+
+    def meet(self, sessions: Mapping[int, bytes]) -> None:
+        """Take the sessions of all other silos; the same ones again change nothing.
+
+        Parameters
+        ----------
+        sessions : mapping of int to bytes
+            By silo; the own one may be among them.
+
+        Raises
+        ------
+        InputError
+            Unless there is one of 32 bytes for every other silo, and for others than before.
+        """
+        found = {other: session for other, session in sessions.items() if other != self.silo}
+        if set(found) != self.others:
+            raise InputError(
+                f"sessions must hold one for each of the {len(self._keys)} other silos, got silos "
+                f"{sorted(found)}"
+            )
+        if sessions.get(self.silo, self.session) != self.session:
+            raise InputError(f"the session of silo {self.silo} itself is another one")
+        for other, session in found.items():
+            if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
+                raise InputError(f"the session of silo {other} must be {SESSION_BYTES} bytes")
+        if self._sessions and found != self._sessions:
+            raise InputError(f"silo {self.silo} has met other sessions; start all silos again")
+        self._sessions = found
+
     def at(self, release: int, size: int) -> np.ndarray:
         """Sum of the masks of one release, modulo 2^64, (size,) of uint64."""
         total = np.zeros(size, dtype=np.uint64)
         label = release.to_bytes(8, "big")
         for other, key in self._keys.items():
-            stream = hashlib.shake_256(key + label).digest(8 * size)
+            both = self._both(other) if self._sessions else b""
+            # Key, release and sessions have one length each: no two inputs are spelled alike.
+            stream = hashlib.shake_256(key + label + both).digest(8 * size)
             mask = np.frombuffer(stream, dtype="<u8")
             if other > self.silo:
                 total += mask
             else:
                 total -= mask
         return total
+
+    def _both(self, other: int) -> bytes:
+        """The sessions of a pair, that of the lower index first."""
+        pair = (self.session, self._sessions[other])
+        return b"".join(pair if self.silo < other else pair[::-1])
 
 
 def simulated_keys(seed: int, silo: int, silos: int, replicate: int = 0) -> dict[int, bytes]:
@@ -127,6 +188,11 @@ def simulated_keys(seed: int, silo: int, silos: int, replicate: int = 0) -> dict
 
 
 # ---- silos ---------------------------------------------------------------------------------------
+
+_UNMET = (
+    "the masks of silo {} are of its keys alone: never use these keys again, or exchange the "
+    "silos' `session` and call `meet` before the first message"
+)
 
 
 class _Rows(Once):
@@ -176,7 +242,9 @@ class Encoder(_Rows):
 
     A bare ``Encoder(mechanism, silo, keys)`` draws its share of the noise from the operating
     system, exactly; pass ``SeededNoise`` only to simulate. A message that fails leaves all as it
-    was, and is made again with the same noise.
+    was, and is made again with the same noise. Exchange the encoders' ``session`` and give all of
+    them to each ``meet`` before the first message: one that is started again with the same keys
+    then has other masks.
 
     Parameters
     ----------
@@ -216,6 +284,24 @@ class Encoder(_Rows):
                 f"got silos {sorted(self._masks.others)}"
             )
 
+    @property
+    def session(self) -> bytes:
+        """32 random bytes of this object, which the other silos need; not secret."""
+        return self._masks.session
+
+    @once
+    def meet(self, sessions: Mapping[int, bytes]) -> None:
+        """Take the sessions of the other silos before the first message, see `Masks.meet`.
+
+        Raises
+        ------
+        InputError
+            As `Masks.meet`, and after the first message.
+        """
+        if self.release and not self._masks.met:
+            raise InputError("sessions must be exchanged before the first message")
+        self._masks.meet(sessions)
+
     @once
     def message(self, values: object) -> Encoded:
         """The message after the next batch, of which ``values`` (s,) are the sums.
@@ -231,6 +317,8 @@ class Encoder(_Rows):
         """The message of `message`, without a step to the next release."""
         release = self.release + 1
         row = self._row(values, 1) + self._masks.at(release, self.mechanism.size)
+        if release == 1 and is_exact(self.noise) and not self._masks.met:
+            warnings.warn(_UNMET.format(self.silo), UserWarning, stacklevel=2)
         return Encoded(release, self.mechanism.dimension, row, self.silo)
 
 
@@ -298,6 +386,11 @@ class SecureRandomizer:
     def release(self) -> int:
         """Messages made so far."""
         return self._encoder.release
+
+    @property
+    def encoder(self) -> Encoder:
+        """What makes its messages, and has its masks."""
+        return self._encoder
 
     def observe(self, x: np.ndarray, y: float) -> None:
         """Add a data point to the batch."""

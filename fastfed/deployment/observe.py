@@ -1,0 +1,225 @@
+"""Numbers and log lines for those who run parties: Prometheus text, and JSON without values.
+
+Neither holds anything of a record. A silo's metrics count its own records (open, clipped), which
+nobody outside may see, so they are served to its own machine alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import IO, Any
+
+from fastfed._validate import InputError, integer
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.process import Process, SiloProcess
+
+Clock = Callable[[], float]
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+
+def hub_numbers(hub: Hub) -> dict[str, float]:
+    """What `GET /metrics` of a hub has, by name."""
+    status: dict[str, Any] = hub.status()
+    return {
+        "releases_total": status["releases"],
+        "released": status["released"],
+        "silos_waited_for": len(status["waiting_for"]),
+        "alarms": len(status["alarms"]),
+        "ended": int(bool(status["ended"])),
+        "capped_reports": sum(len(found) for found in status.get("capped", {}).values()),
+    }
+
+
+def silo_numbers(silo: SiloProcess) -> dict[str, float]:
+    """What `GET /metrics` of a silo has, by name."""
+    party, ledger, dataset = silo.party, silo.party.ledger, silo.party.dataset
+    ceiling = ledger.ceiling(dataset)
+    numbers: dict[str, float] = {
+        "releases_total": party.plan.releases,
+        "released": party.model.release,
+        "releases_waited_for": max(0, party.done - party.model.release),
+        "reports_sealed": len(party.sealed),
+        "releases_without": len(party.without),
+        "reports_lost": len(party.lost),
+        "decisions": len(party.decisions),
+        "open_decisions": len(party.decisions) - len(party.ended),
+        "clipped_features": party.clipped_features,
+        "clipped_rewards": party.clipped_rewards,
+        "stopped": int(bool(party.stopped)),
+        "problem": int(bool(silo.problem)),
+    }
+    if ceiling is not None:
+        spent = ledger.epsilon(dataset)
+        numbers |= {
+            "epsilon_ceiling": ceiling[0],
+            "epsilon_spent": spent,
+            "epsilon_left": max(0.0, ceiling[0] - spent),
+        }
+    return numbers
+
+
+#: What each number is, for those who read the text.
+HELP = {
+    "releases_total": "Releases of the plan.",
+    "released": "The last release: made by the hub, or acted on by the silo.",
+    "silos_waited_for": "Silos whose report of the next release has not come.",
+    "alarms": "Contradictions, and silos that do not fit the others; any is too many.",
+    "ended": "1 if the plan has ended.",
+    "capped_reports": "Reports that were held to the influence of one silo.",
+    "releases_waited_for": "Releases that are closed here and that the hub has not made.",
+    "reports_sealed": "Reports made.",
+    "releases_without": "Releases closed without a report of this silo.",
+    "reports_lost": "Reports that the hub has and this silo's state has not; recover.",
+    "decisions": "Decisions so far.",
+    "open_decisions": "Decisions without a reward.",
+    "clipped_features": "Records whose features were scaled to the norm.",
+    "clipped_rewards": "Records whose reward was held to its range.",
+    "stopped": "1 if the silo sends nothing any more.",
+    "problem": "1 if the last round could not do what was due, such as for the ceiling.",
+    "epsilon_ceiling": "The dataset's ceiling, at its delta.",
+    "epsilon_spent": "Spent on the dataset, over all plans.",
+    "epsilon_left": "The ceiling less what was spent; epsilons do not add up, so a guide only.",
+}
+
+
+def prometheus(kind: str, numbers: dict[str, float]) -> str:
+    """Numbers in Prometheus' text format; kind: hub or silo."""
+    lines = []
+    for name, value in numbers.items():
+        full = f"fastfed_{kind}_{name}"
+        lines += [f"# HELP {full} {HELP[name]}", f"# TYPE {full} gauge", f"{full} {value:.12g}"]
+    return "\n".join(lines) + "\n"
+
+
+class Metrics(ThreadingHTTPServer):
+    """Serves `GET /metrics` of a silo on the loopback address, and nothing else.
+
+    Parameters
+    ----------
+    silo : SiloProcess
+    port : int
+        0 for any free one, which ``server_port`` then has.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, silo: SiloProcess, port: int) -> None:
+        if not isinstance(silo, SiloProcess):
+            raise InputError("metrics are those of a silo")
+        super().__init__(("127.0.0.1", integer("port", port, at_least=0, at_most=65535)), _of(silo))
+
+    def start(self) -> None:
+        """Serve in a thread until `shutdown`."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def _of(silo: SiloProcess) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answers GET /metrics."""
+
+        def do_GET(self) -> None:
+            # A page in a browser of this machine could ask by another name for it.
+            host = (self.headers.get("host") or "").rsplit(":", 1)[0]
+            if self.path != "/metrics" or host not in ("127.0.0.1", "localhost"):
+                self.send_error(404)
+                return
+            with silo.turn():
+                body = prometheus("silo", silo_numbers(silo)).encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: Any) -> None:
+            """Nothing is logged."""
+
+    return Handler
+
+
+# ---- logs ----------------------------------------------------------------------------------------
+
+#: The event of a sentence by its first words.
+EVENTS = (
+    ("the hub cannot be reached", "unreachable"),
+    ("the hub answered 409", "conflict"),
+    ("the hub answered", "refused"),
+    ("database or disk is full", "disk_full"),
+    ("[Errno 28]", "disk_full"),
+)
+_NUMBER = re.compile(r"[-+]?\d[\w.+-]*|\bnan\b|\binf\b", re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """A sentence without its numbers, which might be those of a report."""
+    return _NUMBER.sub("#", text)
+
+
+class JsonLog:
+    """Writes a line of JSON for each event: time, party, event, and public numbers of the plan.
+
+    Parameters
+    ----------
+    stream : file
+    party : str
+    clock : callable, default time.time
+    """
+
+    def __init__(self, stream: IO[str], party: str, clock: Clock = time.time) -> None:
+        self._stream, self._party, self._clock = stream, party, clock
+        self._turn, self._last = threading.Lock(), dict[str, Any]()
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Write one line; fields must be names and public numbers."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+        line = {"time": now, "party": self._party, "event": event, **fields}
+        with self._turn:
+            self._stream.write(json.dumps(line) + "\n")
+            self._stream.flush()
+
+    def __call__(self, text: str) -> None:
+        """Write a sentence about messages, without its numbers."""
+        found = (event for start, event in EVENTS if text.startswith(start))
+        self.event(next(found, "problem"), text=masked(text))
+
+    def look(self, process: Process) -> None:
+        """Write what has changed since the last look: releases, reports, and whether it stopped."""
+        party: Any = process.party
+        now: dict[str, Any] = {"stopped": bool(getattr(party, "stopped", ""))}
+        if isinstance(process, SiloProcess):
+            now |= {"sealed": max(party.sealed, default=0), "released": party.model.release}
+            now["lost"] = len(party.lost)
+        elif isinstance(party, Hub):
+            now |= {"released": len(party.broadcasts), "alarms": len(party.alarms)}
+            now["stopped"] = bool(party.ended)
+        else:
+            now["opened"] = len(party.answers)
+        for name, value in now.items():
+            if value != self._last.get(name, type(value)()):
+                self.event(name, value=value)
+        self._last = now
+
+
+class JsonHandler(logging.Handler):
+    """Passes a logger's records on to a `JsonLog`, without numbers and without tracebacks."""
+
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; of an exception its type alone."""
+        more = (
+            {}
+            if not record.exc_info or not record.exc_info[0]
+            else {"exception": record.exc_info[0].__name__}
+        )
+        self._log.event("server", level=record.levelname, text=masked(str(record.msg)), **more)

@@ -1,0 +1,436 @@
+"""Plans that continue others: the start, the account of both, the ledger, and the commands."""
+
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from click.testing import CliRunner
+
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import folder as folders
+from fastfed.deployment import joining, plans, wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.export import model_of
+from fastfed.deployment.extend import check_room, extended, last_broadcast
+from fastfed.deployment.extension import Extension, as_json, together
+from fastfed.deployment.ledger import Ledger
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
+
+LATER = federation.START + 1000
+CALENDAR = {"start": LATER, "period": 100, "grace": 50, "reward_deadline": 250}
+SYSTEM = {"horizon": 10, "batch_size": 5, "epsilon": 0.5, "delta": 1e-6}
+SPEC = {"system": SYSTEM, "calendar": CALENDAR}
+
+
+def play(made, releases, rows=None, reward=0.5):
+    """One record of each silo in each period."""
+    made.settle()
+    for close in made.plan.document.calendar.closes[:releases]:
+        made.now = close - 1.0
+        for name in made.plan.silos:
+            silo = made.processes[name]
+            silo.reward(silo.decide(rows or [[0.5, 0.1, 0.0], [-0.3, 0.8, 0.2]]).id, reward)
+        made.now += 1.0
+        made.settle()
+    return made
+
+
+def first(protocol="silo-ldp", releases=2, **keys):
+    """A federation of a first plan, after some releases."""
+    keys.setdefault("dimension", 3)
+    return play(federation.Federation(federation.deployed(protocol, **keys)), releases)
+
+
+def last(made):
+    broadcasts = made.processes["hub"].party.broadcasts
+    return broadcasts[max(broadcasts)]
+
+
+def second(made, plan, ceiling=None):
+    """The parties of a later plan, on the ledgers of the first."""
+    new = federation.Federation(plan)
+    new.now = float(plan.document.calendar.start)
+    for name in plan.silos:
+        process = new.processes[name]
+        process.ledger = process.party.ledger = ledger = made.ledgers[name]
+        if ceiling:
+            ledger.set_ceiling("records", *ceiling)
+    return new
+
+
+def full(values, d):
+    gram = np.zeros((d, d))
+    gram[np.tril_indices(d)] = values[d:]
+    return gram + np.tril(gram, -1).T
+
+
+# ---- the start -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
+    made = first(protocol)
+    old = made.processes["silo0"].party.model
+    plan = extended({**SPEC, "system": {**SYSTEM, "protocol": protocol}}, made.plan, last(made))
+    assert plan.document.extends.why == "" and plans.load(plan.as_bytes()).digest == plan.digest
+    new = second(made, plan, (3.0, 1e-6))
+    new.settle()
+    silo = new.processes["silo0"].party
+    assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
+    rows = np.random.default_rng(1).uniform(-0.5, 0.5, (6, 3))
+    assert silo.decide(rows, new.now)[1].action == old.select(rows)[0]
+    play(new, 1)
+    assert silo.model.release == 1
+    # What the new plan alone would play, by its own sums.
+    body = plan.wire.body(plan.wire.read(silo.broadcasts[1]), wire.Broadcast)
+    alone = type(silo.model)(plan.plan)
+    alone.adopt(np.frombuffer(body.values, dtype="<f8").astype(float), 1)
+    np.testing.assert_allclose(silo.model.gram, old.gram + alone.gram, rtol=1e-9)
+    u = old.gram @ old.theta + alone.gram @ alone.theta
+    np.testing.assert_allclose(silo.model.gram @ silo.model.theta, u, rtol=1e-7, atol=1e-9)
+    parts = [model.played for model in (old, alone, silo.model)]
+    assert parts[2].radius == math.hypot(parts[0].radius, parts[1].radius)
+    assert parts[2].second == parts[0].second + parts[1].second > 0
+    np.testing.assert_allclose(full(parts[2].sums, 3), silo.model.gram, rtol=1e-9)
+    assert {tuple(new.processes[n].party.model.theta) for n in plan.silos} == {
+        tuple(silo.model.theta)
+    }
+
+
+def test_the_radius_of_both_holds_where_each_does():
+    """|<x, theta_hat - theta*>| for the worst errors that the two radii allow."""
+    rng = np.random.default_rng(2)
+    worst = 0.0
+    for _ in range(300):
+        grams, us = [], []
+        radii, seconds = rng.uniform(0.1, 3, 2), rng.uniform(0, 2, 2)
+        for radius, second_ in zip(radii, seconds, strict=True):
+            root = rng.normal(size=(3, 3))
+            gram = root @ root.T + 0.1 * np.eye(3)
+            s = np.linalg.cholesky(gram) @ unit(rng) * radius
+            grams.append(gram)
+            us.append(s + unit(rng) * second_)
+        inverse, x = np.linalg.inv(sum(grams)), unit(rng)
+        error = abs(x @ inverse @ sum(us))
+        bound = math.hypot(*radii) * math.sqrt(x @ inverse @ x)
+        bound += sum(seconds) * float(np.linalg.norm(inverse @ x))
+        worst = max(worst, error / bound)
+    assert 0.7 < worst <= 1.0 + 1e-12
+
+
+def unit(rng):
+    drawn = rng.normal(size=3)
+    return drawn / np.linalg.norm(drawn)
+
+
+def test_a_chain_of_three_plans_plays_the_sums_of_all():
+    made = first()
+    plan = extended(SPEC, made.plan, last(made))
+    middle = play(second(made, plan, (9.0, 1e-6)), 2)
+    third = extended({**SPEC, "calendar": {**CALENDAR, "start": LATER + 1000}}, plan, last(middle))
+    assert plans.load(third.as_bytes()).earlier.earlier.digest == made.plan.digest
+    new = second(made, third)
+    model = middle.processes["silo1"].party.model
+    assert new.processes["silo1"].party.model.theta.tolist() == model.theta.tolist()
+    status = new.processes["silo1"].party.status()["extends"]
+    assert status["plans"] == [made.plan.digest.hex(), plan.digest.hex()]
+    assert status["epsilon_together"] > together(plan.plan, made.plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"norm": 2.0}, "norm are others"),
+        ({"columns": [{"name": f"y{i}", "low": -1.0} for i in range(3)]}, "columns"),
+        ({"columns": [{"name": f"x{i}", "low": -1.0} for i in range(2)]}, "columns"),
+    ],
+)
+def test_there_is_no_start_where_theta_is_another_one(changes, why):
+    made = first()
+    plan = extended(SPEC | changes, made.plan, last(made))
+    assert why in plan.document.extends.why and not plan.document.extends.start
+    new = second(made, plan)
+    assert not new.processes["silo0"].party.model.theta.any()
+    with pytest.raises(InputError, match="no model yet"):
+        model_of(new.processes["silo0"].party)
+    assert new.processes["hub"].party.status()["extends"]["why_no_start"]
+    forged = Extension(plan.document.extends.document, last(made))
+    with pytest.raises(InputError, match="the earlier model is no start"):
+        reloaded(plan, extends=forged)
+
+
+def test_there_is_no_start_before_the_first_release_or_where_none_is_wanted():
+    made = first(releases=0)
+    assert "no release yet" in extended(SPEC, made.plan).document.extends.why
+    play(made, 1)
+    assert "asked for" in extended(SPEC, made.plan, last(made), fresh=True).document.extends.why
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def reloaded(plan, **fields):
+    document = msgspec.structs.replace(plan.document, **fields)
+    return plans.load(msgspec.msgpack.encode([plans.spelled(document), {}]))
+
+
+def test_old_documents_are_spelled_as_before():
+    document = federation.deployed().document
+    fields = list(msgspec.structs.astuple(document))
+    fields[plans._SCHEMA] = document.schema.spelled
+    assert document.extends is None and fields[13:] == [None] * (len(fields) - 13)
+    assert plans.spelled(document) == msgspec.msgpack.encode(list(fields[:13]))
+    spare = msgspec.msgpack.encode(list(fields))
+    with pytest.raises(InputError, match="canonical"):
+        plans.load(msgspec.msgpack.encode([spare, {}]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"system": SYSTEM}, "must have a table calendar"),
+        ({"calendar": CALENDAR}, "must have a table system"),
+        ({**SPEC, "silos": []}, "silos come from the earlier plan"),
+        ({**SPEC, "hub": {}}, "hub come from the earlier plan"),
+        ({**SPEC, "calendar": {**CALENDAR, "start": 1150}}, "start must be at least 1200"),
+        ("no = toml =", "no TOML"),
+    ],
+)
+def test_a_spec_says_what_changes_and_no_more(spec, message):
+    made = first()
+    with pytest.raises(InputError, match=message):
+        extended(spec, made.plan, last(made))
+
+
+def test_a_plan_file_with_another_start_or_other_parties_is_refused():
+    made = first()
+    plan, hub = extended(SPEC, made.plan, last(made)), Identity(federation.secret("hub"))
+    good, old = plan.document.extends, made.plan
+    honest = old.wire.body(old.wire.read(last(made)), wire.Broadcast)
+    silo = Identity(federation.secret("silo0"))
+    few = msgspec.structs.replace(honest, entries=honest.entries[:1])
+    nan = msgspec.structs.replace(honest, values=wire.packed(np.full(9, np.nan)))
+    starts = {
+        "signature": old.wire.made(silo, "hub", 2, honest),
+        "of the earlier plan's hub": old.wire.made(silo, "silo0", 2, honest),
+        "2 silos at least": old.wire.made(hub, "hub", 2, few),
+        "finite": old.wire.made(hub, "hub", 2, nan),
+        "another plan": plan.wire.made(hub, "hub", 2, honest),
+        "must be one of broadcast": old.wire.made(hub, "hub", 2, wire.Leave()),
+    }
+    for message, start in starts.items():
+        with pytest.raises(InputError, match=message):
+            reloaded(plan, extends=Extension(good.document, start))
+    with pytest.raises(InputError, match="must say why"):
+        reloaded(plan, extends=Extension(good.document))
+    with pytest.raises(InputError, match="no plan file"):
+        reloaded(plan, extends=Extension(b"\x93", good.start))
+    other = federation.deployed(silos=2, dimension=3)
+    with pytest.raises(InputError, match="must have its parties"):
+        reloaded(plan, extends=Extension(plans.spelled(other.document), b"", "why"))
+    # A certificate without the entry for both.
+    with pytest.raises(InputError, match="not the one of its numbers"):
+        bare = plans.certified(plan.plan, plans.codec.decode(plan.document.problem))
+        reloaded(plan, certificate=as_json(bare))
+    assert reloaded(plan).digest == plan.digest
+
+
+# ---- the account ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
+def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
+    made = first(protocol, releases=4)
+    plan = extended({**SPEC, "system": {**SYSTEM, "protocol": protocol}}, made.plan, last(made))
+    entry = plan.certificate.also[-1]
+    assert made.plan.digest.hex()[:16] in entry.model and entry.status == "proven"
+    found = entry.exact.epsilon
+    assert found == pytest.approx(together(plan.plan, made.plan), rel=1e-12)
+    # Independently: mu of each epsilon at delta, by bisection, and the root of their squares' sum.
+    mu = math.hypot(mu_of(1.0), mu_of(0.5))
+    assert found == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=2e-2)
+    assert 1.0 < found < 1.5 and plan.certificate.exact.epsilon == pytest.approx(0.5, rel=1e-6)
+    new = play(second(made, plan, (3.0, 1e-6)), 2)
+    spent = made.ledgers["silo0"].epsilon("records")
+    assert spent == pytest.approx(found, rel=1e-6)
+    exported = model_of(new.processes["silo0"].party)
+    assert exported["extends"]["epsilon_together"] == pytest.approx(found)
+    assert exported["extends"]["epsilon"] == pytest.approx([1.0, 0.5], rel=1e-6)
+    assert json.loads(json.dumps(exported)) == exported
+
+
+def mu_of(epsilon):
+    low, high = 0.0, 10.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_epsilon(middle, 1e-6) < epsilon else (low, middle)
+    return low
+
+
+def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_not():
+    made = first(releases=4)
+    plan, ledger = extended(SPEC, made.plan, last(made)), made.ledgers["silo0"]
+    with pytest.raises(
+        InputError, match=r"would have spent epsilon 1\.1.* more than the ceiling 1;"
+    ):
+        check_room(ledger, "records", plan)
+    both = together(plan.plan, made.plan)
+    check_room(ledger, "records", plan, (both * (1 + 1e-6), 1e-6))
+    with pytest.raises(InputError, match="more than the ceiling"):
+        check_room(ledger, "records", plan, (both * (1 - 1e-6), 1e-6))
+    with pytest.raises(InputError, match="no ceiling is set"):
+        check_room(ledger, "others", plan)
+    # Half of it is charged already, and counts once.
+    ledger.set_ceiling("records", both * (1 + 1e-6), 1e-6)
+    new = play(second(made, plan), 1)
+    assert len(ledger.charges("records")) == 5 and new.processes["silo0"].party.sealed
+    check_room(ledger, "records", plan)
+    play(new, 2)
+    assert new.processes["silo0"].party.sealed.keys() == {1, 2}
+
+
+# ---- folders and commands ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Folders of a first plan at silo0 and the hub; silo0 knows one broadcast."""
+    home = tmp_path_factory.mktemp("extend")
+    names = ("silo0", "silo1", "hub")
+    keys = {name: folders.make_keys(home / name) for name in names}
+    silos = [{"name": name, **keys[name]} for name in names[:2]]
+    plan = plans.compile_plan(federation.spec(silos=2) | {"silos": silos, "hub": keys["hub"]})
+    plan.save(home / "plan")
+    joining.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
+    joining.join(home / "silo1", home / "plan", (1.0, 1e-6), ledger=home / "shared.sqlite")
+    joining.join(home / "hub", home / "plan")
+    process = folders.opened(home / "silo0")
+    hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
+    entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
+    body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")
+    process.store.write(folders_write(plan.wire.made(hub, "hub", 1, body)))
+    process.store.close()
+    text = "[system]\nhorizon = 10\nbatch_size = 5\nepsilon = 0.5\ndelta = 1e-6\n"
+    text += "[calendar]\nstart = 1970-01-01T00:30:00Z\nperiod = 100\n"
+    (home / "more.toml").write_text(text)
+    return home
+
+
+def folders_write(data):
+    from fastfed.deployment.store import Write
+
+    return Write("broadcast", "1", data)
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["deploy", *map(str, arguments)])
+
+
+def words(result):
+    """What a command printed, without its line breaks and frames."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_commands_extend_and_join(home):
+    made = run("extend", home / "silo0", home / "more.toml", home / "plan2")
+    assert made.exit_code == 0, made.output
+    assert "start the earlier model" in made.output and "together with plan" in words(made)
+    plan = plans.load(home / "plan2")
+    assert plan.document.extends.start == last_broadcast(home / "silo0")[1]
+    again = run("extend", home / "silo0", home / "more.toml", home / "plan2")
+    assert again.exit_code == 2 and "never replaced" in again.output
+
+    joined = run("join", home / "second0", home / "plan2", "--extends", home / "silo0")
+    assert joined.exit_code == 0 and joined.output.startswith("silo0 agrees to plan")
+    dataset, ledger = folders.remembered(home / "second0")
+    assert (dataset, ledger) == ("people", (home / "silo0" / folders.LEDGER).resolve())
+    secret = home / "second0" / folders.SECRET
+    assert secret.stat().st_mode & 0o777 == 0o400
+    process = folders.opened(home / "second0")
+    assert process.party.dataset == "people" and process.party.model.theta.any()
+    assert process.ledger.ceiling("people") == (1.2, 1e-6)
+    process.store.close()
+    exported = run("export", home / "second0")
+    assert json.loads(exported.output)["extends"]["start"] == 1
+
+
+def test_join_refuses_what_does_not_belong_together(home):
+    fresh = run("extend", home / "silo0", home / "more.toml", home / "plan3", "--fresh")
+    assert fresh.exit_code == 0 and "was asked for" in fresh.output
+    # A ledger with too little left: nothing of the plan is written.
+    little = ("--epsilon", 0.4, "--delta", 1e-6)
+    refused = run("join", home / "s", home / "plan3", "--extends", home / "silo0", *little)
+    assert refused.exit_code == 2 and "more than the ceiling 0.4" in words(refused)
+    assert not (home / "s" / folders.PLAN).exists()
+    ledger = Ledger(str(home / "silo0" / folders.LEDGER))
+    assert ledger.ceiling("people") == (1.2, 1e-6)
+    ledger.close()
+    for arguments, message in [
+        ((home / "silo0", home / "plan3"), "name its folder by --extends"),
+        ((home / "t", home / "plan", "--extends", home / "silo0"), "continues no other"),
+        ((home / "silo0", home / "plan3", "--extends", home / "silo0"), "name a new one"),
+        ((home / "t", home / "plan3", "--extends", home / "second0"), "another plan than the one"),
+        ((home / "silo1", home / "plan", "--epsilon", 1), "both --epsilon and --delta"),
+    ]:
+        found = run("join", *arguments)
+        assert found.exit_code == 2 and message in words(found), found.output
+    assert run("extend", home / "none", home / "more.toml", home / "p").exit_code == 2
+
+
+def test_one_ledger_holds_the_ceiling_of_several_folders(home):
+    assert folders.remembered(home / "silo1") == ("records", (home / "shared.sqlite").resolve())
+    assert not (home / "silo1" / folders.LEDGER).exists()
+    ledger = Ledger(str(home / "shared.sqlite"))
+    assert ledger.ceiling("records") == (1.0, 1e-6)
+    process = folders.opened(home / "silo1")
+    assert process.ledger.ceiling("records") == (1.0, 1e-6)
+    process.store.close()
+    ledger.close()
+
+
+def test_leave_and_recover_are_commands(home):
+    stopped = run("recover", home / "silo1")
+    assert stopped.exit_code == 2 and "does not run" in stopped.output
+    left = run("leave", home / "silo1")
+    assert left.exit_code == 0 and json.loads(left.output)["stopped"] == "the silo has left"
+    process = folders.opened(home / "silo1")
+    assert process.party.left
+    process.store.close()
+    refused = run("leave", home / "hub")
+    assert refused.exit_code == 2 and "not the folder of a silo" in refused.output
+
+
+def test_recover_asks_the_silo_that_runs(home, monkeypatch):
+    import threading
+
+    from fastfed.deployment.shell import Application
+
+    process = folders.opened(home / "silo0")
+    with Application(process, home / "silo0" / folders.SOCKET) as application:
+        threading.Thread(target=application.serve_forever, daemon=True).start()
+        process.party.lost[1] = bytes(32)
+        assert "recover it first" in refused_decision(home / "silo0")
+        found = run("recover", home / "silo0")
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.output)["lost"] == [] and "1" in json.loads(found.output)["without"]
+        # The plan of a silo that runs can be continued, too.
+        assert last_broadcast(home / "silo0")[1] == process.party.broadcasts[1]
+        left = run("leave", home / "silo0")
+        assert json.loads(left.output)["stopped"] == "the silo has left"
+        application.shutdown()
+    process.store.close()
+
+
+def refused_decision(folder):
+    from fastfed.deployment.shell import SiloClient
+
+    with pytest.raises(InputError) as caught:
+        SiloClient(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])
+    return str(caught.value)

@@ -1,0 +1,255 @@
+"""A hub that is put back to an old state gets from the silos what it has lost, and goes on."""
+
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from federation import Violation, World, deployed
+
+from fastfed import InputError
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.process import Process
+from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.wire import Broadcast, Refused
+
+# Silos are away for 200 seconds at most, and messages late: a hub that was put back waits for them.
+CALENDAR = {"start": 1000, "period": 100, "grace": 900, "reward_deadline": 250}
+SOON = CALENDAR | {"grace": 10}
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+def calm(world, rounds):
+    """Every party has some turns, and all messages arrive."""
+    for _ in range(rounds):
+        world.now += 5.0
+        for name in world.parties:
+            for _ in range(4):
+                step = world.ask(name, lambda n=name: world.parties[n].tick(world.now))
+                world.perform(name, step)
+                if not step.writes:
+                    break
+        mail, world.network = world.network, []
+        for to, data in mail:
+            with suppress(InputError):
+                handle = world.parties[to].handle
+                world.perform(to, world.ask(to, lambda h=handle, d=data: h(d, world.now)))
+
+
+def schedules(protocol, seeds, calendar=CALENDAR, **keys):
+    """Unrest, a stretch in which releases are made, and the hub put back to any of its states."""
+    worlds = []
+    for seed in seeds:
+        world = World(deployed(protocol, calendar=calendar), seed, hub_restore=0.7, **keys)
+        for _ in range(6):
+            for _ in range(40):
+                world.moment()
+            world.backups["hub"].append(list(world.stores["hub"].writes()))
+            calm(world, 10)
+            world.restore_hub()
+        world.heal()
+        worlds.append(world)
+    return worlds
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+def test_invariants_hold_when_the_hub_is_put_back(protocol):
+    """Both runs and what silos hold: one set, one broadcast and one report of each release."""
+    worlds = schedules(protocol, range(3000, 3004))
+    assert sum(world.hub_restores for world in worlds) > 12
+    assert sum(world.behind for world in worlds) > 3
+
+
+def test_invariants_hold_when_everybody_is_killed_and_the_hub_put_back():
+    worlds = schedules("silo-ldp", range(3100, 3102), kill=0.08)
+    assert sum(world.hub_restores for world in worlds) > 5
+    assert sum(world.kills for world in worlds) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+def test_invariants_hold_over_many_schedules(protocol):
+    schedules(protocol, range(4000, 4200))
+    if protocol != "secure-sum":
+        schedules(protocol, range(5000, 5100), kill=0.1)
+
+
+class Forgetting(Hub):
+    """Opens what it can at once, whatever silos say that they have."""
+
+    def _settled(self, now):
+        return True
+
+    def _reminded(self, found, data):
+        raise Refused("nothing is heard")
+
+
+def test_a_hub_that_does_not_listen_is_caught():
+    """The fault that the waiting is there for: a second set of a release."""
+    said = []
+    for seed in range(3000, 3060):
+        try:
+            schedules("silo-ldp", [seed], SOON, kinds={"hub": Forgetting}, kill=0.1)
+        except (Violation, ValueError) as found:
+            said.append(str(found))
+            if "two sets" in said[-1]:
+                return
+    pytest.fail(f"no second set: {set(said)}")
+
+
+# ---- one by one ----------------------------------------------------------------------------------
+
+
+def period(made, release, names=None):
+    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
+    for name in names or made.plan.silos:
+        process = made.processes[name]
+        process.reward(process.decide(ROWS).id, 0.5)
+    made.now += 10.0
+    made.settle()
+
+
+def put_back(made, writes):
+    hub = Hub(made.plan, federation.secret("hub"))
+    process = Process(hub, MemoryStore(writes), None, lambda: made.now)
+    made.add(process)
+    return process
+
+
+def started(protocol="silo-ldp"):
+    made = federation.Federation(federation.deployed(protocol))
+    made.settle()
+    return made
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
+    made = started(protocol)
+    hub = made.processes["hub"]
+    backup = list(hub.store.writes())[:1] if empty else list(hub.store.writes())
+    for release in (1, 2):
+        period(made, release)
+    before, reports = hub.party.broadcasts, hub.party.reports
+    again = put_back(made, backup)
+    assert not again.party.broadcasts
+    made.settle()
+    assert again.party.broadcasts == before and again.party.reports == reports
+    period(made, 3)
+    assert again.party.broadcasts.keys() == {1, 2, 3} and not again.party.alarms
+    for name in made.plan.silos:
+        party = made.processes[name].party
+        assert party.model.release == 3 and not party.stopped
+        # Nothing was sent or paid for twice.
+        assert [c.release for c in made.ledgers[name].charges("records")] == [1, 2, 3]
+    Process(Hub(made.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
+
+
+def straggling():
+    """A first set without silo2, whose report came too late; and the hub's log before that set."""
+    made = started()
+    hub, away = made.processes["hub"], made.processes.pop("silo2")
+    period(made, 1, ["silo0", "silo1"])
+    away.reward(away.decide(ROWS).id, 0.5)
+    backup = list(hub.store.writes())
+    assert not hub.party.sets
+    made.now += federation.GRACE
+    made.settle()
+    assert [e.silo for e in hub.party.sets[1].entries] == [0, 1]
+    made.add(away)
+    made.settle()
+    assert (1, 2) in hub.party.reports or 1 in away.party.without
+    return made, backup, hub.party.broadcasts[1]
+
+
+def test_the_set_that_was_opened_is_opened_again_and_no_other():
+    """All three could report by now; the broadcast that silos have is of two."""
+    made, backup, sent = straggling()
+    again = put_back(made, backup)
+    # Time alone opens nothing before the silos are heard.
+    assert again.tick() == () and not again.party.sets
+    made.settle()
+    assert again.party.broadcasts == {1: sent}
+    assert not any(made.processes[n].party.alarms for n in made.plan.silos)
+    period(made, 2)
+    assert again.party.broadcasts.keys() == {1, 2}
+
+
+def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
+    """Nobody was heard within the grace period, and another set was opened."""
+    made, backup, sent = straggling()
+    away = {name: made.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
+    reports = [away[name].party.sealed[1] for name in ("silo0", "silo1")]
+    again = put_back(made, backup[: next(
+        i for i, w in enumerate(backup) if w.kind == "report" and w.key == "1/0"
+    )])  # fmt: skip
+    silo2 = away["silo2"]
+    late = silo2.party.report(1)
+    again.tick()
+    made.now += 1000.0
+    for data in (*reports[:1], late):
+        again.handle(data)
+    assert [e.silo for e in again.party.sets[1].entries] == [0, 2]
+    step, _ = again.handle(sent)
+    assert "a second set of release 1 was opened" in step.problem and again.party.alarms
+    theta = away["silo0"].party.model.theta
+    other = again.party.broadcasts[1]
+    step, _ = away["silo0"].handle(other)
+    assert "two broadcasts" in step.problem
+    assert np.array_equal(away["silo0"].party.model.theta, theta)
+
+
+def test_only_the_hubs_own_broadcasts_remind_it():
+    made = started()
+    period(made, 1)
+    plan, hub = made.plan, made.processes["hub"]
+    sent = hub.party.broadcasts[1]
+    body = plan.wire.body(plan.wire.read(sent), Broadcast)
+    silo = Identity(federation.secret("silo1"))
+    fresh = Hub(plan, federation.secret("hub"))
+    for sender, message in [("silo1", "itself, got silo1"), ("hub", "not that of hub")]:
+        with pytest.raises(Refused, match=message):
+            fresh.handle(plan.wire.made(silo, sender, 1, body), made.now)
+    own = Identity(federation.secret("hub"))
+    for release in (0, 5):
+        with pytest.raises(Refused, match="one of hub itself"):
+            fresh.handle(plan.wire.made(own, "hub", release, body), made.now)
+    bad = msgspec.structs.replace(body, entries=body.entries[::-1])
+    with pytest.raises(Refused, match="different silos in order"):
+        fresh.handle(plan.wire.made(own, "hub", 1, bad), made.now)
+    assert not fresh._past and not fresh.handle(sent, made.now).writes and fresh._past
+    # Without the reports it waits, and opens nothing else.
+    assert fresh.tick(made.now + 1e6) == wire_step()
+    # Known, it changes nothing.
+    step, _ = hub.handle(sent)
+    assert step == wire_step() and not hub.party._past
+
+
+def wire_step():
+    from fastfed.deployment.party import Step
+
+    return Step()
+
+
+def test_a_silo_sends_what_the_hub_lacks_and_nothing_else():
+    made = started()
+    for release in (1, 2):
+        period(made, release)
+    silo, hub = made.processes["silo0"], made.processes["hub"].party
+
+    def kinds():
+        return [made.plan.wire.read(m.data).kind for m in silo.tick()]
+
+    assert kinds() == ["join"]
+    own = Identity(federation.secret("hub"))
+    receipt = wire.Receipt(0, ((1, wire.digest(hub.reports[1, 0])),), silo.party._nonce)
+    silo.handle(made.plan.wire.made(own, "hub", 1, receipt))
+    sent = silo.tick()
+    assert kinds() == ["report", "broadcast", "join"]
+    assert [m.data for m in sent[:2]] == [hub.reports[2, 0], hub.broadcasts[2]]

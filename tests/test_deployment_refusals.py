@@ -1,0 +1,312 @@
+"""Every refusal of a message: it is raised, and the receiver's state is what it was.
+
+The lines of `raise Refused` and `raise InputError` on the way of a message are counted: each must
+have been reached by one of the messages here.
+"""
+
+import ast
+import inspect
+import traceback
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+
+from fastfed import InputError
+from fastfed.deployment import guard, helper, hub, party, silo, sums, wire
+from fastfed.deployment._crypto import Identity
+from fastfed.deployment.wire import Broadcast, Entry, Join, Opened, Receipt, Refused, Report
+
+HUB, HELPER = (Identity(federation.secret(name)) for name in ("hub", "helper"))
+SILOS = [Identity(federation.secret(f"silo{i}")) for i in range(3)]
+NONCE, DIGEST = bytes(16), bytes(32)
+
+#: Functions that a message goes through, by module.
+WAY = {
+    hub: (
+        "handle", "_silo", "_join", "_report", "_checked", "_leave", "_answered", "_reminded",
+    ),
+    silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
+    helper: ("handle", "_total"),
+    wire: ("read", "body", "floats", "words", "_numbers", "check_entries"),
+    party: ("check_range",),
+    guard: ("check_records",),
+}  # fmt: skip
+
+
+def refusals():
+    """File name and line of each raise on the way of a message."""
+    found = set()
+    for module, names in WAY.items():
+        path = inspect.getsourcefile(module)
+        for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                raises = [n for n in ast.walk(node) if isinstance(n, ast.Raise) and n.exc]
+                found |= {(Path(path).name, n.lineno, n.end_lineno) for n in raises}
+    return found
+
+
+def frozen(value, seen=()):
+    """All data that an object holds, as text; objects of ours by their attributes."""
+    if id(value) in seen:
+        return "..."
+    seen = (*seen, id(value))
+    if isinstance(value, np.ndarray):
+        return value.tobytes().hex()
+    if isinstance(value, dict):
+        return sorted((repr(k), frozen(v, seen)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return [frozen(v, seen) for v in value]
+    if isinstance(value, set):
+        return sorted(map(repr, value))
+    if type(value).__module__.startswith("fastfed") and hasattr(value, "__dict__"):
+        if isinstance(value, wire.Wire | type(federation.deployed())):
+            return "constant"
+        return frozen(vars(value), seen)
+    return repr(value) if isinstance(value, bytes | str | int | float) else type(value).__name__
+
+
+def played(protocol):
+    """A federation with one release behind it, and the second one's reports on their way."""
+    made = federation.Federation(federation.deployed(protocol))
+    made.settle()
+    for release in (1, 2):
+        made.now = made.plan.document.calendar.closes[release - 1] - 1.0
+        for name in made.plan.silos:
+            process = made.processes[name]
+            process.reward(process.decide([[0.5, 0.1], [-0.3, 0.8]]).id, 0.5)
+        made.now += 1.0
+        if release == 1:
+            made.settle()
+    return made
+
+
+MADE = {protocol: played(protocol) for protocol in ("silo-ldp", "central", "secure-sum")}
+
+
+def words(size=5):
+    return wire.packed(np.zeros(size, dtype=np.uint64))
+
+
+def floats(*values):
+    return wire.packed(np.array([*values, *[0.0] * (5 - len(values))]))
+
+
+def respelled(data, **fields):
+    """A message with other fields, signed as it was, or by silo0."""
+    found = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
+    if "signature" not in fields:
+        signature = SILOS[0].sign(found.signed_part())
+        found = msgspec.structs.replace(found, signature=signature)
+    return found.as_bytes()
+
+
+def to_everybody(plan):
+    """What no receiver takes."""
+    good = plan.wire.made(SILOS[0], "silo0", 2, Report(floats()))
+    version = good[:1] + b"\xcc\x01" + good[2:]
+    yield bytes(1 << 22), "at most"
+    yield b"\x93", "no envelope"
+    yield respelled(good, version=9), "version"
+    yield respelled(good, plan=DIGEST), "another plan"
+    yield respelled(good, kind="model"), "must be one of"
+    yield respelled(good, sender="nobody"), "no party|must be one of"
+    yield respelled(good, release=-3), "release -3|must be one of"
+    yield respelled(good, signature=bytes(64)), "not that of silo0|must be one of"
+    yield version, "canonical|must be one of"
+    yield respelled(good, body=bytes(3000)), "must be at most|must be one of"
+
+
+def to_hub(protocol):
+    plan = MADE[protocol].plan
+    shared = plan.shared
+    sealed = b"sealed" if shared else b""
+
+    def report(release=2, values=None, more=sealed, who=0):
+        values = (words() if shared else floats()) if values is None else values
+        return plan.wire.made(SILOS[who], f"silo{who}", release, Report(values, more))
+
+    joined = plan.agreed(SILOS[0])
+    yield from to_everybody(plan)
+    yield plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, bytes(64))), "countersignature"
+    yield plan.wire.made(SILOS[0], "silo0", 0, Join(bytes(3), joined)), "must have 16 bytes"
+    join = plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, joined))
+    yield respelled(join, body=b"\x91\x01"), "malformed"
+    yield respelled(join, body=b"\x92\xc5\x00\x10" + NONCE + b"\xc4\x40" + joined), "canonical form"
+    yield plan.wire.made(HUB, "hub", 2, Report(floats(), b"")), "must come from a silo"
+    yield plan.wire.made(SILOS[0], "silo0", 2, Opened(())), "must come from the helper"
+    yield report(0), "must be of release 1..4"
+    yield report(5), "must be of release 1..4"
+    yield report(more=b"" if shared else b"x"), "have a share for the helper"
+    yield report(values=floats()[:-8]), "must have 40 bytes"
+    past = Broadcast(floats(), (Entry(0, DIGEST), Entry(1, DIGEST)), b"")
+    yield plan.wire.made(SILOS[0], "silo0", 1, past), "one of hub itself"
+    yield plan.wire.made(HUB, "hub", 9, past), "one of hub itself"
+    backwards = msgspec.structs.replace(past, entries=past.entries[::-1])
+    yield plan.wire.made(HUB, "hub", 2, backwards), "different silos in order"
+    if shared:
+        entries = (Entry(0, DIGEST),)
+        total = plan.wire.made(HELPER, "helper", 3, Opened(entries, (), words()))
+        yield total, "another set of release 3"
+        return
+    yield report(values=floats(float("nan"))), "finite"
+    yield report(values=floats(1e9)), "beyond what"
+    if protocol == "central":
+        yield report(values=floats(0.3, 0.1)), "not in fixed point"
+        yield report(values=floats(0.0, 0.0, 9.5, 0.0, 9.5)), "more of x x.T"
+        yield report(values=floats(9.0, 0.0, 4.0)), "more of x y"
+
+
+def to_silo(protocol):
+    plan, entries = MADE[protocol].plan, tuple(Entry(i, DIGEST) for i in range(3))
+    last = MADE[protocol].processes["silo0"].party.broadcasts[1]
+    before = wire.digest(last)
+
+    def broadcast(identity=HUB, name="hub", **changes):
+        body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
+        return plan.wire.made(identity, name, 2, body)
+
+    def receipt(**changes):
+        body = msgspec.structs.replace(Receipt(0, ()), **changes)
+        return plan.wire.made(HUB, "hub", 1, body)
+
+    yield from to_everybody(plan)
+    yield broadcast(SILOS[1], "silo1"), "hears the hub alone"
+    yield receipt(silo=1), "for silo 1, not 0"
+    yield receipt(reports=((5, DIGEST),)), "releases 1..4"
+    yield receipt(reports=((0, DIGEST),)), "releases 1..4"
+    yield receipt(reports=((2, b"short"),)), "with digests"
+    yield broadcast(entries=(*entries[:2], entries[0])), "different silos in order"
+    yield broadcast(entries=(Entry(0, DIGEST), Entry(1, b""), entries[2])), "digests of 32 bytes"
+    if plan.shared:
+        opened = plan.wire.made(HELPER, "helper", 2, Opened(entries[:2], (), words()))
+        yield broadcast(helper=opened), "not of the set that the helper opened"
+        return
+    mine = (Entry(1, DIGEST), Entry(2, DIGEST))
+    yield broadcast(entries=mine, values=floats(1e9)), "beyond what"
+    yield broadcast(entries=mine, values=floats(float("inf"))), "finite"
+    yield broadcast(entries=mine, values=floats()[:-1]), "must have 40 bytes"
+
+
+def to_helper():
+    made = MADE["secure-sum"]
+    plan, hub_party = made.plan, made.processes["hub"].party
+    # Reports of the second release, which the helper has not been asked for.
+    data = [made.processes[name].party.report(2) for name in plan.silos]
+    reports = [plan.wire.body(plan.wire.read(each), Report) for each in data]
+    entries = tuple(wire.entry_of(i, each) for i, each in enumerate(data))
+    shares = tuple(each.sealed for each in reports)
+    old = tuple(
+        plan.wire.body(plan.wire.read(hub_party.reports[1, i]), Report).sealed for i in range(3)
+    )
+
+    def asked(identity=HUB, name="hub", release=2, **changes):
+        body = msgspec.structs.replace(Opened(entries, shares), **changes)
+        return plan.wire.made(identity, name, release, body)
+
+    def sealed(body, sender="silo0", identity=SILOS[0], release=2):
+        from fastfed.deployment._crypto import sealed_to
+
+        inner = plan.wire.made(identity, sender, release, body)
+        context = sums.share_context(plan, 0, 2)
+        return (sealed_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
+
+    yield from to_everybody(plan)
+    yield asked(SILOS[0], "silo0"), "named by the hub"
+    yield asked(release=3), "next set must be of release 2"
+    yield asked(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
+    yield asked(sealed=shares[:2]), "with their shares"
+    yield asked(total=words()), "with their shares"
+    yield asked(sealed=old), "cannot be opened"
+    yield asked(entries=entries[::-1]), "different silos in order"
+    yield asked(sealed=sealed(Report(words()), "silo1", SILOS[1])), "is of silo1"
+    yield asked(sealed=sealed(Report(words()), release=1)), "release 1"
+    yield asked(sealed=sealed(Report(words(), b"x"))), "is a report"
+    yield asked(sealed=sealed(Report(words(4)))), "must have 40 bytes"
+
+
+def cases():
+    for protocol in MADE:
+        yield from (("hub", protocol, *case) for case in to_hub(protocol))
+        yield from (("silo0", protocol, *case) for case in to_silo(protocol))
+    yield from (("helper", "secure-sum", *case) for case in to_helper())
+
+
+def others():
+    """Refusals that need a receiver of their own: who has not joined, has left, or has ended."""
+    plan = MADE["silo-ldp"].plan
+    report = plan.wire.made(SILOS[0], "silo0", 2, Report(floats()))
+    fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
+    join = plan.wire.made(SILOS[0], "silo0", 0, Join(NONCE, plan.agreed(SILOS[0])))
+    for each in (left, ended):
+        for write in each.handle(join, 0.0).writes:
+            each.fold(write)
+    left.left.add(0)
+    ended.ended = "over"
+    yield fresh, report, "must join before it reports"
+    yield left, report, "it has left"
+    yield ended, report, "the plan has ended"
+    model = MADE["silo-ldp"].processes["silo0"].party
+    huge = silo.SiloParty(plan, "silo0", federation.secret("silo0"), model.ledger)
+    entries = (Entry(1, DIGEST), Entry(2, DIGEST))
+    most = huge._range.broadcast(1)
+    spoiled = np.array([most[0], most[1], -most[2], most[3], -most[4]]) * 0.99
+
+    class Unstable(silo.SiloParty):
+        """A model that no broadcast can be acted on by."""
+
+    unstable = Unstable(plan, "silo0", federation.secret("silo0"), model.ledger)
+
+    def fails(values, release):
+        from fastfed._kernels import environments
+
+        raise environments.SimulationError("not finite")
+
+    unstable.model.adopt = fails
+    body = Broadcast(wire.packed(spoiled), entries, b"")
+    yield unstable, plan.wire.made(HUB, "hub", 1, body), "cannot be acted on"
+
+
+def refused(receiver, data, message):
+    """The lines of the raises on the way."""
+    before = frozen(receiver)
+    with pytest.raises(InputError, match=message) as caught:
+        receiver.handle(data, MADE["silo-ldp"].now)
+    assert frozen(receiver) == before
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    return {(Path(frame.filename).name, frame.lineno) for frame in frames}
+
+
+def test_every_refusal_is_reached_and_leaves_the_receiver_as_it_was():
+    reached = set()
+    for name, protocol, data, message in cases():
+        reached |= refused(MADE[protocol].processes[name].party, data, message)
+    for receiver, data, message in others():
+        reached |= refused(receiver, data, message)
+    missed = [
+        (name, first)
+        for name, first, last in refusals()
+        if not any(file == name and first <= line <= last for file, line in reached)
+    ]
+    assert missed == []
+
+
+def test_what_is_frozen_sees_a_change():
+    receiver = hub.Hub(MADE["silo-ldp"].plan, federation.secret("hub"))
+    before = frozen(receiver)
+    receiver._totals[0, 0] = 1.0
+    assert frozen(receiver) != before
+    before = frozen(receiver)
+    receiver.reports[1, 1] = b"x"
+    assert frozen(receiver) != before
+    party_ = MADE["silo-ldp"].processes["silo1"].party
+    before = frozen(party_)
+    party_._held.add(99)
+    assert frozen(party_) != before
+    party_._held.remove(99)
+    assert frozen(party_) == before and issubclass(Refused, InputError)
