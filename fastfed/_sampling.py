@@ -239,6 +239,17 @@ def fair_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
     return rejected_binomial(trials, entropy)
 
 
+def quarter_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
+    """Draw Bin(n, 1/4), exactly: coins that show heads are tossed again."""
+    return _heads(_heads(trials, entropy), entropy)
+
+
+def _heads(trials: int, entropy: Entropy) -> int:
+    """Draw Bin(n, 1/2)."""
+    half = trials // 2
+    return half + fair_binomial(2 * half, entropy) + (_bits(1, entropy) if trials % 2 else 0)
+
+
 def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
     """Draw Bin(n, 1/2) - n/2, n even, from a discrete Gaussian of variance (n + 1)/4.
 

@@ -10,11 +10,11 @@ from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Client, Peer, Silo
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.protocols.network import Graph
-from fastfed.protocols.plan import LocalEstimate, Model
 from fastfed.protocols.protocol import Broadcast, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Averager, Server
+from fastfed.protocols.serverless import LocalEstimate, Model
 from fastfed.protocols.vector_sum import VectorSum
 
 __all__ = [

@@ -221,7 +221,7 @@ def extreme_spec(rng: Random) -> dict[str, Any]:
     spec = valid_spec(rng)
     curve = rng.choice(spec["curve"])
     spec["curve"] = [curve]
-    keys = ALGORITHMS[curve["algorithm"]].keys
+    keys = ALGORITHMS[curve["algorithm"]].config
     for key, wanted in get_type_hints(keys).items():
         if key not in keys.__struct_fields__ or rng.random() < 0.75:
             continue
@@ -239,7 +239,7 @@ def extreme_spec(rng: Random) -> dict[str, Any]:
 
 def fit_key(rng: Random, curve: dict[str, Any]) -> None:
     """Give a curve another value of one of its algorithm's own keys."""
-    keys = ALGORITHMS[curve["algorithm"]].keys
+    keys = ALGORITHMS[curve["algorithm"]].config
     hints = get_type_hints(keys)
     key = rng.choice(keys.__struct_fields__)
     words = key in WORDS and rng.random() < 0.6

@@ -36,9 +36,10 @@ from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.protocols.account import centred_of
-from fastfed.protocols.plan import Clip, NoiseStd, PeerPlan, PhasePlan, Plan
-from fastfed.protocols.protocol import ADD, AGENT_PROTOCOLS, PROTOCOLS
+from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.protocol import ADD, AGENT_PROTOCOLS, PROTOCOLS, REPLACE
 from fastfed.protocols.secure_sum import simulated_keys
+from fastfed.protocols.serverless import PeerPlan, PhasePlan
 from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server
 from fastfed.simulation.dispatch import run_steps
@@ -787,6 +788,14 @@ def test_a_certificate_that_says_another_epsilon_is_refused() -> None:
     weaker_relation = msgspec.structs.replace(system.certificate, relation="zero-out")
     with pytest.raises(InputError, match='the plan claims relation "replace"'):
         replace(system, certificate=weaker_relation)
+
+
+def test_a_pair_that_nobody_accounts_for_is_refused() -> None:
+    """Not taken for a tree: a new randomizer needs an account of its own."""
+    plan = CASES["silo-ldp"].make().plan
+    protocol = replace(plan.protocol, analyzer=REPLACE)
+    with pytest.raises(InputError, match='nothing here says what protocol "silo-ldp" releases'):
+        account(replace(plan, protocol=protocol), CASES["silo-ldp"].setting)
 
 
 def test_the_claim_of_one_part_is_not_that_of_another() -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from problems import ordinary_cases
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
@@ -18,7 +19,9 @@ from fastfed.simulation.audit.catalogue import run_audit
 FEW = {"own-rounds": 60, "own-rounds-shared": 1500, "own-rounds-coin": 1500}
 
 
-@pytest.mark.parametrize("name", audits.AUDITS)
+@pytest.mark.parametrize(
+    "name", ordinary_cases(audits.AUDITS, lambda name: name not in FEW or name == "own-rounds")
+)
 def test_verdicts(name: str) -> None:
     found = run_audit(name, FEW.get(name))
     assert found.verdict == ("caught" if name in audits.FAULTY else "pass"), found
@@ -26,7 +29,7 @@ def test_verdicts(name: str) -> None:
 
 
 def test_an_audit_is_a_function_of_its_seed() -> None:
-    bounds = [run_audit("own-rounds-shared", 500, seed).epsilon_lower_bound for seed in (4, 4, 5)]
+    bounds = [run_audit("own-rounds-shared", 400, seed).epsilon_lower_bound for seed in (5, 5, 4)]
     assert bounds[0] == bounds[1] != bounds[2]
 
 
@@ -39,8 +42,13 @@ def test_bad_input_is_one_clear_sentence() -> None:
 # ---- Statistics ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("share", "shown"), [(audits.RULE, False), (audits.COIN, False),
-                                              (audits.COIN, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    ordinary_cases(
+        [(audits.RULE, False), (audits.COIN, False), (audits.COIN, True)],
+        lambda share, shown: share is audits.COIN and not shown,
+    ),
+)
 def test_statistics_are_log_likelihood_ratios(share: dict, shown: bool) -> None:
     """E[ratio] = 1 in the first world, and E[1 / ratio] = 1 in the second."""
     plan = audits._plan(silos=1, horizon=audits.UNTIL + 2, batch_size=1, share=share)
@@ -53,6 +61,7 @@ def test_statistics_are_log_likelihood_ratios(share: dict, shown: bool) -> None:
             assert abs(np.mean(found == 1.0) - 0.9) < 0.04
 
 
+@pytest.mark.slow
 def test_a_public_coin_costs_what_its_account_says() -> None:
     """Far above the claim, and no more than of a user who is shared with probability p."""
     plan = audits._plan(silos=1, horizon=audits.UNTIL + 2, batch_size=1, share=audits.COIN)

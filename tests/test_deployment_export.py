@@ -38,7 +38,7 @@ def played(protocol):
     return made
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", "shuffle-vector"])
 def test_a_model_is_that_of_the_last_broadcast(protocol):
     made = played(protocol)
     parties = [made.processes[name].party for name in made.plan.silos]

@@ -173,6 +173,36 @@ def test_there_is_no_start_before_the_first_release_or_where_none_is_wanted():
     assert "asked for" in extended(SPEC, made.plan, last(made), fresh=True).document.extends.why
 
 
+HELP = {key: text for key, text in federation.party("helper").items() if key != "name"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "before", "system", "more"),
+    [
+        ("secure-sum", {}, {"protocol": "silo-ldp"}, {}),
+        ("silo-ldp", {"influence": 0.5}, {"protocol": "central"}, {}),
+        ("silo-ldp", {"influence": 0.5}, {"protocol": "secure-sum"}, {"helper": HELP, "all": 3}),
+        ("silo-ldp", {}, {"protocol": "silo-ldp-prefix"}, {}),
+        ("secure-sum", {}, {"protocol": "secure-sum"}, {"masks": True, "all": 3}),
+    ],
+)
+def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more):
+    """What the earlier spec said, and the new protocol has no use for, is left out."""
+    shared = {"name": "tests", "least": 3 if protocol == "secure-sum" else 2} | before
+    made = first(protocol, federation=shared)
+    spec = {**SPEC, "system": {**SYSTEM, **system}}
+    if "helper" in more:
+        spec["helper"] = more["helper"]
+    if "all" in more:
+        spec["federation"] = {"least": more["all"]} | ({"sum": "masks"} if "masks" in more else {})
+    plan = extended(spec, made.plan, last(made))
+    new = play(second(made, plan, (9.0, 1e-6)), 2)
+    silo = new.processes["silo2"].party
+    assert silo.model.release == 2 and silo.model.start is not None
+    assert not new.processes["hub"].party.alarms
+    assert plan.certificate.also[-1].status == "proven"
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -183,8 +213,9 @@ def reloaded(plan, **fields):
 
 def test_old_documents_are_spelled_as_before():
     document = federation.deployed().document
-    fields = msgspec.structs.astuple(document)
-    assert document.extends is None and fields[13:] == (None,) * (len(fields) - 13)
+    fields = list(msgspec.structs.astuple(document))
+    fields[plans._SCHEMA] = document.schema.spelled
+    assert document.extends is None and fields[13:] == [None] * (len(fields) - 13)
     assert plans.spelled(document) == msgspec.msgpack.encode(list(fields[:13]))
     spare = msgspec.msgpack.encode(list(fields))
     with pytest.raises(InputError, match="canonical"):

@@ -11,7 +11,16 @@ import federation
 
 from fastfed import InputError
 from fastfed.deployment import plans, wire
-from fastfed.deployment.guard import BEYOND, Alarm, Cap, check_records, nodes_of, visible
+from fastfed.deployment.guard import (
+    BEYOND,
+    Alarm,
+    Cap,
+    check_records,
+    nodes_of,
+    noise_squares,
+    records_of,
+    visible,
+)
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.process import Process
 from fastfed.deployment.silo import SiloParty
@@ -146,6 +155,16 @@ def test_an_honest_report_is_scaled_once_in_a_million(release):
         assert 0.35 * second_bound < gram.max() < second_bound
         assert not any(cap.held(honest + row, k, 0)[1] for row in noise[:200])
     assert BEYOND == 1e-6
+
+
+def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
+    plan = federation.deployed("silo-ldp-prefix", batches=7, dimension=3).plan
+    assert visible(plan) and [nodes_of(plan, k) for k in (1, 6, 7)] == [[1], [6], [7]]
+    assert [noise_squares(plan, k) for k in range(1, 8)] == [1, 1, 2, 1, 2, 2, 3]
+    assert [records_of(plan, k) for k in (1, 3, 7)] == [5, 15, 35]
+    tree = federation.deployed(batches=7, dimension=3).plan
+    assert [noise_squares(tree, k) for k in (1, 6, 7)] == [1.0] * 3
+    assert [records_of(tree, k) for k in (1, 4, 6, 7)] == [5, 20, 10, 5]
 
 
 def full(packed, d=3):

@@ -134,7 +134,7 @@ class Listening:
         self.thread.join()
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum", federation.MASKED_BITS])
 def test_a_federation_over_tls_comes_to_the_model_of_one_in_memory(protocol, tmp_path):
     ca, cert, key = certificates(tmp_path)
     plan = federation.deployed(protocol)

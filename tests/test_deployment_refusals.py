@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 import federation
 
 from fastfed import InputError
-from fastfed.deployment import guard, helper, hub, party, silo, wire
+from fastfed.deployment import guard, helper, hub, party, silo, sums, wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.wire import Broadcast, Entry, Join, Opened, Receipt, Refused, Report
 
@@ -213,7 +213,7 @@ def to_helper():
         from fastfed.deployment._crypto import sealed_to
 
         inner = plan.wire.made(identity, sender, release, body)
-        context = silo.share_context(plan, 0, 2)
+        context = sums.share_context(plan, 0, 2)
         return (sealed_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
 
     yield from to_everybody(plan)

@@ -19,7 +19,7 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, entry_of
 
-PROTOCOLS = ("silo-ldp", "central", "secure-sum")
+PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")
 
 
 def schedules(protocol, seeds, **keys):
@@ -39,7 +39,7 @@ def test_invariants_hold_whenever_a_party_is_killed(protocol):
     assert sizes == ({3} if protocol == "secure-sum" else {2, 3})
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "feducb", "central"])
 def test_invariants_hold_when_silos_are_put_back_to_old_states(protocol):
     worlds = schedules(protocol, range(100, 112), restore=0.5)
     assert sum(world.restores for world in worlds) > 5

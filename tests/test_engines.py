@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -477,20 +478,33 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(tmp_path):
     assert time.perf_counter() - start < 60  # nowhere near the minutes that clients wait
 
 
-def test_an_event_loop_that_is_late_is_started_again(tmp_path, cluster, monkeypatch):
-    """``distributed`` asserts that its thread starts within ten seconds; a busy machine may not."""
+def test_clients_that_failed_are_closed():
+    """Not by the garbage collector, which may run while another client starts, under its lock."""
+    distributed = pytest.importorskip("distributed")
     from fastfed.simulation.engines import dask
 
-    late = [AssertionError(), AssertionError()]
+    gc.collect()
+    for address in ("nonsense://x", "127.0.0.1:notaport"):
+        with pytest.raises(ValueError):
+            dask._client(address)
+    left = [each for each in gc.get_objects() if isinstance(each, distributed.Client)]
+    assert all(each.status in ("closed", "newly-created") for each in left)
 
-    def client(*args, **options):
+
+def test_an_event_loop_that_is_late_is_started_again(tmp_path, cluster, monkeypatch):
+    """``distributed`` asserts that its thread starts within ten seconds; a busy machine may not."""
+    from distributed.utils import LoopRunner
+
+    from fastfed.simulation.engines import dask
+
+    late, start = [AssertionError(), AssertionError()], LoopRunner.start
+
+    def starts(self):
         if late:
             raise late.pop()
-        return Client(*args, **options)
+        start(self)
 
-    from distributed import Client
-
-    monkeypatch.setattr(dask, "Client", client)
+    monkeypatch.setattr(LoopRunner, "start", starts)
     with dask._connected(cluster.scheduler_address) as made:
         assert made.scheduler_info()["workers"]
     late[:] = [AssertionError()] * 3

@@ -323,6 +323,7 @@ def test_policies_show_the_best_items_alike(clicks):
     assert two.shape == (302, 6) and (two[300:] == [1, 0, 0, 0, 0, 0]).all()
 
 
+@pytest.mark.slow
 def test_open_bandit_on_real_rows(tmp_path):
     output = play(open_bandit, real("obd"), tmp_path / "plot.png", "--epsilon", "10")
     assert re.search(r"^women +46 +5000, 5000 +15, 31$", output, re.MULTILINE)

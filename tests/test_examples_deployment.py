@@ -25,7 +25,8 @@ HERE = ROOT / "examples" / "deployment"
 COMPOSE = (HERE / "compose.yaml").read_text(encoding="utf-8")
 IMAGE = (HERE / "Dockerfile").read_text(encoding="utf-8")
 PAGES = [HERE / "README.md"] + [
-    ROOT / "docs" / f"{name}.md" for name in ("deployment", "run-it-for-real", "privacy-officer")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("deployment", "records", "run-it-for-real", "privacy-officer")
 ]
 
 

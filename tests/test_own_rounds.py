@@ -20,7 +20,7 @@ from fastfed.bandits.silo import Silo
 from fastfed.environments import Replay, Rotated
 from fastfed.parties import Server
 from fastfed.privacy.account import released
-from fastfed.protocols.plan import OwnRounds
+from fastfed.protocols.schedule import OwnRounds
 from fastfed.simulation import compiled, server
 from fastfed.simulation.experiment import make_experiment
 

@@ -23,7 +23,7 @@ from fastfed.privacy.releases.factorised import (
     optimal_factor,
 )
 from fastfed.privacy.releases.gaussian_release import calibrate_release
-from fastfed.protocols.plan import Schedule
+from fastfed.protocols.schedule import Schedule
 
 
 def weights_of(rounds: tuple[int, ...], horizon: int) -> np.ndarray:

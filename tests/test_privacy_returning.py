@@ -82,7 +82,7 @@ def programmed(name: str, releases: int, returning: int) -> int:
     return int(whole[: returning + 1].max())
 
 
-#: Releases by a formula; of "factorised" each has a factor of its own (test_schedules_account.py).
+#: Releases by a formula; of "factorised" each has a factor of its own (test_privacy_factorised.py).
 FORMULAS = [name for name in RELEASES if name != "factorised"]
 
 # ---- the worst leaves ---------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from fastfed._kernels import linalg
 from fastfed._random import LAPLACE, RANGE, ROTATION, SeededNoise
 from fastfed.environments import FixedSet, HardInstance, NoDiversity, RewardDistribution, Sphere
 from fastfed.privacy.certificate import SIMULATION
-from fastfed.protocols.plan import LocalEstimate, Model, PhasePlan
 from fastfed.protocols.protocol import Broadcast, Report
+from fastfed.protocols.serverless import LocalEstimate, Model, PhasePlan
 from fastfed.simulation import dispatch, phases
 from fastfed.simulation.experiment import Experiment, make_experiment
 

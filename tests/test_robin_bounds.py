@@ -16,7 +16,7 @@ from fastfed._validate import InputError
 from fastfed.bandits import robin_bounds as bounds
 from fastfed.bandits import robin_bounds as theory
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.protocols.plan import last_round, phases_of
+from fastfed.protocols.serverless import last_round, phases_of
 
 # T, M, d
 SIZES = list(product((1, 2, 6, 7, 2**14, 10**9), (1, 50, 3200), (1, 5, 128)))

@@ -19,7 +19,7 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition
-from fastfed.protocols.plan import PhasePlan
+from fastfed.protocols.serverless import PhasePlan
 from fastfed.simulation.experiment import experiment_from_spec
 
 SETTING = ProblemSpec(silos=40, horizon=100, dimension=3)  # six phases

@@ -18,7 +18,9 @@ from test_oracle_match import oracle_noise
 import fastfed
 from fastfed._random import SeededNoise
 from fastfed.environments import FixedSet, Sphere
-from fastfed.protocols.plan import PeerPlan, Plan, Schedule
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.schedule import Schedule
+from fastfed.protocols.serverless import PeerPlan
 from fastfed.simulation import compiled, peers, server
 from fastfed.simulation.experiment import make_experiment
 

@@ -1,6 +1,7 @@
 """Score functions: the same bits in both drivers, in every corner, and randomness by key alone."""
 
 import math
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -15,10 +16,12 @@ import fastfed
 from fastfed import counter_rng
 from fastfed._kernels import linalg, rng
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
+from fastfed.bandits.system import Algorithm
 from fastfed.environments import Replay, Sphere
 from fastfed.protocols.score import SCORES, Score
 from fastfed.simulation import compiled, dispatch
 from fastfed.simulation.experiment import make_experiment
+from fastfed.simulation.systems import ALGORITHMS, problem_spec
 
 THOMPSON = plugins.module("score", "thompson").thompson
 SIGNATURE = fastfed.protocols.score.score_signature()
@@ -427,6 +430,23 @@ def test_privacy_is_untouched_and_the_regret_bound_is_not():
     assert [c for c in other.caveats if "regret" in c] == said
     assert not system["thompson"].theory.proven
     assert system["ucb"].plan.score is None and system["thompson"].plan.score is not None
+
+
+def test_an_algorithm_with_a_score_of_its_own_has_no_regret_bound():
+    """Its plan says so, no key of the curve does."""
+    known = ALGORITHMS["fedlinucb"]
+
+    def build(config, problem):
+        system = known.build(config, problem)
+        return replace(system, plan=replace(system.plan, score=Score(greedy)))
+
+    problem = problem_spec(Sphere(dimension=3, actions=5).facts(2, 100), 2, 100)
+    systems = [
+        Algorithm("x", "none", "", known.config, make).make({"batch_size": 10}, problem)
+        for make in (known.build, build)
+    ]
+    assert [system.theory.proven for system in systems] == [True, False]
+    assert any("regret bound is unproven" in text for text in systems[1].certificate.caveats)
 
 
 def test_a_deployed_silo_draws_its_key_from_the_system():

@@ -22,7 +22,8 @@ from fastfed.environments import Sphere
 from fastfed.parties import Report, Server, Silo
 from fastfed.privacy.certificate import COINS, LIMITS
 from fastfed.privacy.sensitivity import layout_stds
-from fastfed.protocols.plan import Plan, Schedule
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.secure_sum import Encoded, simulated_keys
 from fastfed.simulation import server
 from fastfed.simulation.experiment import make_experiment, since

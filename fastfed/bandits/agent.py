@@ -35,8 +35,9 @@ from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS, Budget
 from fastfed.protocols.account import centred_of
-from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius, Schedule
+from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.schedule import Schedule
 
 # ---- Config --------------------------------------------------------------------------------------
 

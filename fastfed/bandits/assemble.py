@@ -47,8 +47,9 @@ from fastfed.privacy.releases.gaussian_release import (
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.account import bounds_of, centred_of, tree_batch
-from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Schedule
+from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import score_named
 
 #: Protocols whose noise may be shared between prefixes.

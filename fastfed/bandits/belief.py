@@ -8,8 +8,9 @@ import numpy as np
 
 from fastfed._kernels import environments, linalg
 from fastfed.bandits.linucb import Estimate
-from fastfed.protocols.plan import OwnRounds, Plan
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import REPLACE
+from fastfed.protocols.schedule import OwnRounds
 
 
 class Memory(Protocol):

@@ -42,8 +42,9 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
-from fastfed.protocols.plan import PeerPlan, PhasePlan, Plan
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.serverless import PeerPlan, PhasePlan
 from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
 #: Conditions on the schedule of synchronisations: known in advance, or a function of data.

@@ -48,8 +48,9 @@ from fastfed.bandits.system import Algorithm, Config, System, check_returning
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, RELEASES
 from fastfed.privacy.sensitivity import LAYOUTS, RELATIONS
-from fastfed.protocols.plan import Plan, Schedule
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.vector_sum import MOST_BITS
 
 # ---- FedLinUCB without privacy -------------------------------------------------------------------

@@ -76,8 +76,10 @@ from fastfed.privacy.releases.gaussian_release import (
 from fastfed.privacy.releases.tree import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
 from fastfed.protocols.network import GRAPHS, Graph
-from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, Plan, Schedule
+from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.schedule import Schedule
+from fastfed.protocols.serverless import Part, PeerPlan
 
 # ---- With a server -------------------------------------------------------------------------------
 

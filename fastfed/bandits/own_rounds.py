@@ -23,8 +23,9 @@ from fastfed.bandits.system import Config
 from fastfed.privacy.accounting.sampling import sampled_mu
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
-from fastfed.protocols.plan import OwnRounds, Plan, Schedule
+from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import REPLACE, Protocol
+from fastfed.protocols.schedule import OwnRounds, Schedule
 from fastfed.protocols.score import UCB
 
 #: Rules of own rounds, protocols that allow them.

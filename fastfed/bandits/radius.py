@@ -18,7 +18,8 @@ from fastfed.bandits.centring import CentredNorm
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, Plan, Radius, Schedule
+from fastfed.protocols.plan import Clip, Plan, Radius
+from fastfed.protocols.schedule import Schedule
 
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
@@ -392,7 +393,11 @@ def _widths(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[fl
     d, c = plan.dimension, radius.anchor
     alone = plan.batch_size == 0
     silos = 1 if alone else plan.silos
-    ends = np.arange(1, plan.horizon + 1) if alone else Schedule.of(plan).ends
+    ends = (
+        np.arange(1, plan.horizon + 1)
+        if alone
+        else Schedule(plan.horizon, plan.batch_size, plan.release_rounds).ends
+    )
     starts = np.unique(np.append(0, ends[ends < plan.horizon]))
     entry = np.minimum(np.arange(len(starts)), len(radius.error_bound) - 1)
     n = np.maximum(theory.regularizer[entry] - c, 0.0)

@@ -35,9 +35,10 @@ from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
 from fastfed.privacy.mechanisms.winsorized import CALIBRATIONS, WinsorizedMean, calibrate_winsorized
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, Schedule, phases_of
 from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import UCB
+from fastfed.protocols.serverless import PLAIN_MEAN, PRIVATE_MEAN, PhasePlan, phases_of
 
 #: B of Algorithm 4: the range of rotated coordinates is searched in [-B sqrt(d2), B sqrt(d2)].
 BOUND = 1.0

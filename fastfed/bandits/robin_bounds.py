@@ -45,7 +45,7 @@ import numpy as np
 
 from fastfed._validate import boolean, integer, number
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.protocols.plan import last_round, phases_of
+from fastfed.protocols.serverless import last_round, phases_of
 
 # ---- Constants of the algorithm ------------------------------------------------------------------
 

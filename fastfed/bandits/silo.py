@@ -18,24 +18,22 @@ from fastfed.bandits.acting import Acting
 from fastfed.bandits.belief import make_memory
 from fastfed.bandits.linucb import check_actions
 from fastfed.protocols import make_randomizer
-from fastfed.protocols.plan import (
+from fastfed.protocols.plan import Plan, check_plan, of_kind
+from fastfed.protocols.protocol import Bits, Broadcast, Report
+from fastfed.protocols.release import fixed_point
+from fastfed.protocols.secure_sum import Encoded, Encoder, SecureRandomizer
+from fastfed.protocols.server import Server
+from fastfed.protocols.serverless import (
     LocalEstimate,
     Model,
     Part,
     PeerPlan,
     PhasePlan,
-    Plan,
     Request,
     Sums,
     check_phase_plan,
-    check_plan,
     last_round,
-    of_kind,
 )
-from fastfed.protocols.protocol import Bits, Broadcast, Report
-from fastfed.protocols.release import fixed_point
-from fastfed.protocols.secure_sum import Encoded, Encoder, SecureRandomizer
-from fastfed.protocols.server import Server
 from fastfed.protocols.trigger import Clock
 
 # ---- With a server -------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.privacy.account import Claim
 from fastfed.privacy.centred import FEATURE_BOUND, constant_of
 from fastfed.privacy.certificate import Condition
-from fastfed.protocols.plan import Clip, Schedule
+from fastfed.protocols.plan import Clip
+from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import SCORES, UCB
 
 #: Value of ``batch_size`` for batches that grow; rounds of the first, and how fast they do, by
@@ -46,8 +47,11 @@ class Algorithm(_system.Algorithm):
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
         """Build the system for a config that `check` returned."""
-        score = getattr(config, "score", UCB)
         system: System = super().make_checked(config, problem)
+        score = getattr(config, "score", UCB)
+        chosen = getattr(system.plan, "score", None)
+        if score == UCB and chosen is not None:  # an algorithm's own
+            score = getattr(chosen.function, "__name__", "its own")
         return system if score == UCB else scored(system, score, problem)
 
 

@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "serve": ("deploy", "Run the hub of a federation from its FOLDER."),
     "silo": ("deploy", "Run a silo from its FOLDER; its application talks to silo.sock there."),
-    "helper": ("deploy", "Run the helper of a secure sum from its FOLDER."),
+    "helper": ("deploy", "Run the helper, who holds the other shares of a sum, from its FOLDER."),
     "ledger": ("deploy", "Look at a silo's budget, or verify a party's log."),
     "bench": ("doctor", "Measure the compiled driver against a plain loop in NumPy."),
     "doctor": ("doctor", "Check this installation and its data."),

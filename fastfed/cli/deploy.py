@@ -89,7 +89,7 @@ def dialled(
     if log is not None:
         dialer.run(stopped_by_signals(), every, log, log.look)
     else:
-        dialer.run(stopped_by_signals(), every, lambda text: click.echo(text, err=True))
+        dialer.run(stopped_by_signals(), every, say)
 
 
 @click.command()
@@ -97,6 +97,7 @@ def dialled(
 @dialling
 @click.option("--dataset", help="Entry of the ledger that is charged; by default that of join.")
 @click.option("--ledger", type=click.Path(dir_okay=False), help="Ledger of several folders.")
+@click.option("--replay", type=FILE, help="Source (TOML) of past records to rehearse with.")
 @click.option(
     "--metrics", type=click.IntRange(1, 65535), help="Port of this machine: GET /metrics."
 )
@@ -110,6 +111,7 @@ def silo(
     log_json: bool,
     dataset: str | None,
     ledger: str | None,
+    replay: Path | None,
     metrics: int | None,
 ) -> None:
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
@@ -121,12 +123,31 @@ def silo(
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
+    rehearsal = replay_of(process, replay) if replay else None
     if metrics is not None:
         Metrics(process, metrics).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
+        ended = threading.Event()
+        if rehearsal is not None:
+            threading.Thread(target=rehearsal.run, args=(ended, say), daemon=True).start()
         dialled(process, hub, ca, cert, key, every, log_json)
+        ended.set()
         application.shutdown()
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    click.echo(text, err=True)
+
+
+def replay_of(process: Any, source: Path) -> Any:
+    """The replay of a source's rows to a silo; nothing starts if a row does not fit."""
+    from fastfed.deployment.data import cases, load_source
+    from fastfed.deployment.replay import Replay
+
+    read = load_source(source)
+    return Replay(process, read, cases(read, process.party.deployed.document.schema))
 
 
 @click.command()
@@ -141,7 +162,7 @@ def helper(
     every: float,
     log_json: bool,
 ) -> None:
-    """Run the helper of a secure sum from its FOLDER."""
+    """Run the helper, who holds the other shares of a sum, from its FOLDER."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.helper import Helper
 
@@ -240,6 +261,23 @@ def join(
 
 
 @deploy.command()
+@click.argument("plan", type=FILE)
+@click.argument("source", type=FILE)
+def check(plan: Path, source: Path) -> None:
+    """Say whether the table of a SOURCE (TOML) fits PLAN, and what of it would be learned."""
+    from fastfed.deployment.data import load_source, surveyed
+    from fastfed.deployment.plans import load
+    from fastfed.deployment.replay import survey
+
+    made, read = load(plan), load_source(source)
+    found, problems = surveyed(read, made.document.schema)
+    click.echo(json.dumps(survey(made, read, found) | {"refused": len(problems)}, indent=2))
+    if problems:
+        rows = "\n".join(problems[:5])
+        raise RunFailed(f"{len(problems)} rows do not fit; the first are\n{rows}")
+
+
+@deploy.command()
 @click.argument("folder", type=FOLDER)
 def recover(folder: Path) -> None:
     """Make up for reports that the running silo of FOLDER sent, and that its state has not."""
@@ -296,14 +334,16 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
-def demo(folder: Path | None) -> None:
+@click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
+@click.option("--sum", "hidden", help="Where sums are hidden: shares (with a helper) or masks.")
+def demo(folder: Path | None, protocol: str, hidden: str | None) -> None:
     """Run hub and three silos as processes, kill them, and compare with a calm run."""
     from fastfed.deployment import demo as demonstration
 
     with tempfile.TemporaryDirectory() as spare:
         home = folder or Path(spare)
         home.mkdir(parents=True, exist_ok=True)
-        found = demonstration.run(home, click.echo)
+        found = demonstration.run(home, click.echo, protocol, hidden)
     click.echo(json.dumps(found, indent=2))
     if not found["same"]:
         raise RunFailed("the model is not that of the calm run")

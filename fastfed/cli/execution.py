@@ -186,7 +186,7 @@ def predict(
         ready,
         folder,
         resources,
-        lambda: say(f"predicting: a few rounds of each of {len(ready)} figures"),
+        lambda: say(f"predicting: a few rounds of each figure, {len(ready)} in all"),
     )
     print_plan(plan)
     return plan

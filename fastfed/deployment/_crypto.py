@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from fastfed._validate import InputError
@@ -85,6 +86,18 @@ class Identity:
         except (InvalidTag, ValueError):
             raise InputError("what was encrypted to this party cannot be opened") from None
 
+    def agreed_with(self, public: bytes, context: bytes) -> bytes:
+        """The key that this party and the owner of an X25519 key share in one context.
+
+        Both find the same one. InputError for a key with which none can be agreed.
+        """
+        both = b"".join(sorted((self.public[1], public)))
+        try:
+            secret = self._open.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise InputError("a public key of the plan is none of X25519") from None
+        return _derived(secret, b"fastfed masks" + both, context)
+
 
 def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
     """Encrypt data to a party's X25519 key, by a key pair that ``seed`` alone decides.
@@ -101,7 +114,12 @@ def sealed_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
 
 def _shared(secret: bytes, first: bytes, second: bytes) -> bytes:
     """Key of an exchange, bound to both public keys."""
-    kdf: Any = HKDF(hashes.SHA256(), KEY, salt=None, info=b"fastfed" + first + second)
+    return _derived(secret, b"fastfed" + first + second)
+
+
+def _derived(secret: bytes, info: bytes, salt: bytes | None = None) -> bytes:
+    """Key of a secret, by HKDF with SHA-256."""
+    kdf: Any = HKDF(hashes.SHA256(), KEY, salt=salt, info=info)
     made: bytes = kdf.derive(secret)
     return made
 
@@ -113,3 +131,12 @@ def verified(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
+    """A uniform index below ``count``."""
+    bits = count.bit_length()
+    while True:
+        found = int.from_bytes(entropy(8), "big") >> (64 - bits)
+        if found < count:
+            return found

@@ -21,14 +21,15 @@ from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
+from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol
 
 #: Everything that a plan of a deployment is made of.
 CLASSES: dict[str, type] = {
     found.__name__: found
     for found in (
-        Budget, Claim, Clip, Condition, NoiseStd, Plan, ProblemSpec, Protocol, Radius, SecureSum,
+        Budget, Claim, Clip, Condition, Encoding, NoiseStd, Plan, ProblemSpec, Protocol, Radius,
+        SecureSum,
     )
 }  # fmt: skip
 _MOST = 2**63

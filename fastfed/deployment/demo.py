@@ -1,6 +1,6 @@
-"""A federation on one machine, in five processes that are killed: hub, three silos, and this one.
+"""A federation on one machine, in processes that are killed: hub, three silos, perhaps a helper.
 
-Patients come to three silos, and their rewards a moment later. Silos and hub are killed in the
+Patients come to three silos, and their rewards a moment later. All of them are killed in the
 middle, and started again. At the end the model is compared with that of a calm federation in one
 process that was told the same.
 """
@@ -21,6 +21,7 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.deployment import folder as folders
+from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan, compile_plan
@@ -29,6 +30,7 @@ from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.supported import ADDED_UP, SUPPORTED
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
 EPSILON, DELTA = 2.0, 1e-6
@@ -81,14 +83,17 @@ def free_port() -> int:
         return port
 
 
-def made_plan(home: Path, start: int) -> DeployedPlan:
+def made_plan(home: Path, start: int, protocol: str, hidden: str | None) -> DeployedPlan:
     """Keys of all parties, and the plan that they countersign."""
-    names = (*SILOS, "hub")
+    shares = protocol in ADDED_UP and hidden != "masks"
+    names = (*SILOS, "hub", *(["helper"] if shares else []))
     keys = {name: folders.make_keys(home / name) for name in names}
     plan = compile_plan(
         {
-            "federation": {"name": "demo", "least": 2},
+            "federation": {"name": "demo", "least": len(SILOS) if protocol in ADDED_UP else 2}
+            | ({} if hidden is None else {"sum": hidden}),
             "system": {
+                "protocol": protocol,
                 "horizon": RELEASES * PATIENTS,
                 "batch_size": PATIENTS,
                 "epsilon": EPSILON,
@@ -99,6 +104,7 @@ def made_plan(home: Path, start: int) -> DeployedPlan:
             "silos": [{"name": name, **keys[name]} for name in SILOS],
             "hub": keys["hub"],
         }
+        | ({"helper": keys["helper"]} if shares else {})
     )
     plan.save(home / "plan")
     for name in names:
@@ -119,8 +125,23 @@ def insist(call: Callable[[], dict[str, Any]], until: float) -> dict[str, Any]:
             time.sleep(0.02)
 
 
-def run(home: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(
+    home: Path,
+    say: Callable[[str], None] = print,
+    protocol: str = SUPPORTED[0],
+    hidden: str | None = None,
+) -> dict[str, Any]:
     """Run the demonstration in an empty folder.
+
+    Parameters
+    ----------
+    home : Path
+    say : callable
+        Takes a line for each period.
+    protocol : str
+        The protocol of `private-fedlinucb`.
+    hidden : {"shares", "masks"}, optional
+        How its sums are hidden, where they are.
 
     Returns
     -------
@@ -129,13 +150,15 @@ def run(home: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
         ``theta``, ``decisions`` and ``certificate``.
     """
     start = int(time.time()) + 4
-    plan, port = made_plan(home, start), free_port()
+    plan, port = made_plan(home, start, protocol, hidden), free_port()
     address, closes = f"http://127.0.0.1:{port}", plan.document.calendar.closes
     clients = [SiloClient(home / name / folders.SOCKET) for name in SILOS]
     children = [Child("hub", "serve", str(home / "hub"), "--port", str(port))]
     for name in SILOS:
         dial = ("--hub", address, "--every", "0.1")
         children.append(Child(name, "silo", str(home / name), *dial))
+    if plan.shared:
+        children.append(Child("helper", "helper", str(home / "helper"), *dial))
     actions: dict[tuple[int, int], int] = {}
     rng = np.random.default_rng(int.from_bytes(os.urandom(4), "big"))
     try:
@@ -210,6 +233,9 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
         processes[name] = SiloProcess(party, MemoryStore(), ledger, lambda: now[0])
     secret = read_secret(home / "hub" / folders.SECRET)
     processes["hub"] = Process(Hub(plan, secret), MemoryStore(), None, lambda: now[0])
+    if plan.shared:
+        secret = read_secret(home / "helper" / folders.SECRET)
+        processes["helper"] = Process(Helper(plan, secret), MemoryStore(), None, lambda: now[0])
     for k, close in enumerate(plan.document.calendar.closes):
         now[0] = close - 1.0
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):

@@ -11,6 +11,7 @@ import msgspec
 
 from fastfed._validate import InputError
 from fastfed.deployment.extension import summary
+from fastfed.deployment.schema import Schema
 from fastfed.deployment.silo import SiloParty
 
 
@@ -25,7 +26,8 @@ def model_of(party: SiloParty) -> dict[str, Any]:
     -------
     dict
         ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
-        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm),
+        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
+        of a plan of records also ``records``: how a row is made of one),
         ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``;
         of a plan that continues another also ``extends``, and the model is then that of both.
 
@@ -47,14 +49,25 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "plan": party.deployed.digest.hex(),
         "release": party.model.release,
         "releases": party.plan.releases,
-        "schema": msgspec.to_builtins(
-            {
-                "norm": document.schema.norm,
-                "columns": [msgspec.structs.asdict(column) for column in document.schema.columns],
-            }
-        ),
+        "schema": _schema(document.schema),
         "theta": party.model.theta.tolist(),
         "V": party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
         **summary(party.deployed),
     }
+
+
+def _schema(schema: Schema) -> dict[str, Any]:
+    """A schema as plain data."""
+    made: dict[str, Any] = {
+        "norm": schema.norm,
+        "columns": [msgspec.structs.asdict(column) for column in schema.columns],
+    }
+    if schema.records is not None:
+        made["records"] = {
+            "columns": [msgspec.structs.asdict(each) for each in schema.records.variables],
+            "actions": msgspec.structs.asdict(schema.records.actions),
+            "reward": msgspec.structs.asdict(schema.records.outcome),
+        }
+    plain: dict[str, Any] = msgspec.to_builtins(made)
+    return plain

@@ -27,6 +27,7 @@ from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
+from fastfed.deployment.supported import ADDED_UP
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 #: Tables of a spec that an extension takes from the earlier plan, and may not say.
@@ -77,9 +78,7 @@ def extended(
     tables = {**_tables(old.spec), **new}
     tables["silos"] = [_table(party) for party in old.silos]
     tables["hub"] = {key: text for key, text in _table(old.hub).items() if key != "name"}
-    if tables["system"].get("protocol") != "secure-sum":
-        tables.pop("helper", None)
-    made = compile_plan(tables)
+    made = compile_plan(_fitting(tables, new))
     why = no_start(made.document, made.plan, earlier)
     if not broadcast:
         why = why or "the earlier plan had no release yet"
@@ -102,6 +101,21 @@ def _tables(spec: str | Mapping[str, Any]) -> dict[str, Any]:
             return dict(json.loads(spec))
         except ValueError:
             raise InputError(f"the spec is no TOML ({error})") from None
+
+
+def _fitting(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables without what the earlier spec said and the new protocol has no use for."""
+    protocol = tables["system"].get("protocol", "silo-ldp")
+    federation = dict(tables.get("federation", {}))
+    if "federation" not in new:
+        idle = "influence" if protocol in (*ADDED_UP, "central") else None
+        for key in (idle, None if protocol in ADDED_UP else "sum"):
+            federation.pop(key, None)
+    made = {**tables, "federation": federation}
+    shares = protocol in ADDED_UP and federation.get("sum") != "masks"
+    if "helper" not in new and not shares:
+        made.pop("helper", None)
+    return made
 
 
 def _table(party: Any) -> dict[str, str]:

@@ -69,7 +69,7 @@ def noise_squares(plan: Plan, release: int) -> float:
     made = prefix_noise(plan)
     if made is not None:
         return float(sum(c * c for c in made.terms(release).values()))
-    return float(len(nodes_of(plan, release))) if _by_prefix(plan) else 1.0
+    return float(release.bit_count()) if _by_prefix(plan) else 1.0
 
 
 def _by_prefix(plan: Plan) -> bool:

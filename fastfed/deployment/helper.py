@@ -1,7 +1,8 @@
 """The helper of a secure sum: the second holder of shares, who opens one set for each release.
 
 It sees uniform words, and adds up those of the silos in the set that the hub names. Only together
-with the hub could it read a silo's row; so the two must be run by different people.
+with the hub could it read a silo's row; so the two must be run by different people. Of noisy bits
+the two are the shuffler: permuted bits tell their sum, and so does a sum of shares.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import numpy as np
 from fastfed.deployment import wire
 from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.silo import share_context
 from fastfed.deployment.store import Write
+from fastfed.deployment.sums import share_context
 from fastfed.deployment.wire import Envelope, Opened, Refused, packed
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import digest
+from fastfed.deployment._crypto import KEY, digest
+from fastfed.deployment.counts import shuffled
 from fastfed.deployment.extension import summary
 from fastfed.deployment.guard import Alarm, Cap, Fit, check_records, nodes_of, visible
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
@@ -71,13 +72,14 @@ class Hub(Speaker):
         self.capped: dict[str, set[int]] = {}
         #: What was heard since the start: each silo's last release, and broadcasts that were lost.
         self._heard: dict[int, int] = {}
-        self._session = os.urandom(16)
+        self._nonce = os.urandom(16)
         self._past: dict[int, bytes] = {}
         self._started: float | None = None
         #: What is durable.
         self.joined: set[str] = set()
         self.left: set[int] = set()
         self.reports: dict[tuple[int, int], bytes] = {}
+        self.sessions: dict[tuple[int, int], bytes] = {}
         self.sets: dict[int, Opened] = {}
         self.answers: dict[int, bytes] = {}
         self.broadcasts: dict[int, bytes] = {}
@@ -88,7 +90,8 @@ class Hub(Speaker):
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a message of a silo or of the helper leads to; a silo may pass on a broadcast."""
-        found = self.wire.read(data, ("join", "report", "set", "leave", "broadcast"))
+        kinds = ("join", "report", "set", "leave", "sessions", "broadcast")
+        found = self.wire.read(data, kinds)
         if found.kind == "join":
             return self._join(found, data)
         if found.kind == "broadcast":
@@ -99,6 +102,8 @@ class Hub(Speaker):
                 raise Refused(f"a set must come from the helper, got one of {found.sender}")
             return self._answered(found, data)
         silo = self._silo(found)
+        if found.kind == "sessions":
+            return self._session(silo, found, data)
         return (
             self._report(silo, found, data) if found.kind == "report" else self._leave(silo, data)
         )
@@ -117,7 +122,7 @@ class Hub(Speaker):
         silo = self.deployed.index(found.sender)
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {found.sender} must have 16 bytes")
-        here = body.nonce == self._session
+        here = body.nonce == self._nonce
         if here:
             self._heard[silo] = found.release
         # Broadcasts first: what they opened without the silo need not be reported any more.
@@ -126,7 +131,7 @@ class Hub(Speaker):
         answers.append(self._receipt(silo, b"" if here else body.nonce))
         if silo not in self._heard:
             # Whoever repeats it is here now: an old message cannot.
-            answers.append(self._receipt(silo, self._session))
+            answers.append(self._receipt(silo, self._nonce))
         return Step(first, tuple(answers))
 
     def _receipt(
@@ -167,15 +172,36 @@ class Hub(Speaker):
     def _checked(self, found: Envelope, who: str) -> np.ndarray:
         """The values of a report; Refused where they cannot be true."""
         body = self.wire.body(found, wire.Report)
-        if (self.plan.secure is not None) != bool(body.sealed):
+        if self.deployed.shared != bool(body.sealed):
             raise Refused(
-                f"{who} must {'' if self.plan.secure else 'not '}have a share for the helper"
+                f"{who} must {'' if self.deployed.shared else 'not '}have a share for the helper"
             )
-        if self.plan.secure is not None:
+        if self.deployed.words:
             return self.wire.words(body.values, who)
         values = self.wire.floats(body.values, who)
         check_range(values, self._range.report(found.release), who)
         return values
+
+    def _session(self, silo: int, found: Envelope, data: bytes) -> Step:
+        """Keep a silo's session of a release; answered with all silos', once all have come."""
+        release, who = found.release, f"session {found.release} of {found.sender}"
+        body = self.wire.body(found, wire.Sessions)
+        if not self.deployed.masked or not 1 <= release <= self.plan.releases:
+            raise Refused(f"{who} is of no release whose sums are under masks")
+        if len(body.values) != 1 or len(body.values[0]) != KEY:
+            raise Refused(f"{who} must be one of {KEY} bytes")
+        if silo in self.left or self.ended or found.sender not in self.joined:
+            raise Refused(f"{who} comes from a silo that takes no part")
+        known = self.sessions.get((release, silo))
+        all_known = {(release, silo): body.values[0], **self.sessions}
+        values = tuple(all_known.get((release, i), b"") for i in range(self.plan.silos))
+        writes = () if known else (Write("session", f"{release}/{silo}", data),)
+        if all(values):
+            answer = self.made(release, wire.Sessions(values))
+            return Step(writes, (Message(found.sender, answer),))
+        other = known is not None and known != body.values[0]
+        problem = f"{found.sender} told another session of release {release} before"
+        return Step(writes, problem=problem if other else "")
 
     def _leave(self, silo: int, data: bytes) -> Step:
         receipt = self._receipt(silo, left=True)
@@ -235,7 +261,7 @@ class Hub(Speaker):
             if any(k >= release for k in self._past):
                 return self._reopening(release)
             return self._opening(release, now)
-        if self.plan.secure is not None and release not in self.answers:
+        if self.deployed.shared and release not in self.answers:
             return Step((), self._questions())
         beyond = self._beyond(release)
         if beyond:
@@ -247,8 +273,8 @@ class Hub(Speaker):
         return Step((*self._suspicion(release), Write("broadcast", str(release), data)), sends)
 
     def _beyond(self, release: int) -> str:
-        """Of a secure sum: why it cannot be one of honest silos; empty if it can."""
-        if self.plan.secure is None:
+        """Of a sum modulo 2^64: why it cannot be one of honest silos; empty if it can."""
+        if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
         try:
@@ -357,11 +383,10 @@ class Hub(Speaker):
             found = self.wire.read(self.reports[release, entry.silo])
             rows.append(self._checked(found, f"report {release} of {found.sender}"))
         if isinstance(self._server, Decoder):
-            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
-            total = self.wire.words(said.total, "the helper's total")
-            for row in rows:
-                total = total + row
-            return self._server.add(total)
+            return self._server.add(self._total(release, rows))
+        if self.plan.protocol.bits:
+            passed = shuffled(self.plan, release, self._total(release, rows))
+            return self._server.combine([passed]).values
         silos = [entry.silo for entry in opened.entries]
         rows = [self._held(row, release, i) for i, row in zip(silos, rows, strict=True)]
         reports = [
@@ -372,6 +397,16 @@ class Hub(Speaker):
             for node, sums in self._hidden(release).items():
                 self._sealing.hides(node, sums)
         return self._server.combine(reports, silos).values
+
+    def _total(self, release: int, rows: list[np.ndarray]) -> np.ndarray:
+        """The sum of a set's words modulo 2^64: with the helper's, or under masks that cancel."""
+        total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
+        if self.deployed.shared:
+            said = self.wire.body(self.wire.read(self.answers[release]), Opened)
+            total = self.wire.words(said.total, "the helper's total")
+        for row in rows:
+            total = total + row
+        return total
 
     def _held(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
         """A report within the plan's cap, if it has one; noted where it was beyond it."""
@@ -401,6 +436,10 @@ class Hub(Speaker):
         elif kind == "report":
             release, _, silo = key.partition("/")
             self.reports[int(release), int(silo)] = value
+        elif kind == "session":
+            release, _, silo = key.partition("/")
+            told = self.wire.body(self.wire.read(value), wire.Sessions)
+            (self.sessions[int(release), int(silo)],) = told.values
         elif kind == "set":
             self.sets[int(key)] = opened = self.wire.body(self.wire.read(value), Opened)
             for entry in opened.entries:
@@ -418,6 +457,14 @@ class Hub(Speaker):
         elif kind == "ended":
             self.ended = value.decode()
 
+    def _missing(self, release: int) -> list[int]:
+        """Silos that have not told their session, where one is missing, and else not reported."""
+        present = [i for i in range(self.plan.silos) if i not in self.left]
+        untold = [i for i in present if (release, i) not in self.sessions]
+        if self.deployed.masked and untold:
+            return untold
+        return [i for i in present if (release, i) not in self.reports]
+
     def status(self) -> dict[str, object]:
         """What the hub waits for, as plain data without values."""
         release = len(self.broadcasts) + 1
@@ -429,11 +476,7 @@ class Hub(Speaker):
             "left": [names[i] for i in sorted(self.left)],
             "released": len(self.broadcasts),
             "releases": self.plan.releases,
-            "waiting_for": [
-                names[i]
-                for i in range(self.plan.silos)
-                if waits and i not in self.left and (release, i) not in self.reports
-            ],
+            "waiting_for": [names[i] for i in self._missing(release)] if waits else [],
             "alarms": list(self.alarms),
             "ended": self.ended,
             **self._guarded(),

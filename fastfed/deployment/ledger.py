@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fastfed._validate import InputError, number
+from fastfed.deployment.counts import charge
 from fastfed.deployment.store import opened
 from fastfed.privacy.account import GaussianSums, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
+from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.protocols.plan import Plan
 
@@ -173,8 +176,11 @@ class Ledger:
 
 
 @lru_cache(maxsize=64)
-def _totals(event: Any) -> tuple[tuple[float, float], ...]:
+def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
     """(mu2, told) of releases 1..k together, for k = 0..K."""
+    if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
+        # Likewise; of batches without a tree each user is in one or, late, in two.
+        return ((0.0, 0.0), *[charge(event)[1:]] * releases)
     if isinstance(event, SecureSum):
         # Its integers were proven together: the first release pays for all.
         return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
@@ -211,7 +217,7 @@ def charge_of(plan: Plan, digest: bytes, dataset: str, release: int, report: byt
     """
     events = released(plan)
     assert events is not None
-    totals = _totals(events[0])
+    totals = _totals(events[0], plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
     (after, told), (before, known) = totals[release], totals[release - 1]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastfed._kernels import aggregation
 from fastfed.deployment._crypto import Identity
+from fastfed.deployment.counts import count_std
 from fastfed.deployment.ledger import Charge
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.store import Write
@@ -95,6 +96,11 @@ class Range:
 
     def broadcast(self, release: int) -> np.ndarray:
         """Of a broadcast (s,): the sum of as many of these, or more noise, as there are silos."""
+        if self._plan.protocol.bits:
+            # Each record is off by one level at most in each entry.
+            level = self._plan.units.max(axis=0, initial=0.0)
+            records = self._plan.silos * self._plan.end(release) * (self._record + level)
+            return records + SIGMAS * count_std(self._plan, release)
         return self._plan.silos * self.report(release)
 
     def _noise(self, release: int) -> np.ndarray:

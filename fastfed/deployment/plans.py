@@ -9,7 +9,6 @@ linear algebra may give two plans of one spec.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import tomllib
@@ -23,44 +22,33 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._system import account
-from fastfed._validate import InputError, array, choice, integer, number, show
+from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
 from fastfed.deployment import codec, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment.declared import only as _only
+from fastfed.deployment.declared import schema_of
+from fastfed.deployment.schema import Schema, check_schema
+from fastfed.deployment.supported import (
+    added_up,
+    affordable,
+    certified,
+    check_least,
+    check_sum,
+    check_supported,
+    system_keys,
+)
 from fastfed.deployment.wire import NAME, Wire
-from fastfed.privacy.certificate import Certificate, Condition, deployed
+from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.protocol import PROTOCOLS, released_as
 
 #: Format of plan files.
 FORMAT = 1
-#: Protocols that the parties of this package run.
-SUPPORTED = ("silo-ldp", "central", "secure-sum")
 HUB, HELPER = "hub", "helper"
 #: The most bytes of a plan file, and the most silos.
 LARGEST, MOST_SILOS = 1 << 26, 1000
 _AGREED = b"fastfed deployment plan 1\0"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-
-#: What a deployment takes on trust beside what its system does.
-KEPT = Condition(
-    "every silo keeps its state and its secret to itself: with both the secret and the messages "
-    "the noise can be removed (taken on trust)",
-    True,
-)
-DELAYED = Condition(
-    "a record may come later than others for reasons that are in it: it then leaves one batch for "
-    "another, which costs no more than replacing it (docs/deployment.md)",
-    True,
-)
-APART = Condition(
-    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
-    "under `also`)",
-    True,
-)
-#: Begins the condition of pairwise masks, which shares for hub and helper stand in for.
-_MASKS = "the masks' keys"
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -100,40 +88,6 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return self.period(now) - 1
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One feature: its name, its declared range, and its unit for readers."""
-
-    name: str
-    low: float
-    high: float
-    unit: str = ""
-
-
-class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How rows become features: values are held to their column's range, then divided by ``norm``.
-
-    Ranges and norm are declared, never taken from data.
-    """
-
-    columns: tuple[Column, ...]
-    norm: float
-
-    def features(self, actions: object) -> np.ndarray:
-        """The features (K, d) of the rows offered.
-
-        Raises
-        ------
-        InputError
-            For another number of columns, no row, or values that are not finite.
-        """
-        rows = array("actions", actions, shape=(None, len(self.columns)))
-        if not len(rows):
-            raise InputError("actions must hold at least one row, got none")
-        low, high = (np.array([getattr(c, end) for c in self.columns]) for end in ("low", "high"))
-        coded: np.ndarray = np.clip(rows, low, high) / self.norm
-        return coded
-
-
 class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Everything that the parties agree on; its msgpack is what is hashed and signed."""
 
@@ -156,11 +110,13 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+_SCHEMA = Document.__struct_fields__.index("schema")
 
 
 def spelled(document: Document) -> bytes:
     """The one spelling of a document, without fields at its end that are None."""
     fields = list(msgspec.structs.astuple(document))
+    fields[_SCHEMA] = document.schema.spelled
     while fields[-1] is None:
         fields.pop()
     return _ENCODER.encode(fields)
@@ -220,7 +176,8 @@ class DeployedPlan:
     @cached_property
     def certificate(self) -> Certificate:
         """The certificate of the federation, made of the numbers of its plan and those before."""
-        found = certified(self.plan, codec.decode(self.document.problem))
+        problem = codec.decode(self.document.problem)
+        found = certified(self.plan, problem, self.document.helper is not None)
         return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
 
     @cached_property
@@ -232,7 +189,17 @@ class DeployedPlan:
     @property
     def shared(self) -> bool:
         """True if silos send shares of a secure sum, to hub and helper."""
-        return self.plan.secure is not None
+        return self.document.helper is not None
+
+    @property
+    def words(self) -> bool:
+        """True if what silos send is added up modulo 2^64, and only the sum is seen."""
+        return added_up(self.plan)
+
+    @property
+    def masked(self) -> bool:
+        """True if silos send rows of a secure sum under pairwise masks, to the hub alone."""
+        return self.words and self.document.helper is None
 
     def index(self, name: str) -> int:
         """The number of a silo; InputError for a name that is none."""
@@ -309,36 +276,32 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     _only(
         "spec",
         tables,
-        ("federation", "system", "calendar", "columns", "silos", "hub", "helper", "norm"),
-    )
+        (
+            "federation", "system", "calendar", "columns", "actions", "reward",
+            "silos", "hub", "helper", "norm",
+        ),
+    )  # fmt: skip
     silos = tuple(_party(f"silos[{i}]", table) for i, table in enumerate(tables.get("silos", ())))
     hub = _party("hub", {"name": HUB, **tables.get("hub", {})})
     helper = _party("helper", {"name": HELPER, **tables["helper"]}) if "helper" in tables else None
-    columns = _columns(tables.get("columns", ()))
-    largest = math.sqrt(sum(max(abs(c.low), abs(c.high)) ** 2 for c in columns))
-    integer("number of columns", len(columns), at_least=1)
+    schema = schema_of(tables)
     integer("number of silos", len(silos), at_least=1, at_most=MOST_SILOS)
-    schema = Schema(columns, number("norm", tables.get("norm", largest), above=0))
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
-    algorithm = choice(
-        "system.algorithm", keys.pop("algorithm", "private-fedlinucb"), ["private-fedlinucb"]
-    )
-    protocol = choice("system.protocol", keys.setdefault("protocol", "silo-ldp"), SUPPORTED)
-    if protocol == "secure-sum":
-        keys["messages"] = "individual"
+    algorithm, protocol, keys = system_keys(keys)
     problem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,
-        dimension=len(columns),
+        dimension=len(schema.columns),
         # Nothing is known of what silos will feed in, but for what clipping enforces.
         reward_range=None,
         features_bounded=False,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
-    system = ALGORITHMS[algorithm].make(keys, problem)
+    system = affordable(ALGORITHMS[algorithm], keys, problem)
     federation = dict(tables.get("federation", {}))
-    _only("federation", federation, ("name", "least", "explore", "influence"))
+    _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
+    check_sum(federation.get("sum"), protocol, helper is not None)
     document = Document(
         FORMAT,
         str(federation.get("name", "federation"))[:200],
@@ -355,23 +318,9 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
         influence=guard.asked(federation.get("influence")),
     )
-    made = certified(system.plan, problem)
+    made = certified(system.plan, problem, helper is not None)
     document = msgspec.structs.replace(document, certificate=extension.as_json(made))
     return checked(document, {})
-
-
-def certified(plan: Plan, problem: ProblemSpec) -> Certificate:
-    """The certificate of a deployed plan, from its numbers."""
-    found = deployed(account(plan, problem))
-    conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    own = (KEPT, DELAYED, APART) if plan.secure is not None else (KEPT, DELAYED)
-    return msgspec.structs.replace(found, conditions=(*conditions, *own))
-
-
-def _only(name: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
 
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
@@ -385,17 +334,6 @@ def _party(name: str, table: Mapping[str, Any]) -> Party:
             )
         keys.append(bytes.fromhex(text))
     return Party(str(table.get("name")), *keys)
-
-
-def _columns(tables: Any) -> tuple[Column, ...]:
-    found = []
-    for i, table in enumerate(tables):
-        where = f"columns[{i}]"
-        _only(where, table, ("name", "low", "high", "unit"))
-        low = number(f"{where}.low", table.get("low", 0.0))
-        high = number(f"{where}.high", table.get("high", 1.0))
-        found.append(Column(str(table.get("name", i)), low, high, str(table.get("unit", ""))))
-    return tuple(found)
 
 
 def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
@@ -480,65 +418,6 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     return made
 
 
-def check_supported(plan: Plan) -> None:
-    """Refuse a plan that the parties of this package do not run, or not privately."""
-    claim, protocol = plan.privacy, plan.protocol
-    if (
-        claim is None
-        or claim.budget is None
-        or not claim.exact
-        or not math.isfinite(claim.exact[0])
-    ):
-        raise InputError("a deployment needs a plan with a proven epsilon")
-    if protocol.id not in SUPPORTED:
-        raise InputError(
-            f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
-        )
-    known = released_as(PROTOCOLS[protocol.id], plan.release)
-    if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
-        protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
-    ):  # fmt: skip
-        raise InputError(f'the plan\'s protocol "{protocol.id}" is not the one of that name')
-    refused = {
-        "a trigger": plan.trigger is not None,
-        "eager selection": not plan.lazy,
-        "own rounds": plan.own is not None,
-        "a score function": plan.score is not None,
-        "another policy than ucb": plan.policy != "ucb",
-        "no clipping": plan.clip is None,
-        # A record that comes late would move the public count from one batch to another.
-        "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
-        "a user of several batches": claim.max_participations != 1,
-        'a relation other than "replace", which covers late records': claim.budget.relation
-        != "replace",
-        'a unit other than "user"': claim.budget.unit != "user",
-        # Its account is that of one dimension, where replacing may cost less than moving.
-        "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
-        'release "nested"': plan.release == "nested",
-        "no release": not plan.releases,
-        "columns of the factor with a negative inner product": not _delays_covered(plan),
-    }
-    wrong = [what for what, found in refused.items() if found]
-    if wrong:
-        raise InputError(f"deployments do not run plans with {', '.join(wrong)}")
-
-
-def _delays_covered(plan: Plan) -> bool:
-    """True if a record that moves from one leaf to another costs no more than replacing one."""
-    if plan.secure is not None:
-        size = plan.releases
-        encoder = np.zeros((size, size))
-        for k, row in enumerate(plan.secure.factor):
-            encoder[k, : k + 1] = row
-    elif plan.factor is not None:
-        encoder = plan.factor.encoder
-    else:
-        # Trees and Toeplitz factors have no negative entry.
-        return True
-    products = encoder.T @ encoder
-    return bool((products >= -1e-12 * products.max()).all())
-
-
 def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:
     """Refuse parties, calendar or schema that do not fit the plan."""
     names = [p.name for p in (*document.silos, document.hub)]
@@ -560,15 +439,15 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
     sizes = (problem.silos, problem.horizon, problem.dimension)
     if sizes != (plan.silos, plan.horizon, plan.dimension):
         raise InputError("the plan's problem must have its silos, horizon and dimension")
-    if (document.helper is not None) != (plan.secure is not None):
-        need = "needs a helper" if plan.secure is not None else "has no use for a helper"
-        raise InputError(f'protocol "{plan.protocol.id}" {need}')
+    if document.helper is not None and not added_up(plan):
+        raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
     if plan.secure is not None and least != plan.silos:
         raise InputError(
             f"least must be all {plan.silos} silos with secure sums: a silo's rows only add up to "
             f"prefix sums if none of them is missing, got {least}"
         )
+    check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
     if len(calendar.closes) != plan.releases:
         raise InputError(
@@ -585,9 +464,6 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
         raise InputError(
             f"columns must be {plan.dimension}, the plan's dimension, got {len(schema.columns)}"
         )
-    for column in schema.columns:
-        if not -math.inf < column.low < column.high < math.inf:
-            raise InputError(f"column {show(column.name)} must have a range low < high")
-    number("norm", schema.norm, above=0)
+    check_schema(schema)
     number("explore", document.explore, at_least=0, at_most=1)
     guard.check_influence(document.influence, plan)

@@ -93,10 +93,18 @@ class SiloProcess(Process):
 
     party: SiloParty
 
-    def decide(self, actions: object, subject: str | None = None) -> Decision:
+    def decide(
+        self,
+        actions: object = None,
+        subject: str | None = None,
+        *,
+        record: object = None,
+        among: object = None,
+    ) -> Decision:
         """Choose for one person, see `SiloParty.decide`; durable when it returns."""
         with self._turn:
-            step, decision = self.party.decide(actions, self.clock(), subject)
+            now = self.clock()
+            step, decision = self.party.decide(actions, now, subject, record=record, among=among)
             self.done(step)
             return decision
 
@@ -104,6 +112,11 @@ class SiloProcess(Process):
         """The reward of a decision, see `SiloParty.reward`; durable when it returns."""
         with self._turn:
             self.done(self.party.reward(name, reward, self.clock()))
+
+    def outcome(self, name: str, value: object) -> None:
+        """The outcome of a decision, see `SiloParty.outcome`; durable when it returns."""
+        with self._turn:
+            self.done(self.party.outcome(name, value, self.clock()))
 
     def cancel(self, name: str) -> None:
         """End a decision without a reward; durable when it returns."""

@@ -16,12 +16,13 @@ import numpy as np
 
 from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, entries
-from fastfed._sampling import Normals, fair_binomials
+from fastfed._sampling import Normals, fair_binomials, quarter_binomial
 from fastfed._validate import InputError
 from fastfed.deployment._crypto import KEY, keyed_digest, keystream
 from fastfed.protocols.plan import Plan
 
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
+_ROUND, _SESSION = b"fastfed round", b"fastfed session"
 
 
 def make_secret(path: str | Path) -> bytes:
@@ -142,6 +143,21 @@ class SealedNoise:
         stream = _Stream(self.key(_NOISE, silo, node))
         drawn = fair_binomials(entries(dimension, trials), stream)
         return np.array([k % 2**64 for k in drawn], dtype=np.uint64)
+
+    def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
+        """Draw Bin(trials, 1/4) - trials / 4 for one node, (count,); exact draws."""
+        stream = _Stream(self.key(_NOISE, silo, node))
+        drawn = [4 * quarter_binomial(trials, stream) - trials for _ in range(count)]
+        return np.array(drawn, dtype=np.int64) / 4.0
+
+    def rounding(self, silo: int, node: int, number: int, count: int) -> np.ndarray:
+        """Uniform 32-bit integers (count,) that round one record for one node."""
+        key = keyed_digest(self.key(_ROUND, silo, node), _MORE, number.to_bytes(8, "big"))
+        return np.frombuffer(keystream(key, 4 * count), dtype="<u4").astype(np.uint32)
+
+    def session(self, silo: int, node: int) -> bytes:
+        """32 bytes that go with what a node hides, and tell nothing of it."""
+        return self.key(_SESSION, silo, node)
 
     def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
         """Uniform words (size,) that split a message into two shares, and a seed to encrypt by."""

@@ -302,16 +302,18 @@ class Dialer:
 
 
 def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What /decide, /reward, /cancel, /status, /export, /broadcast, /recover, /leave answer."""
+    """What /decide, /reward, /outcome and the other paths answer; the docs list them all."""
     if path == "/decide":
-        made = silo.decide(given.get("actions"), given.get("subject"))
-        return {
+        actions, subject, *rest = map(given.get, ("actions", "subject", "record", "among"))
+        made = silo.decide(actions, subject, record=rest[0], among=rest[1])
+        found: dict[str, Any] = {
             "id": made.id,
             "action": made.action,
             "propensity": made.propensity,
             "model": made.model,
             "learns": made.learns,
         }
+        return found | ({"name": made.name} if made.name else {})
     if path == "/export":
         return model_of(silo.party)
     if path == "/broadcast":
@@ -319,6 +321,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         return {"release": silo.party.model.release, "broadcast": last.hex()}
     if path == "/reward":
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
+    elif path == "/outcome":
+        silo.outcome(str(given.get("id")), given.get("outcome"))
     elif path == "/cancel":
         silo.cancel(str(given.get("id")))
     elif path == "/recover":

@@ -19,7 +19,8 @@ from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import KEY, digest, keyed_digest, sealed_to
+from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
+from fastfed.deployment.counts import Counter, Record, hidden_of
 from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
 from fastfed.deployment.model import Model
@@ -27,6 +28,7 @@ from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
+from fastfed.deployment.sums import PairMasks, Sessions, in_shares
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
@@ -50,6 +52,8 @@ class Decision:
         The release that chose it.
     learns : bool
         True if its reward will enter a report.
+    name : str
+        The action's, of a plan with columns of records; ``action`` is then its index there.
     """
 
     id: str
@@ -57,6 +61,7 @@ class Decision:
     propensity: float
     model: int
     learns: bool
+    name: str = ""
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +131,7 @@ class SiloParty(Speaker):
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
+        self.sessions = Sessions(deployed, self.index)
         self.without: dict[int, str] = {}
         self.broadcasts: dict[int, bytes] = {}
         self.alarms: list[str] = []
@@ -142,8 +148,10 @@ class SiloParty(Speaker):
         self.lost: dict[int, bytes] = {}
         self.over = ""
 
-    def _randomizer(self) -> SumRandomizer | Sharer:
-        """What makes reports of leaf sums: a new one, which has made none."""
+    def _randomizer(self) -> SumRandomizer | Sharer | Counter:
+        """What makes reports of leaf sums, or of records: a new one, which has made none."""
+        if self.plan.protocol.bits:
+            return Counter(self.plan, self.index, self._noise)
         if self.plan.secure is not None:
             return Sharer(self.plan.secure, self.index, self._noise)
         return SumRandomizer(self.plan, self.index, self._noise)
@@ -151,7 +159,13 @@ class SiloParty(Speaker):
     # ---- the application -------------------------------------------------------------------------
 
     def decide(
-        self, actions: object, now: float, subject: str | None = None
+        self,
+        actions: object,
+        now: float,
+        subject: str | None = None,
+        *,
+        record: object = None,
+        among: object = None,
     ) -> tuple[Step, Decision]:
         """Choose for one person; any number of decisions may be open.
 
@@ -164,6 +178,10 @@ class SiloParty(Speaker):
         subject : str, optional
             Who it is. The plan counts each person once: a later decision for the same one is
             acted on, but nothing is learned from it. Only a keyed digest is kept.
+        record : mapping, optional
+            Values by column name, in place of ``actions``, of a plan with columns of records.
+        among : sequence of str, optional
+            With a record: the actions that may be chosen; all of the catalogue by default.
 
         Raises
         ------
@@ -171,21 +189,20 @@ class SiloParty(Speaker):
             For rows that do not fit the schema, and while the silo must be recovered.
         """
         self._check_recovered()
-        features = self.deployed.document.schema.features(actions)
+        schema = self.deployed.document.schema
+        features, offered = schema.offer(actions, record, among)
         explore = self.deployed.document.explore
         chosen, x = self.model.select(features)
         count = len(features)
         chance = int.from_bytes(self._entropy(8), "big") >> 11
         greedy = chosen
         if chance * 2.0**-53 < explore:
-            chosen = _uniform(count, self._entropy)
+            chosen = uniform_below(count, self._entropy)
             x = features[chosen]
         propensity = explore / count + (1.0 - explore) * (chosen == greedy)
-        who = (
-            b"" if subject is None else keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
-        )
+        who = b"" if subject is None else self.digest_of(subject)
         kept = Decided(
-            int(chosen),
+            offered[chosen],
             float(propensity),
             self.model.release,
             self._admits(now) and who not in self._subjects,
@@ -195,8 +212,13 @@ class SiloParty(Speaker):
             who,
         )
         name = self._entropy(8).hex()
-        decision = Decision(name, kept.action, kept.propensity, kept.model, kept.learns)
+        known = kept.action, kept.propensity, kept.model, kept.learns
+        decision = Decision(name, *known, schema.action(kept.action))
         return Step((Write("decision", name, wire.encoded(kept)),)), decision
+
+    def digest_of(self, subject: str) -> bytes:
+        """All that is kept of who it is."""
+        return keyed_digest(self._secret, _SUBJECT, subject.encode())[:16]
 
     def _admits(self, now: float) -> bool:
         """True if what is decided now may be learned from.
@@ -230,9 +252,15 @@ class SiloParty(Speaker):
         ended = Ended(0 if why else leaf, y, float(now), why)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
+    def outcome(self, name: str, value: object, now: float) -> Step:
+        """The outcome of a decision, of which the plan's schema makes the reward."""
+        action = self._decided(name).action
+        return self.reward(name, self.deployed.document.schema.reward(value, action), now)
+
     def _leaf(self, now: float) -> int:
         """The leaf that what becomes known now enters: one that is not closed."""
-        return max(self.deployed.document.calendar.period(now), self.done + 1)
+        closed = max(self.done, self.sessions.last)
+        return max(self.deployed.document.calendar.period(now), closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
         """End a decision without a reward."""
@@ -298,6 +326,8 @@ class SiloParty(Speaker):
             self.broadcasts[int(key)] = value
             body = self.wire.body(self.wire.read(value), Broadcast)
             self.model.adopt(self.wire.floats(body.values, "the broadcast"), int(key))
+        elif kind in ("session", "sessions"):
+            self.sessions.fold(write)
         elif kind == "alarm":
             self.alarms.append(value.decode())
         elif kind == "left":
@@ -351,10 +381,14 @@ class SiloParty(Speaker):
         if self.stopped:
             return Step()
         if not self._answered or self.lost:
-            return Step((), self._joins())
+            unsure = sorted(k for k in self.lost if self.sessions.missing(k))
+            asked = (message for k in unsure for message in self._telling(k).messages)
+            return Step((), (*self._joins(), *asked))
         closed = self.deployed.document.calendar.closed(now)
         if self.done < min(closed, self.plan.releases):
             release = self.done + 1
+            if self.sessions.missing(release):
+                return self._telling(release)
             forgotten = self._forgotten(release)
             if forgotten is not None:
                 self.lost[release] = forgotten
@@ -405,11 +439,10 @@ class SiloParty(Speaker):
 
     def report(self, release: int) -> bytes:
         """The report of a release: the same bytes for the same records."""
-        leaves = self._leaves[:release]
-        for k in range(1, release + 1):
-            for node, sums in hidden_by(self.plan, k, leaves[:k]).items():
-                self._sealing.hides(node, sums)
-        made = self._randomizer()
+        self._hide(release)
+        leaves, made = self._leaves[:release], self._randomizer()
+        if isinstance(made, Counter):
+            return self._shares(release, made.row(release, self._records()))
         if isinstance(made, Sharer):
             return self._shares(release, made.row(leaves))
         for leaf in leaves:
@@ -417,23 +450,60 @@ class SiloParty(Speaker):
             values = made.report().values
         return self.made(release, wire.Report(packed(values)))
 
+    def _hide(self, release: int) -> None:
+        """Say what the noise of a report, and its session, hide."""
+        if self.plan.protocol.bits:
+            self._sealing.hides(release, hidden_of(self.plan, release, self._records()))
+            return
+        for k in range(1, release + 1):
+            for node, sums in hidden_by(self.plan, k, self._leaves[:k]).items():
+                self._sealing.hides(node, sums)
+
+    def _records(self) -> list[Record]:
+        """All records that entered a leaf."""
+        ended = ((n, name, self.ended.get(name)) for n, name in enumerate(self.decisions, 1))
+        return [Record(n, e.leaf, self._point(name, e)) for n, name, e in ended if e and e.leaf]
+
     def _shares(self, release: int, row: np.ndarray) -> bytes:
-        """A row in two shares, each uniform: the hub's, and the helper's, which it cannot read."""
-        helper = self.deployed.document.helper
-        assert helper is not None
-        pad, seed = self._sealing.pad(self.index, release, len(row))
-        inner = self.made(release, wire.Report(packed(pad)))
-        context = share_context(self.deployed, self.index, release)
-        sealed = sealed_to(helper.open, inner, context, seed)
-        return self.made(release, wire.Report(packed(row - pad), sealed))
+        """The report of a row that nobody may see: in shares, or under masks."""
+        if not self.deployed.masked:
+            return in_shares(self, self.index, release, row, self._sealing)
+        masks = PairMasks(self.deployed, self.index, self.identity)
+        mask = masks.at(release, len(row), self.sessions.lists[release])
+        return self.made(release, wire.Report(packed(row + mask)))
+
+    def _session(self, release: int) -> bytes:
+        """The own session of a release."""
+        told = self.sessions.told.get(release)
+        if told is None:
+            self._hide(release)
+            told = self._sealing.session(self.index, release)
+        return told
+
+    def _telling(self, release: int) -> Step:
+        """Close a leaf and tell its session, until the hub answers with all silos'."""
+        own, known = self._session(release), release in self.sessions.told
+        writes = () if known else (Write("session", str(release), own),)
+        return Step(writes, (self._to_hub(release, wire.Sessions((own,))),))
+
+    def _heard(self, release: int, body: wire.Sessions) -> Step:
+        """What the list of all silos' sessions leads to."""
+        if release not in self.sessions.told and not (
+            release in self.lost and self.sessions.missing(release)
+        ):
+            return Step()
+        writes, wrong = self.sessions.heard(release, body, self._session(release))
+        return self._alarm(wrong) if wrong else Step(writes)
 
     def handle(self, data: bytes, now: float) -> Step:
         """What a receipt or a broadcast of the hub leads to; Refused for anything else."""
-        found = self.wire.read(data, ("receipt", "broadcast"))
+        found = self.wire.read(data, ("receipt", "broadcast", "sessions"))
         if found.sender != self.deployed.document.hub.name:
             raise Refused(f"a silo hears the hub alone, got a {found.kind} of {found.sender}")
         if found.kind == "receipt":
             return self._receipt(found.release, self.wire.body(found, Receipt))
+        if found.kind == "sessions":
+            return self._heard(found.release, self.wire.body(found, wire.Sessions))
         return self._broadcast(found, data)
 
     def _receipt(self, released: int, body: Receipt) -> Step:
@@ -480,7 +550,7 @@ class SiloParty(Speaker):
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
         if len(body.entries) < self.deployed.document.least:
             return self._alarm(f"broadcast {release} is of too few silos")
-        if self.plan.secure is not None:
+        if self.deployed.shared:
             self._check_opened(release, body)
         mine = [entry for entry in body.entries if entry.silo == self.index]
         own = self.sealed.get(release)
@@ -522,25 +592,14 @@ class SiloParty(Speaker):
             if release in self.sealed or release in self.without:
                 continue
             wanted = self.lost.get(release)
+            bare = self.sessions.missing(release)
+            if wanted is not None and bare and release not in self.sessions.foreign:
+                raise InputError(f"the hub has not sent the sessions of release {release} yet")
             writes += self._charge(release, wanted or b"")
-            made = b"" if wanted is None else self.report(release)
+            made = b"" if wanted is None or bare else self.report(release)
             if wanted is not None and digest(made) == wanted:
                 writes.append(Write("sealed", str(release), made))
             else:
                 writes += self._charge(again) if wanted is not None else []
                 writes.append(Write("without", str(release), b"lost with the state it was made of"))
         return Step(tuple(writes))
-
-
-def share_context(deployed: DeployedPlan, silo: int, release: int) -> bytes:
-    """What a share for the helper is bound to."""
-    return deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
-
-
-def _uniform(count: int, entropy: Callable[[int], bytes]) -> int:
-    """A uniform index below ``count``."""
-    bits = count.bit_length()
-    while True:
-        found = int.from_bytes(entropy(8), "big") >> (64 - bits)
-        if found < count:
-            return found

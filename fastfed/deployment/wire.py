@@ -91,11 +91,20 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     ended: str = ""
 
 
+class Sessions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The sessions that masks of a release are made of: a silo's own, or from the hub all silos'.
+
+    values: 32 bytes each, in the order of silos.
+    """
+
+    values: tuple[bytes, ...]
+
+
 class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A silo leaves: its reports are in no later set."""
 
 
-Body = Join | Report | Opened | Broadcast | Receipt | Leave
+Body = Join | Report | Opened | Broadcast | Receipt | Sessions | Leave
 #: The kinds of messages by name.
 KINDS: dict[str, type[Body]] = {
     "join": Join,
@@ -104,6 +113,7 @@ KINDS: dict[str, type[Body]] = {
     "broadcast": Broadcast,
     "receipt": Receipt,
     "leave": Leave,
+    "sessions": Sessions,
 }
 _KIND_OF = {body: kind for kind, body in KINDS.items()}
 B = TypeVar("B", bound=Body)
@@ -179,6 +189,7 @@ class Wire:
             "broadcast": 16 * size + len(self._keys) * 128 + 3 * _AROUND,
             "receipt": 1 << 20,
             "leave": _AROUND,
+            "sessions": len(self._keys) * 64 + _AROUND,
         }
         self.largest = max(self.limits.values())
 
@@ -273,6 +284,11 @@ def check_entries(entries: tuple[Entry, ...], silos: int, who: str) -> None:
         raise Refused(f"the set of {who} must be of different silos in order, got {show(numbers)}")
     if any(len(entry.digest) != KEY for entry in entries):
         raise Refused(f"the set of {who} must have digests of {KEY} bytes")
+
+
+def sessions_of(data: bytes) -> tuple[bytes, ...]:
+    """The sessions of a list that was kept."""
+    return msgspec.msgpack.decode(data, type=Sessions).values
 
 
 def encoded(value: Any) -> bytes:

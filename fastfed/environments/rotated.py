@@ -29,7 +29,8 @@ class Rotated:
     it. With ``rotation`` = 0 this is the sphere, bit for bit. Regret is against the best action of
     the silo's own theta_i.
 
-    The instance is ours: of the papers none lets silos differ.
+    The instance is ours: in the papers silos differ only by which actions they see
+    (`no-diversity`).
 
     Parameters
     ----------

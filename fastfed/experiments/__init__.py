@@ -75,7 +75,12 @@ def figure(name: str) -> Figure:
             f'unknown figure "{name}"{nearest(name, known)} (`fastfed list figures` names all)'
         )
     spec = read_toml(FOLDER / f"{name}.toml")
-    table = spec["figure"]
+    table = spec.get("figure", {})
+    for key in ("paper", "title"):
+        if not isinstance(table.get(key), str):
+            raise InputError(f'figure "{name}": figure.{key} must be a string, in {name}.toml')
+    if table.get("id") != name:
+        raise InputError(f'figure "{name}": figure.id must be "{name}", as its file is called')
     return Figure(name, table["paper"], table["title"], spec)
 
 

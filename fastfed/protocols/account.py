@@ -36,15 +36,34 @@ from fastfed.privacy.mechanisms.reward_release import RewardRelease
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import Clip, NoiseStd, Part, PeerPlan, PhasePlan, Plan, check_rounds
+from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import (
+    ADD,
     NOISY_ADD,
     NOISY_TREE,
+    REPLACE,
     SEND_BATCH,
     SEND_NODE,
     SEND_NOISY_BATCH,
+    SEND_NOISY_NODE,
+    SEND_NOISY_PREFIX,
+    SEND_NOISY_SUM,
+    TREE,
 )
+from fastfed.protocols.schedule import check_rounds
+from fastfed.protocols.serverless import Part, PeerPlan, PhasePlan
 from fastfed.protocols.trigger import PRIVATE_DETERMINANT
+
+#: Randomizers and analyzers whose Gaussian noise `_sums` accounts for. A pair that is not here is
+#: refused: to take it for one of these would be a guarantee of something else.
+GAUSSIAN_PAIRS = (
+    (SEND_NOISY_NODE, TREE),
+    (SEND_NOISY_PREFIX, REPLACE),
+    (SEND_NOISY_SUM, REPLACE),
+    (SEND_NOISY_BATCH, ADD),
+    (SEND_NODE, NOISY_TREE),
+    (SEND_BATCH, NOISY_ADD),
+)
 
 
 def bounds(plan: Plan) -> tuple[float, float]:
@@ -156,6 +175,11 @@ def _sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEve
         )
     if protocol.shuffled:
         return _shuffled(plan, claim, budget, std)
+    if (protocol.randomizer, protocol.analyzer) not in GAUSSIAN_PAIRS:
+        raise InputError(
+            f'nothing here says what protocol "{protocol.id}" releases: account for its randomizer '
+            f"{protocol.randomizer} with analyzer {protocol.analyzer} in {__name__}"
+        )
     schedule, rounds = (0.0, 0.0), 0
     if plan.trigger is not None and plan.trigger.kind == PRIVATE_DETERMINANT:
         schedule, rounds = plan.trigger.std, plan.horizon

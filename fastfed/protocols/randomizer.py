@@ -11,7 +11,7 @@ from fastfed._kernels import aggregation, linalg
 from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
 from fastfed._validate import InputError, array, integer, number
-from fastfed.protocols.plan import PeerPlan, Plan, check_plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     SEND_BATCH,
     SEND_NODE,
@@ -25,6 +25,7 @@ from fastfed.protocols.protocol import (
 )
 from fastfed.protocols.release import make_adder
 from fastfed.protocols.secure_sum import Encoded
+from fastfed.protocols.serverless import PeerPlan
 from fastfed.protocols.vector_sum import encoding_of, ones_of
 
 #: What a silo sends at a synchronisation.

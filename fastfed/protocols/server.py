@@ -11,15 +11,7 @@ from fastfed._kernels import aggregation
 from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
 from fastfed._validate import InputError
-from fastfed.protocols.plan import (
-    LocalEstimate,
-    Model,
-    PeerPlan,
-    PhasePlan,
-    Plan,
-    check_phase_plan,
-    check_plan,
-)
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     ADD,
     NOISY_ADD,
@@ -34,6 +26,7 @@ from fastfed.protocols.protocol import (
 )
 from fastfed.protocols.release import ExactAdder, make_adder
 from fastfed.protocols.secure_sum import Decoder, Encoded, masked, secure_of
+from fastfed.protocols.serverless import LocalEstimate, Model, PeerPlan, PhasePlan, check_phase_plan
 from fastfed.protocols.vector_sum import counted, encoding_of
 
 # ---- The server: the analyzer A of a protocol, from the silos' reports to one broadcast ----------

@@ -16,7 +16,8 @@ from fastfed._kernels import environments
 from fastfed._validate import InputError, integer
 from fastfed.environments import Adversary
 from fastfed.experts.plan import ExpertPlan
-from fastfed.protocols.plan import PeerPlan, PhasePlan, Plan
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.serverless import PeerPlan, PhasePlan
 from fastfed.simulation import experts, peers, phases, server
 from fastfed.simulation.driver import Driver, Outcome, Progress
 from fastfed.simulation.experiment import Experiment, Problem

@@ -12,8 +12,8 @@ from fastfed._kernels import driver, environments, linalg
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client, rounds_between
 from fastfed.privacy.mechanisms.winsorized import padded_dimension
-from fastfed.protocols.plan import LocalEstimate, PhasePlan, check_phase_plan
 from fastfed.protocols.server import Averager
+from fastfed.protocols.serverless import LocalEstimate, PhasePlan, check_phase_plan
 from fastfed.simulation import compiled, server
 from fastfed.simulation.driver import (
     OBJECT,

@@ -20,10 +20,11 @@ from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree import touches
 from fastfed.protocols.network import Network
-from fastfed.protocols.plan import PeerPlan, Plan, Sums, check_plan
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.server import Server
+from fastfed.protocols.serverless import PeerPlan, Sums
 from fastfed.protocols.trigger import DETERMINANT
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle

@@ -24,12 +24,13 @@ from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.privacy.audit.bounds import AuditResult, audit, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.tree_release import TreeRelease
-from fastfed.protocols.plan import LocalEstimate, NoiseStd, Plan
+from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.release import noisy
 from fastfed.protocols.score import Score, score_signature
 from fastfed.protocols.server import Averager, Server
+from fastfed.protocols.serverless import LocalEstimate
 from fastfed.protocols.vector_sum import VectorSum
 from fastfed.simulation.systems import make_system
 

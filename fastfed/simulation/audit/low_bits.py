@@ -37,11 +37,12 @@ from fastfed.privacy.mechanisms.winsorized import (
 )
 from fastfed.privacy.releases.tree_release import TreeRelease
 from fastfed.privacy.sensitivity import Budget
-from fastfed.protocols.plan import LocalEstimate, NoiseStd, Plan
+from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import Bits, Report, Shuffled, ShuffledBits
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Averager, Server
+from fastfed.protocols.serverless import LocalEstimate
 from fastfed.simulation.systems import make_system
 
 EPSILON, DELTA = 1.0, 1e-6

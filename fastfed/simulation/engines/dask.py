@@ -258,9 +258,7 @@ def _telling(worker: Any, topic: str, key: str, work: RunBatch) -> Callable[[int
 def _with_loop(make: Callable[[], T]) -> T:
     """What ``make`` makes of dask, tried three times while its event loop does not start.
 
-    ``distributed`` gives the thread of its event loop ten seconds, holding a lock that the
-    destructor of an earlier client wants too: where that thread happens to collect garbage, or the
-    machine is too busy, the wait ends in an AssertionError. The next attempt finds both free.
+    ``distributed`` gives the thread of its event loop ten seconds, and asserts that they suffice.
     """
     for _ in range(2):
         with suppress(AssertionError):
@@ -273,14 +271,28 @@ def _with_loop(make: Callable[[], T]) -> T:
         ) from None
 
 
+def _client(address: str) -> Client:
+    """A client of the scheduler at an address.
+
+    One that fails is closed at once. Left to the garbage collector, its destructor waits for the
+    lock under which another client starts, for ever if that one's thread collects the garbage.
+    """
+    client = Client.__new__(Client)
+    try:
+        client.__init__(address, timeout=CONNECT_SECONDS, set_as_default=False)  # type: ignore[misc]
+    except BaseException:
+        with suppress(Exception):
+            client.close()
+        raise
+    return client
+
+
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
     """A client of the scheduler at an address; InputError where none answers."""
     try:
         with no_interrupts():
-            client = _with_loop(
-                partial(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
-            )
+            client = _with_loop(partial(_client, address))
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"no dask scheduler answers at {address} ({reason})") from None

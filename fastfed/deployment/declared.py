@@ -1,0 +1,181 @@
+"""The tables `columns`, `actions` and `reward` of a spec, read into a schema.
+
+Columns without a `kind` are those of raw rows, which the application makes itself. With `actions`
+every column has a kind, and rows are made of records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastfed._validate import InputError, boolean, choice, integer, number, show
+from fastfed.deployment.schema import (
+    KINDS,
+    NO,
+    YES,
+    Catalogue,
+    Column,
+    Outcome,
+    Records,
+    Schema,
+    Variable,
+    check_records,
+)
+
+_KEYS = {
+    "number": ("low", "high", "unit", "to"),
+    "category": ("codes",),
+    "flag": ("yes", "no", "to"),
+}
+_SHARED = ("name", "kind", "outside", "fill", "missing_flag")
+
+
+def only(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse a table with a key that is not known."""
+    for key in table:
+        if key not in known:
+            raise InputError(f"unknown key {show(key)} in {name}; it may have {', '.join(known)}")
+
+
+def schema_of(tables: Mapping[str, Any]) -> Schema:
+    """The schema of a spec.
+
+    Parameters
+    ----------
+    tables : mapping
+        With ``columns``; for records also ``actions`` and ``reward``; and ``norm``, by default the
+        largest that a row can have.
+
+    Raises
+    ------
+    InputError
+        For what a table may not say.
+    """
+    given = [_table(f"columns[{i}]", t) for i, t in enumerate(tables.get("columns", ()))]
+    integer("number of columns", len(given), at_least=1)
+    if "actions" not in tables:
+        if "reward" in tables or any("kind" in table for table in given):
+            raise InputError("columns with a kind, and reward, need the table actions")
+        columns = tuple(_column(f"columns[{i}]", table) for i, table in enumerate(given))
+        largest = math.sqrt(sum(max(abs(c.low), abs(c.high)) ** 2 for c in columns))
+        return Schema(columns, number("norm", tables.get("norm", largest), above=0))
+    if "reward" not in tables:
+        raise InputError("a spec with actions needs the table reward")
+    variables = tuple(_variable(f"columns[{i}]", table) for i, table in enumerate(given))
+    actions = _catalogue(_table("actions", tables["actions"]))
+    records = Records(variables, actions, _outcome(_table("reward", tables["reward"])))
+    check_records(records)
+    norm = number("norm", tables.get("norm", records.norm), above=0)
+    return Schema(records.columns, norm, records)
+
+
+def _table(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} must be a table, got {show(value)}")
+    return value
+
+
+def _column(where: str, table: Mapping[str, Any]) -> Column:
+    only(where, table, ("name", "low", "high", "unit"))
+    low = number(f"{where}.low", table.get("low", 0.0))
+    high = number(f"{where}.high", table.get("high", 1.0))
+    at = where.removeprefix("columns[").removesuffix("]")
+    return Column(str(table.get("name", at)), low, high, str(table.get("unit", "")))
+
+
+def _codes(where: str, value: Any) -> tuple[str, ...]:
+    """Codes as texts: TOML's 4 and "4" are one code."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InputError(f"{where} must be a list of codes, got {show(value)}")
+    return tuple(_code(each) for each in value)
+
+
+def _code(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def _ends(where: str, value: Any) -> tuple[float, float]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise InputError(f"{where} must be two numbers low < high, got {show(value)}")
+    return number(where, value[0]), number(where, value[1])
+
+
+def _variable(where: str, table: Mapping[str, Any]) -> Variable:
+    kind = choice(f"{where}.kind", table.get("kind"), KINDS)
+    only(f"{where}, a {kind}", table, (*_SHARED, *_KEYS[kind]))
+    name = str(table.get("name", ""))
+    low = high = 0.0
+    codes: tuple[str, ...] = ()
+    yes: tuple[str, ...] = ()
+    fill = table.get("fill")
+    if kind == "number":
+        for end in ("low", "high"):
+            if end not in table:
+                raise InputError(f'column "{name}" needs its public range: {where}.{end}')
+        low, high = (number(f"{where}.{end}", table[end]) for end in ("low", "high"))
+        fill = None if fill is None else number(f"{where}.fill", fill)
+    else:
+        fill = None if fill is None else _code(fill)
+        if kind == "category":
+            codes = _codes(f"{where}.codes", table.get("codes"))
+        else:
+            yes = _codes(f"{where}.yes", table.get("yes", YES))
+            codes = (*yes, *_codes(f"{where}.no", table.get("no", NO)))
+    return Variable(
+        name,
+        kind,
+        low,
+        high,
+        str(table.get("unit", "")),
+        codes,
+        len(yes),
+        _ends(f"{where}.to", table.get("to", (-1.0, 1.0))),
+        str(table.get("outside", "clip" if kind == "number" else "refuse")),
+        fill,
+        boolean(f"{where}.missing_flag", table.get("missing_flag", False)),
+    )
+
+
+def _catalogue(table: Mapping[str, Any]) -> Catalogue:
+    only("actions", table, ("names", "features", "constant", "shared"))
+    names = _codes("actions.names", table.get("names"))
+    features = []
+    for row in table.get("features", ()):
+        if isinstance(row, str) or not isinstance(row, Sequence) or not row:
+            raise InputError(f"actions.features must be a row of numbers each, got {show(row)}")
+        features.append(tuple(number("actions.features", v) for v in row))
+    if features and (len(features) != len(names) or len({len(row) for row in features}) > 1):
+        raise InputError(
+            f"actions.features must be {len(names)} rows of one length, one for each action"
+        )
+    constants = (number(f"actions.{k}", table.get(k, 0.0)) for k in ("constant", "shared"))
+    return Catalogue(names, tuple(features), *constants)
+
+
+def _outcome(table: Mapping[str, Any]) -> Outcome:
+    only(
+        "reward",
+        table,
+        ("column", "low", "high", "unit", "better", "outside", "codes", "correct"),
+    )
+    if not isinstance(table.get("column"), str):
+        raise InputError("reward.column must name the column of outcomes")
+    ways = [key for key in ("codes", "correct") if key in table]
+    if ways and ("low" in table or "high" in table):
+        raise InputError(f"reward must have one of low and high, codes, and correct, got {ways[0]}")
+    if not ways and not {"low", "high"} <= set(table):
+        raise InputError("reward needs low and high, codes, or correct")
+    codes = _table("reward.codes", table.get("codes", {})).items()
+    correct = _table("reward.correct", table.get("correct", {})).items()
+    return Outcome(
+        table["column"],
+        number("reward.low", table.get("low", 0.0)),
+        number("reward.high", table.get("high", 1.0)),
+        str(table.get("unit", "")),
+        str(table.get("better", "high")),
+        str(table.get("outside", "clip")),
+        tuple((_code(k), number(f'reward.codes["{k}"]', v)) for k, v in codes),
+        tuple((_code(k), str(v)) for k, v in correct),
+    )
