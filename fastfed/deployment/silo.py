@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
 from fastfed.deployment.counts import Counter, Record, hidden_of
 from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
-from fastfed.deployment.model import Model
+from fastfed.deployment.model import Decided, Decision, Ended, Model
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -34,56 +33,6 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """An action for one person, durable before the application hears of it.
-
-    Parameters
-    ----------
-    id : str
-        To be named with the reward.
-    action : int
-        Index of the row to play.
-    propensity : float
-        The chance that this action had.
-    model : int
-        The release that chose it.
-    learns : bool
-        True if its reward will enter a report.
-    name : str
-        The action's, of a plan with columns of records; ``action`` is then its index there.
-    """
-
-    id: str
-    action: int
-    propensity: float
-    model: int
-    learns: bool
-    name: str = ""
-
-
-class Decided(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a decision. offer: digest of the rows offered; x: the features played."""
-
-    action: int
-    propensity: float
-    model: int
-    learns: bool
-    time: float
-    x: bytes
-    offer: bytes
-    subject: bytes
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """How a decision ended: its reward and the leaf it entered, 0 for none."""
-
-    leaf: int
-    reward: float | None
-    time: float
-    why: str = ""
 
 
 class SiloParty(Speaker):
