@@ -66,6 +66,12 @@ def test_invariants_hold_when_the_hub_is_put_back(protocol):
     assert sum(world.behind for world in worlds) > 3
 
 
+@pytest.mark.parametrize("protocol", [federation.MASKS, "shuffle-vector"])
+def test_invariants_hold_when_sessions_of_masks_are_lost_too(protocol):
+    worlds = schedules(protocol, range(6000, 6002))
+    assert sum(world.hub_restores for world in worlds) > 5
+
+
 def test_invariants_hold_when_everybody_is_killed_and_the_hub_put_back():
     worlds = schedules("silo-ldp", range(3100, 3102), kill=0.08)
     assert sum(world.hub_restores for world in worlds) > 5
@@ -73,11 +79,10 @@ def test_invariants_hold_when_everybody_is_killed_and_the_hub_put_back():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum", federation.MASKS])
 def test_invariants_hold_over_many_schedules(protocol):
     schedules(protocol, range(4000, 4200))
-    if protocol != "secure-sum":
-        schedules(protocol, range(5000, 5100), kill=0.1)
+    schedules(protocol, range(5000, 5100), kill=0.1)
 
 
 class Forgetting(Hub):
@@ -128,7 +133,9 @@ def started(protocol="silo-ldp"):
     return made
 
 
-@pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
+@pytest.mark.parametrize(
+    "protocol", ["silo-ldp", "central", "secure-sum", federation.MASKS, federation.MASKED_BITS]
+)
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
     made = started(protocol)

@@ -337,21 +337,26 @@ class SiloParty(Speaker):
         if self.done < min(closed, self.plan.releases):
             release = self.done + 1
             if self.sessions.missing(release):
-                return self._telling(release)
+                step = self._telling(release)
+                return step._replace(messages=(*step.messages, *self._again(), *self._joins()))
             forgotten = self._forgotten(release)
             if forgotten is not None:
                 self.lost[release] = forgotten
                 return Step((), self._joins())
             return self._closing(release)
-        waiting = [k for k in self.sealed if k not in self._held]
-        hub = self.deployed.document.hub.name
-        sends = [Message(hub, self.sealed[k]) for k in sorted(waiting)]
-        # A hub that was put back to before releases that are here: the sets that it opened.
-        known = self.model.release if self._released is None else self._released
-        sends += [
-            Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
-        ]
-        return Step((), (*sends, *self._joins()))
+        return Step((), (*self._again(), *self._joins()))
+
+    def _again(self) -> tuple[Message, ...]:
+        """What the hub has not confirmed, or has lost since it was put back: the same bytes."""
+        hub, last = self.deployed.document.hub.name, self.model.release
+        known = last if self._released is None else min(last, self._released)
+        # Others may wait for a session whose list is here already.
+        told = [(k, wire.Sessions((s,))) for k, s in self.sessions.told.items() if k > known]
+        return (
+            *(self._to_hub(k, body) for k, body in told),
+            *(Message(hub, self.sealed[k]) for k in sorted(self.sealed) if k not in self._held),
+            *(Message(hub, self.broadcasts[k]) for k in range(known + 1, last + 1)),
+        )
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
