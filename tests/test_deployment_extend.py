@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from fastfed import InputError
 from fastfed.cli import cli
+from fastfed.deployment import extend, plans, wire
 from fastfed.deployment import folder as folders
-from fastfed.deployment import joining, plans, wire
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.export import model_of
 from fastfed.deployment.extend import check_room, extended, last_broadcast
@@ -308,9 +308,10 @@ def home(tmp_path_factory):
     silos = [{"name": name, **keys[name]} for name in names[:2]]
     plan = plans.compile_plan(federation.spec(silos=2) | {"silos": silos, "hub": keys["hub"]})
     plan.save(home / "plan")
-    joining.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
-    joining.join(home / "silo1", home / "plan", (1.0, 1e-6), ledger=home / "shared.sqlite")
-    joining.join(home / "hub", home / "plan")
+    extend.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
+    shared = ("--ledger", home / "shared.sqlite", "--epsilon", 1, "--delta", 1e-6)
+    assert run("join", home / "silo1", home / "plan", *shared).exit_code == 0
+    extend.join(home / "hub", home / "plan")
     process = folders.opened(home / "silo0")
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))

@@ -214,7 +214,7 @@ def test_false_alarms_are_as_rare_as_is_said(epsilon):
     false, scores = 0, []
     for _ in range(150):
         sets = honest(plan, rng, THETA, 40)
-        found = [alarm.worst(k, sets) for k in range(1, plan.releases + 1)]
+        found = [alarm.worst(alarm.fits(k, sets)) for k in range(1, plan.releases + 1)]
         false += any(found)
         scores += [fit.score for fit in alarm.fits(4, sets)]
     assert false < 33
@@ -231,7 +231,7 @@ def test_an_alarm_names_the_silo_that_is_shifted_by_some_standard_deviations():
     for _ in range(20):
         sets = honest(plan, rng, THETA, 40)
         sets[1][2][:3] += 20.0 * std * np.array([1.0, -1.0, 1.0])
-        found = alarm.worst(1, sets)
+        found = alarm.worst(alarm.fits(1, sets))
         named.append(found.silo if found else None)
     assert named.count(2) >= 18
 

@@ -249,12 +249,12 @@ def join(
     A plan that continues another is joined with --extends: secret, ledger and dataset are then
     those of the earlier folder, and it is refused if the ceiling does not hold both.
     """
-    from fastfed.deployment import joining
+    from fastfed.deployment import extend as extending
 
     if (epsilon is None) != (delta is None):
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
-    name, found = joining.join(folder, plan, ceiling, dataset, ledger, extends)
+    name, found = extending.join(folder, plan, ceiling, dataset, ledger, extends)
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)

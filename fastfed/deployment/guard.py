@@ -8,7 +8,7 @@ theta. Nothing here is of use where the hub sees no silo's report.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -247,15 +247,16 @@ class Alarm:
         noise = sum(each for _, each in parts.values())
         if len(parts) < 2:
             return
+        theta = self._theta(everything, release)
         for silo, (own, its) in sorted(parts.items()):
             other = everything - own
             score = self._score([(own, rows, its), (other, rows * (len(parts) - 1), noise - its)])
-            moves = self._theta(everything, release) - self._theta(other, release)
+            moves = theta - self._theta(other, release)
             yield Fit(silo, float(np.linalg.norm(moves)), score)
 
-    def worst(self, release: int, sets: Mapping[int, Mapping[int, np.ndarray]]) -> Fit | None:
+    def worst(self, fits: Iterable[Fit]) -> Fit | None:
         """The silo that fits least, where it is beyond the threshold."""
-        found = [fit for fit in self.fits(release, sets) if fit.score > self.threshold]
+        found = [fit for fit in fits if fit.score > self.threshold]
         return max(found, key=lambda fit: fit.score, default=None)
 
     def _score(self, sides: Sequence[tuple[np.ndarray, float, float]]) -> float:

@@ -16,7 +16,7 @@ from fastfed.deployment import wire
 from fastfed.deployment._crypto import KEY, digest
 from fastfed.deployment.counts import shuffled
 from fastfed.deployment.extension import summary
-from fastfed.deployment.guard import Alarm, Cap, check_records, nodes_of, visible
+from fastfed.deployment.guard import Alarm, Cap, Fit, check_records, nodes_of, visible
 from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
@@ -67,6 +67,7 @@ class Hub(Speaker):
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
         #: Broadcasts that were computed and may not be durable yet.
         self._made: dict[int, bytes] = {}
+        self._fitted: dict[int, list[Fit]] = {}
         #: Releases in which a silo's report was held to the cap; the log leads to the same.
         self.capped: dict[str, set[int]] = {}
         #: What was heard since the start: each silo's last release, and broadcasts that were lost.
@@ -285,8 +286,7 @@ class Hub(Speaker):
 
     def _suspicion(self, release: int) -> tuple[Write, ...]:
         """An alarm about the silo that fits the others least, where it does not fit."""
-        found = None if self._alarm is None else self._alarm.worst(release, self._seen(release))
-        if found is None or self._alarm is None:
+        if self._alarm is None or (found := self._alarm.worst(self._fits(release))) is None:
             return ()
         text = (
             f"{self.deployed.silos[found.silo]} does not fit the other silos at release {release}: "
@@ -294,6 +294,14 @@ class Hub(Speaker):
             f"stay below {self._alarm.threshold:.4g})"
         )
         return (Write("alarm", text, text.encode()),)
+
+    def _fits(self, release: int) -> list[Fit]:
+        """How the silos of a release fit each other; computed once."""
+        if self._alarm is None or not release:
+            return []
+        if release not in self._fitted:
+            self._fitted = {release: list(self._alarm.fits(release, self._seen(release)))}
+        return self._fitted[release]
 
     def _seen(self, release: int) -> dict[int, dict[int, np.ndarray]]:
         """The reports in the sets up to a release, as they came, by release and silo."""
@@ -325,7 +333,8 @@ class Hub(Speaker):
         active = {i for i in range(self.plan.silos) if i not in self.left}
         wait = max(PATIENCE, self.deployed.document.calendar.grace)
         known = all(last <= len(self.broadcasts) for last in self._heard.values())
-        return (known and active <= self._heard.keys()) or now >= (self._started or now) + wait
+        over = self._started is not None and now >= self._started + wait
+        return over or (known and active <= self._heard.keys())
 
     def _opening(self, release: int, now: float) -> Step:
         """The set of a release: whoever has reported, once all have or the grace period is over."""
@@ -479,8 +488,7 @@ class Hub(Speaker):
         release, names = len(self.broadcasts), self.deployed.silos
         made: dict[str, object] = {}
         if self._alarm is not None and release:
-            fits = self._alarm.fits(release, self._seen(release))
-            made["moves"] = {names[fit.silo]: fit.moves for fit in fits}
+            made["moves"] = {names[fit.silo]: fit.moves for fit in self._fits(release)}
         if self._cap is not None:
             made["capped"] = {name: sorted(found) for name, found in sorted(self.capped.items())}
         return made
