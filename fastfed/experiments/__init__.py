@@ -79,7 +79,7 @@ def figure(name: str) -> Figure:
     for key in ("paper", "title"):
         if not isinstance(table.get(key), str):
             raise InputError(f'figure "{name}": figure.{key} must be a string, in {name}.toml')
-    if table.get("id") != name:
+    if table.get("id", name) != name:
         raise InputError(f'figure "{name}": figure.id must be "{name}", as its file is called')
     return Figure(name, table["paper"], table["title"], spec)
 
