@@ -202,7 +202,7 @@ def reborn(made):
     process.reward(process.decide(ROWS).id, 0.0)
     made.now += 10.0
     say(wire.Receipt(0, (), nonce))
-    (asked,) = process.tick()
+    asked = process.tick()[0]
     (session,) = plan.wire.body(plan.wire.read(asked.data), wire.Sessions).values
     heard = made.processes["hub"].party.sessions
     old = tuple(heard[1, i] for i in range(3))

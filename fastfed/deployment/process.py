@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from fastfed.deployment.decisions import Decision
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.party import Message, Party, Step
-from fastfed.deployment.silo import Decision, SiloParty
+from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import Store, Write
 
 Clock = Callable[[], float]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
 from fastfed.deployment.counts import Counter, Record, hidden_of
+from fastfed.deployment.decisions import Decided, Decision, Ended
 from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
 from fastfed.deployment.model import Model
@@ -34,56 +34,6 @@ from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
 
 _SUBJECT = b"fastfed subject"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """An action for one person, durable before the application hears of it.
-
-    Parameters
-    ----------
-    id : str
-        To be named with the reward.
-    action : int
-        Index of the row to play.
-    propensity : float
-        The chance that this action had.
-    model : int
-        The release that chose it.
-    learns : bool
-        True if its reward will enter a report.
-    name : str
-        The action's, of a plan with columns of records; ``action`` is then its index there.
-    """
-
-    id: str
-    action: int
-    propensity: float
-    model: int
-    learns: bool
-    name: str = ""
-
-
-class Decided(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a decision. offer: digest of the rows offered; x: the features played."""
-
-    action: int
-    propensity: float
-    model: int
-    learns: bool
-    time: float
-    x: bytes
-    offer: bytes
-    subject: bytes
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """How a decision ended: its reward and the leaf it entered, 0 for none."""
-
-    leaf: int
-    reward: float | None
-    time: float
-    why: str = ""
 
 
 class SiloParty(Speaker):
@@ -366,9 +316,8 @@ class SiloParty(Speaker):
 
     def _joins(self) -> tuple[Message, ...]:
         """The question to the hub, and the answer to its own whether this silo is here now."""
-        agreed = self.deployed.agreed(self.identity)
         nonces = (self._nonce, *((self._asked,) if self._asked else ()))
-        return tuple(self._to_hub(self.model.release, wire.Join(n, agreed)) for n in nonces)
+        return tuple(self._to_hub(self.model.release, wire.Join(n, self.agreement)) for n in nonces)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
@@ -384,25 +333,41 @@ class SiloParty(Speaker):
             unsure = sorted(k for k in self.lost if self.sessions.missing(k))
             asked = (message for k in unsure for message in self._telling(k).messages)
             return Step((), (*self._joins(), *asked))
-        closed = self.deployed.document.calendar.closed(now)
+        closed, step = self.deployed.document.calendar.closed(now), Step()
         if self.done < min(closed, self.plan.releases):
-            release = self.done + 1
-            if self.sessions.missing(release):
-                return self._telling(release)
-            forgotten = self._forgotten(release)
-            if forgotten is not None:
-                self.lost[release] = forgotten
+            step = self._next(self.done + 1)
+            if step.writes:
+                return step
+            if self.lost:
                 return Step((), self._joins())
-            return self._closing(release)
-        waiting = [k for k in self.sealed if k not in self._held]
+        # While a leaf waits, for sessions or for the budget, what was lost is sent again.
+        return Step((), self._unconfirmed(), step.problem)
+
+    def _unconfirmed(self) -> tuple[Message, ...]:
+        """What the hub may not have, and the question what it has."""
         hub = self.deployed.document.hub.name
-        sends = [Message(hub, self.sealed[k]) for k in sorted(waiting)]
-        # A hub that was put back to before releases that are here: the sets that it opened.
         known = self.model.release if self._released is None else self._released
+        # Sessions, which a hub that was put back may have lost while other silos wait for them.
+        told = [k for k in self.sessions.told if k > known or self.sessions.missing(k)]
+        sends = [message for k in sorted(told) for message in self._telling(k).messages]
+        sends += [
+            Message(hub, data) for k, data in sorted(self.sealed.items()) if k not in self._held
+        ]
+        # A hub that was put back to before releases that are here: the sets that it opened.
         sends += [
             Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
         ]
-        return Step((), (*sends, *self._joins()))
+        return (*sends, *self._joins())
+
+    def _next(self, release: int) -> Step:
+        """What the first leaf that is not closed leads to, once its period is over."""
+        if self.sessions.missing(release):
+            return self._telling(release)
+        forgotten = self._forgotten(release)
+        if forgotten is not None:
+            self.lost[release] = forgotten
+            return Step()
+        return self._closing(release)
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""
