@@ -144,7 +144,7 @@ def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, calm):
     period(made, 1)
     made.close()
     assert mounted("-o", "remount,ro", str(disk))
-    with pytest.raises((OSError, sqlite3.OperationalError), match="(?i)read.?only"):
+    with pytest.raises((OSError, sqlite3.OperationalError), match=r"(?i)read.?only"):
         made.reopen()
     assert mounted("-o", "remount,rw", str(disk))
     made.reopen()

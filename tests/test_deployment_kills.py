@@ -17,31 +17,42 @@ from fastfed.deployment import demo
 from fastfed.deployment import folder as folders
 from fastfed.deployment.shell import SiloClient
 
-#: Kills of one run, and seconds between two of them, at most.
+#: Kills of one run.
 KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
-GAP = 1.6
 
 
 class Killer(threading.Thread):
     """Kills one process after another, whatever it is doing, and starts it again."""
 
-    def __init__(self, children, seed):
+    def __init__(self, children, gap, seed):
         super().__init__(daemon=True)
+        self.gap = gap
         self.children, self.rng, self.over = children, np.random.default_rng(seed), False
         self.counts = dict.fromkeys([child.name for child in children], 0)
 
     def run(self):
         while not self.over and sum(self.counts.values()) < KILLS:
-            time.sleep(float(self.rng.uniform(0, GAP)))
+            time.sleep(float(self.rng.uniform(0, self.gap)))
             child = self.children[int(self.rng.integers(len(self.children)))]
             child.kill()
             self.counts[child.name] += 1
 
 
+def time_to_start():
+    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "fastfed", "silo", "--help"], check=True, stdout=-3)
+    command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    return time.monotonic() - started
+
+
 def killed(home, protocol, hidden, seed):
     """Patients come while processes are killed; thetas, those of a calm run, and the kills."""
-    period = int(KILLS * GAP / 2 / demo.RELEASES) + 12
-    start = int(time.time()) + 5
+    needed = time_to_start()
+    gap = max(1.5, 1.2 * needed)
+    period = int(KILLS * gap / 2 / demo.RELEASES + 8 * needed) + 6
+    start = int(time.time() + 2 * needed) + 3
     plan = demo.made_plan(home, start, protocol, hidden, period, room=10)
     address = f"http://127.0.0.1:{(port := demo.free_port())}"
     clients = [SiloClient(home / name / folders.SOCKET) for name in demo.SILOS]
@@ -50,9 +61,9 @@ def killed(home, protocol, hidden, seed):
     children += [demo.Child(name, "silo", str(home / name), *dial) for name in demo.SILOS]
     if plan.shared:
         children.append(demo.Child("helper", "helper", str(home / "helper"), *dial))
-    actions, killer = {}, Killer(children, seed)
+    actions, killer = {}, Killer(children, gap, seed)
     try:
-        demo.insist(lambda: clients[0].call("status"), start + 20)
+        demo.insist(lambda: clients[0].call("status"), start + period)
         killer.start()
         for k, close in enumerate(plan.document.calendar.closes):
             demo._wait(close - period + 0.05)
@@ -66,10 +77,10 @@ def killed(home, protocol, hidden, seed):
                     demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
-        killer.join(KILLS * GAP)
+        killer.join(KILLS * gap)
         killer.over = True
         killer.join()
-        last = time.time() + 90
+        last = time.time() + 90 + 20 * needed
         thetas = [demo._caught_up(c, demo.RELEASES, last)["theta"] for c in clients]
     finally:
         killer.over = True
