@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -20,10 +20,34 @@ from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write
 from fastfed.deployment.wire import Broadcast, Opened, Refused
 
-# A signature is checked by every receiver; in tests the same one many times over.
-wire.verified = lru_cache(maxsize=4096)(wire.verified)
+#: Ed25519 is a function of key and message. In tests one message is signed many times over, and
+#: checked by every receiver: what was signed here is looked up, anything else is checked as ever.
+_SIGNED = {}
+_SIGN, _VERIFIED = Identity.sign, wire.verified
+
+
+def _sign(self, data):
+    key = self.public[0], data
+    if key not in _SIGNED:
+        if len(_SIGNED) > 20_000:
+            _SIGNED.clear()
+        _SIGNED[key] = _SIGN(self, data)
+    return _SIGNED[key]
+
+
+def _verified(public, signature, data):
+    return _SIGNED.get((public, data)) == signature or _VERIFIED(public, signature, data)
+
+
+# Another signature than the one that was made here is checked by Ed25519 itself.
+Identity.sign, wire.verified, plans.verified = _sign, _verified, _verified
+Identity.public = cached_property(Identity.public.fget)
+Identity.public.__set_name__(Identity, "public")
+plans.Identity = lru_cache(maxsize=64)(Identity)
 
 START, PERIOD, GRACE = 1000, 100, 50
+#: A hub that was put back waits for silos: they are away for 200 seconds at most, messages late.
+PATIENT = {"start": START, "period": PERIOD, "grace": 900, "reward_deadline": 250}
 #: Secure sums under pairwise masks, and all protocols whose reports are words.
 MASKS = "secure-sum by masks"
 MASKED_BITS = "shuffle-vector by masks"
@@ -128,12 +152,12 @@ class World:
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
-        forget=False,
+        forget=False, stride=20.0,
     ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
         self.kill_chance, self.restore_chance = kill, restore
-        self.reverse, self.forget = reverse, forget
+        self.reverse, self.forget, self.stride = reverse, forget, stride
         self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
@@ -324,7 +348,7 @@ class World:
             name = rng.choice(names)
             self.perform(name, self.ask(name, lambda: self.parties[name].tick(self.now)))
         elif choice < 0.97:
-            self.now += rng.uniform(0, 20)
+            self.now += rng.uniform(0, self.stride)
         elif choice < 0.98 and self.stolen:
             self.network.append(rng.choice(self.stolen))
         else:
@@ -339,13 +363,41 @@ class World:
             self.moment()
         return self.heal()
 
+    def calm(self, rounds):
+        """Every party has some turns, and all messages arrive."""
+        for _ in range(rounds):
+            self.now += 5.0
+            for name in self.parties:
+                for _ in range(4):
+                    step = self.ask(name, lambda n=name: self.parties[n].tick(self.now))
+                    self.perform(name, step)
+                    if not step.writes:
+                        break
+            mail, self.network = self.network, []
+            for to, data in mail:
+                with suppress(InputError):
+                    handle = self.parties[to].handle
+                    self.perform(to, self.ask(to, lambda h=handle, d=data: h(d, self.now)))
+
+    def run_with_the_hub_put_back(self, stretches=6, moments=40, rounds=10):
+        """Unrest, a calm in which releases are made, and the hub put back to any of its states."""
+        for _ in range(stretches):
+            for _ in range(moments):
+                self.moment()
+            self.backups["hub"].append(list(self.stores["hub"].writes()))
+            self.calm(rounds)
+            self.restore_hub()
+        return self.heal()
+
     def heal(self):
         """Calm: nothing is lost any more, silos are recovered, all leaves close."""
         self.kill_chance, self.down = 0.0, {}
         calendar = self.plan.document.calendar
         end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace)
         for _ in range(200):
-            self.now = min(self.now + 20, end)
+            # Small steps while leaves close, then larger ones to the end of the grace period.
+            over = self.now >= calendar.closes[-1] + PERIOD
+            self.now = min(self.now + (max(20, (end - self.now) / 4) if over else 20), end)
             for name in self.parties:
                 if getattr(self.parties[name], "lost", None):
                     # Not yet, while the hub has not said under which masks it was.
@@ -392,7 +444,7 @@ class World:
 def _ended(write: Write):
     import msgspec
 
-    from fastfed.deployment.silo import Ended
+    from fastfed.deployment.model import Ended
 
     return msgspec.msgpack.decode(write.value, type=Ended)
 

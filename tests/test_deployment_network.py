@@ -72,8 +72,8 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     assert b"fastfed_hub_silos_waited_for 2\n" in asked(app, "GET", "/metrics")[1]
 
 
-def certificates(folder):
-    """A certificate authority, and a certificate for localhost, as files."""
+def certificates(folder, address="127.0.0.1", days=(-1, 1)):
+    """A certificate authority, and a certificate for an address and for some days, as files."""
     import datetime
     import ipaddress
 
@@ -91,10 +91,11 @@ def certificates(folder):
         ]
         found = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1])
         found = found.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        found = found.not_valid_before(now - day).not_valid_after(now + day)
+        found = found.not_valid_before(now + (days[0] - ca) * day)
+        found = found.not_valid_after(now + (days[1] + 2 * ca) * day)
         found = found.add_extension(x509.BasicConstraints(ca, None), True)
         if not ca:
-            local = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            local = x509.IPAddress(ipaddress.ip_address(address))
             found = found.add_extension(x509.SubjectAlternativeName([local]), False)
         return found.sign(signer, hashes.SHA256()).public_bytes(pem)
 

@@ -4,12 +4,15 @@ The scheduler kills a party between any two of its writes and messages, and chec
 docs/deployment.md at each of them. Faults that are planted must be caught.
 """
 
+import os
 import re
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("cryptography")
 
+import schedules as schedules_of_all
 from federation import Violation, World, deployed
 
 from fastfed._random import SystemNoise
@@ -51,6 +54,27 @@ def test_invariants_hold_over_many_schedules(protocol):
     schedules(protocol, range(1000, 1300))
     if protocol != "secure-sum":
         schedules(protocol, range(2000, 2200), restore=0.5)
+
+
+def drawn(seeds):
+    """Schedules as `scripts/schedules` draws them; what they did."""
+    total = Counter()
+    for seed in seeds:
+        did, broken = schedules_of_all.run(seed)
+        assert not broken, f"seed {seed}: {broken}"
+        total += did
+    return total
+
+
+def test_random_schedules_of_all_that_is_deployed():
+    did = drawn(range(60))
+    assert did["kills"] > 200 and did["silos put back"] > 3 and did["hubs put back"] > 20
+
+
+@pytest.mark.slow
+def test_many_random_schedules_of_all_that_is_deployed():
+    did = drawn(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    assert did["kills"] > 1000 and did["hubs put back to before a broadcast"] > 50
 
 
 def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():

@@ -83,8 +83,18 @@ def free_port() -> int:
         return port
 
 
-def made_plan(home: Path, start: int, protocol: str, hidden: str | None) -> DeployedPlan:
-    """Keys of all parties, and the plan that they countersign."""
+def made_plan(
+    home: Path,
+    start: int,
+    protocol: str,
+    hidden: str | None,
+    period: int = PERIOD,
+    room: int = 1,
+) -> DeployedPlan:
+    """Keys of all parties, and the plan that they countersign.
+
+    room: times as many decisions as there are patients may be learned from.
+    """
     shares = protocol in ADDED_UP and hidden != "masks"
     names = (*SILOS, "hub", *(["helper"] if shares else []))
     keys = {name: folders.make_keys(home / name) for name in names}
@@ -94,12 +104,12 @@ def made_plan(home: Path, start: int, protocol: str, hidden: str | None) -> Depl
             | ({} if hidden is None else {"sum": hidden}),
             "system": {
                 "protocol": protocol,
-                "horizon": RELEASES * PATIENTS,
-                "batch_size": PATIENTS,
+                "horizon": RELEASES * PATIENTS * room,
+                "batch_size": PATIENTS * room,
                 "epsilon": EPSILON,
                 "delta": DELTA,
             },
-            "calendar": {"start": start, "period": PERIOD, "grace": 600, "reward_deadline": 600},
+            "calendar": {"start": start, "period": period, "grace": 600, "reward_deadline": 600},
             "columns": [{"name": f"x{i}", "low": -0.5, "high": 0.5} for i in range(DIMENSION)],
             "silos": [{"name": name, **keys[name]} for name in SILOS],
             "hub": keys["hub"],

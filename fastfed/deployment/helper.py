@@ -41,7 +41,7 @@ class Helper(Speaker):
 
     def tick(self, now: float) -> Step:
         """Ask the hub whether a set waits."""
-        body = wire.Join(self._nonce, self.deployed.agreed(self.identity))
+        body = wire.Join(self._nonce, self.agreement)
         data = self.made(len(self.answers), body)
         return Step((), (Message(self.deployed.document.hub.name, data),))
 

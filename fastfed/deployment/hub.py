@@ -104,9 +104,10 @@ class Hub(Speaker):
         silo = self._silo(found)
         if found.kind == "sessions":
             return self._session(silo, found, data)
-        return (
-            self._report(silo, found, data) if found.kind == "report" else self._leave(silo, data)
-        )
+        if found.kind == "report":
+            return self._report(silo, found, data)
+        self.wire.body(found, wire.Leave)
+        return self._leave(silo, data)
 
     def _silo(self, found: Envelope) -> int:
         if found.sender not in self.deployed.silos:

@@ -133,7 +133,7 @@ class Ledger:
         rest = delta - math.fsum(c.told for c in found.values()) * _UP
         if not found:
             return 0.0
-        return gaussian_epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
+        return _epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
 
     def allows(self, charge: Charge) -> bool:
         """True if a charge is there already, or stays under the ceiling."""
@@ -173,6 +173,10 @@ class Ledger:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+#: A silo at its ceiling asks for the same number at every tick.
+_epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -70,6 +71,11 @@ class Speaker:
         self.deployed, self.name = deployed, name
         self.plan, self.wire = deployed.plan, deployed.wire
         self.identity: Identity = deployed.identity(name, seed)
+
+    @cached_property
+    def agreement(self) -> bytes:
+        """This party's countersignature of the plan, which goes with every `join`."""
+        return self.deployed.agreed(self.identity)
 
     def made(self, release: int, body: Body) -> bytes:
         """A signed message of this party."""

@@ -162,13 +162,13 @@ class DeployedPlan:
         keys = {party.name: party.sign for party in self.parties}
         return Wire(self.digest, keys, self.plan.statistic_size)
 
-    @property
+    @cached_property
     def parties(self) -> tuple[Party, ...]:
         """All parties: silos in order, hub, helper."""
         helper = (self.document.helper,) if self.document.helper else ()
         return (*self.document.silos, self.document.hub, *helper)
 
-    @property
+    @cached_property
     def silos(self) -> tuple[str, ...]:
         """Names of the silos, in order."""
         return tuple(party.name for party in self.document.silos)
@@ -226,9 +226,17 @@ class DeployedPlan:
 
     def check_agreed(self, name: str, signature: bytes) -> None:
         """Refuse a countersignature that is not the party's, of this plan."""
+        if signature and self._agreed.get(name) == signature:
+            return
         party = {p.name: p for p in self.parties}.get(name)
         if party is None or not verified(party.sign, signature, _AGREED + self.digest):
             raise InputError(f"the countersignature of {show(name)} is not one of this plan")
+        self._agreed[name] = signature
+
+    @cached_property
+    def _agreed(self) -> dict[str, bytes]:
+        """Countersignatures that were checked before: every `join` brings the same one."""
+        return {}
 
     def as_bytes(self) -> bytes:
         """The plan file."""

@@ -315,9 +315,8 @@ class SiloParty(Speaker):
 
     def _joins(self) -> tuple[Message, ...]:
         """The question to the hub, and the answer to its own whether this silo is here now."""
-        agreed = self.deployed.agreed(self.identity)
         nonces = (self._nonce, *((self._asked,) if self._asked else ()))
-        return tuple(self._to_hub(self.model.release, wire.Join(n, agreed)) for n in nonces)
+        return tuple(self._to_hub(self.model.release, wire.Join(n, self.agreement)) for n in nonces)
 
     def tick(self, now: float) -> Step:
         """Seal the reports of leaves that have closed, and send what the hub has not confirmed.
@@ -333,30 +332,41 @@ class SiloParty(Speaker):
             unsure = sorted(k for k in self.lost if self.sessions.missing(k))
             asked = (message for k in unsure for message in self._telling(k).messages)
             return Step((), (*self._joins(), *asked))
-        closed = self.deployed.document.calendar.closed(now)
+        closed, step = self.deployed.document.calendar.closed(now), Step()
         if self.done < min(closed, self.plan.releases):
-            release = self.done + 1
-            if self.sessions.missing(release):
-                step = self._telling(release)
-                return step._replace(messages=(*step.messages, *self._again(), *self._joins()))
-            forgotten = self._forgotten(release)
-            if forgotten is not None:
-                self.lost[release] = forgotten
+            step = self._next(self.done + 1)
+            if step.writes:
+                return step
+            if self.lost:
                 return Step((), self._joins())
-            return self._closing(release)
-        return Step((), (*self._again(), *self._joins()))
+        # While a leaf waits, for sessions or for the budget, what was lost is sent again.
+        return Step((), self._unconfirmed(), step.problem)
 
-    def _again(self) -> tuple[Message, ...]:
-        """What the hub has not confirmed, or has lost since it was put back: the same bytes."""
-        hub, last = self.deployed.document.hub.name, self.model.release
-        known = last if self._released is None else min(last, self._released)
-        # Others may wait for a session whose list is here already.
-        told = [(k, wire.Sessions((s,))) for k, s in self.sessions.told.items() if k > known]
-        return (
-            *(self._to_hub(k, body) for k, body in told),
-            *(Message(hub, self.sealed[k]) for k in sorted(self.sealed) if k not in self._held),
-            *(Message(hub, self.broadcasts[k]) for k in range(known + 1, last + 1)),
-        )
+    def _unconfirmed(self) -> tuple[Message, ...]:
+        """What the hub may not have, and the question what it has."""
+        hub = self.deployed.document.hub.name
+        known = self.model.release if self._released is None else self._released
+        # Sessions, which a hub that was put back may have lost while other silos wait for them.
+        told = [k for k in self.sessions.told if k > known or self.sessions.missing(k)]
+        sends = [message for k in sorted(told) for message in self._telling(k).messages]
+        sends += [
+            Message(hub, data) for k, data in sorted(self.sealed.items()) if k not in self._held
+        ]
+        # A hub that was put back to before releases that are here: the sets that it opened.
+        sends += [
+            Message(hub, self.broadcasts[k]) for k in range(known + 1, self.model.release + 1)
+        ]
+        return (*sends, *self._joins())
+
+    def _next(self, release: int) -> Step:
+        """What the first leaf that is not closed leads to, once its period is over."""
+        if self.sessions.missing(release):
+            return self._telling(release)
+        forgotten = self._forgotten(release)
+        if forgotten is not None:
+            self.lost[release] = forgotten
+            return Step()
+        return self._closing(release)
 
     def _closing(self, release: int) -> Step:
         """Close a leaf: charge it, then seal its report; where it was opened without, leave it."""

@@ -1,0 +1,329 @@
+"""Hostile envelopes against hub, silos and helper; `scripts/envelopes` sends millions.
+
+Each is refused, or answered with nothing, and leaves the receiver as it was; none takes long or
+much memory. They are mutations of true messages, made-up msgpack, messages of other plans and of
+other senders, and malformed bodies that a member signed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import struct
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from functools import cache
+from random import Random
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import msgspec
+import numpy as np
+from federation import MASKS, Federation, deployed, secret
+
+from fastfed import InputError
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import Identity
+
+PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
+#: Seconds of CPU, and bytes beside those of the message, that one may cost at most.
+SECONDS, BYTES = 0.05, 1 << 20
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+class Harmful(AssertionError):
+    """A message that was accepted, changed something, or cost too much."""
+
+
+class Target:
+    """One federation in the middle of its second release, and all messages that it has sent."""
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol, self.plan = protocol, deployed(protocol)
+        self.others = played(deployed(protocol, dimension=2, batch=6))[1]
+        self.made, self.sent = played(self.plan)
+        self.known = set(self.sent)
+        self.keys = {p.name: Identity(secret(p.name)) for p in self.plan.parties}
+        self.names = [name for name in self.made.processes if name != "silo0"]
+        self.before = {name: self.state(name) for name in self.names}
+
+    def party(self, name: str) -> Any:
+        return self.made.processes[name].party
+
+    def state(self, name: str) -> dict[str, str]:
+        """All that a party knows, as text."""
+        found = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
+        sessions = found.get("sessions")
+        plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
+        known = {key: repr(value) for key, value in found.items() if isinstance(value, plain)}
+        if hasattr(sessions, "told"):
+            known["sessions"] = repr(vars(sessions))
+        return known
+
+
+def played(plan) -> tuple[Federation, list[bytes]]:
+    """Release 1 is out; of release 2 one silo has reported."""
+    made, sent = Federation(plan), []
+    for process in made.processes.values():
+        heard = process.handle
+
+        def handle(data, heard=heard):
+            sent.append(data)
+            return heard(data)
+
+        process.handle = handle
+    made.settle()
+    for close, names in [(1100.0, plan.silos), (1200.0, plan.silos[:1])]:
+        made.now = close - 10.0
+        away = {n: made.processes.pop(n) for n in plan.silos if n not in names}
+        for name in names:
+            made.processes[name].reward(made.processes[name].decide(ROWS).id, 0.5)
+        made.now = close
+        made.settle()
+        made.processes |= away
+    assert len(made.processes["hub"].party.broadcasts) == 1
+    return made, sorted(set(sent))
+
+
+@cache
+def target(protocol: str) -> Target:
+    """The federation of one protocol, made once in each process."""
+    return Target(protocol)
+
+
+# ---- what is sent --------------------------------------------------------------------------------
+
+_HEADERS = [
+    *(tag + b"\xff\xff\xff\xff" for tag in (b"\xdd", b"\xdf", b"\xc6", b"\xc9", b"\xdb")),
+    b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7), b"\xc0", b"\xc1", b"\x80", b"\xc4\x00", b"\x90",
+    b"\xcb\x7f\xf8" + bytes(6), b"\xcb\x7f\xf0" + bytes(6), b"\xca\xff\xc0\x00\x00",
+]  # fmt: skip
+_NUMBERS = (0, 1, 2, 3, 4, 5, -1, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**63))
+_DOUBLES = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e30, 5e-324)
+
+
+def mutated(t: Target, rng: Random) -> bytes:
+    """A true message, spoiled."""
+    data = bytearray(rng.choice(t.sent))
+    for _ in range(rng.choice((1, 1, 1, 2, 8))):
+        at, way = rng.randrange(len(data) or 1), rng.randrange(8)
+        if way < 3 and data:
+            data[at] ^= 1 << rng.randrange(8)
+        elif way == 3:
+            del data[at:]
+        elif way == 4:
+            data += rng.randbytes(rng.randrange(1, 40))
+        elif way == 5:
+            other = rng.choice(t.sent)
+            data[at:] = other[rng.randrange(len(other)) :]
+        elif way == 6:
+            header = rng.choice(_HEADERS)
+            data[at : at + rng.choice((0, 1, len(header)))] = header
+        else:
+            data[at : at + rng.randrange(20)] = rng.randbytes(rng.randrange(20))
+    return bytes(data)
+
+
+def value(rng: Random, depth: int = 0) -> Any:
+    """Anything that msgpack can say."""
+    way = rng.randrange(9 if depth < 4 else 6)
+    if way == 0:
+        return rng.choice(_NUMBERS)
+    if way == 1:
+        return rng.choice(_DOUBLES)
+    if way == 2:
+        return rng.randbytes(rng.choice((0, 1, 16, 32, 40, 64, 500)))
+    if way == 3:
+        return rng.choice(("", "report", "join", "hub", "silo1", "\0", "x" * 300, "\u20ac"))
+    if way < 6:
+        return rng.choice((None, True, False))
+    if way < 8:
+        return [value(rng, depth + 1) for _ in range(rng.randrange(5))]
+    return {str(i): value(rng, depth + 1) for i in range(rng.randrange(3))}
+
+
+def invented(t: Target, rng: Random) -> bytes:
+    """Bytes that nobody sent: noise, nested lists, and envelopes of wrong parts."""
+    way = rng.randrange(6)
+    if way == 0:
+        return rng.randbytes(rng.randrange(300))
+    if way == 1:
+        return rng.choice((b"\x91", b"\x97", b"\x81\xa1x")) * rng.randrange(1, 4000)
+    if way == 2:
+        return rng.choice(_HEADERS) + bytes(rng.choice((0, 10, t.plan.wire.largest)))
+    if way == 3:
+        return msgspec.msgpack.encode(value(rng))
+    plain: list[Any] = msgspec.msgpack.decode(rng.choice(t.sent))
+    for _ in range(rng.randrange(1, 3)):
+        plain[rng.randrange(len(plain))] = value(rng)
+    if rng.random() < 0.1:
+        plain.append(value(rng))
+    return msgspec.msgpack.encode(plain)
+
+
+def foreign(t: Target, rng: Random) -> bytes:
+    """A message of another plan with the same parties, or with somebody else's signature."""
+    if rng.random() < 0.3:
+        return rng.choice(t.others)
+    one, other = (msgspec.msgpack.decode(rng.choice(t.sent), type=wire.Envelope) for _ in range(2))
+    changed: dict[str, Any] = {"signature": other.signature}
+    part = rng.choice(("sender", "release", "kind", "body", "plan"))
+    if part == "plan":
+        changed["plan"] = rng.randbytes(32)
+    elif part == "release":
+        changed["release"] = rng.choice(_NUMBERS[:8])
+    else:
+        changed[part] = getattr(other, part)
+    made = msgspec.structs.replace(one, **changed)
+    if rng.random() < 0.1:
+        # Signed by a member, in another member's name.
+        names = [name for name in t.keys if name != made.sender]
+        made = msgspec.structs.replace(made, signature=b"")
+        signature = t.keys[rng.choice(names)].sign(made.signed_part())
+        made = msgspec.structs.replace(made, signature=signature)
+    return made.as_bytes()
+
+
+def numbers(t: Target, rng: Random) -> bytes:
+    """Values that are no report: of another size, or not all finite and possible."""
+    size = t.plan.plan.statistic_size
+    if t.plan.words or rng.random() < 0.5:
+        wrong = rng.choice((0, 1, 8 * size - 1, 8 * size + 1, 8 * size + 8, 8 * size - 8))
+        return rng.randbytes(wrong)
+    made = [rng.uniform(-1, 1) for _ in range(size)]
+    made[rng.randrange(size)] = rng.choice(_DOUBLES[:6])
+    return struct.pack(f"<{size}d", *made)
+
+
+def malformed(t: Target, rng: Random) -> tuple[str, bytes]:
+    """A body that a member signed, and for whom: wrong sizes, numbers, lists, releases."""
+    name = rng.choice(t.names)
+    sender = rng.choice(("silo1", "silo2")) if name == "hub" else "hub"
+    release = rng.choice((0, 2, 3, 4, 5, 2**31 - 1))
+    entries = tuple(
+        wire.Entry(rng.choice((0, 1, 2, 3, -1, 2**40)), rng.randbytes(rng.choice((0, 31, 33))))
+        for _ in range(rng.randrange(1, 6))
+    )
+    sealed = tuple(rng.randbytes(rng.choice((0, 31, 32, 48, 200))) for _ in entries)
+    zeros, short = bytes(8 * t.plan.plan.statistic_size), rng.randbytes(rng.choice((0, 31, 33)))
+    kind, body = rng.choice(
+        [
+            ("report", wire.Report(numbers(t, rng), b"x" if t.plan.shared else b"")),
+            ("report", wire.Report(zeros, bytes(not t.plan.shared))),
+            ("join", wire.Join(rng.randbytes(rng.choice((0, 15, 17, 200))), rng.randbytes(64))),
+            ("set", wire.Opened(entries, sealed, numbers(t, rng))),
+            ("broadcast", wire.Broadcast(numbers(t, rng), entries, rng.randbytes(32))),
+            ("sessions", wire.Sessions((short,) * rng.randrange(5))),
+            ("receipt", wire.Receipt(rng.choice((-1, 0, 7)), ((release, bytes(31)),), bytes(16))),
+            ("receipt", wire.Receipt(t.plan.index("silo1"), ((0, bytes(32)), (9, b"")))),
+            ("receipt", None), ("set", None), ("broadcast", None), ("sessions", None),
+            ("report", None), ("join", None), ("leave", value(rng, 3) or 1),
+        ]
+    )  # fmt: skip
+    encoded = msgspec.msgpack.encode(value(rng) if body is None else body)
+    if isinstance(body, wire.Broadcast):
+        # One that follows the last, so that no alarm is due: what is wrong is in its values.
+        entries = tuple(wire.Entry(i, rng.randbytes(32)) for i in range(3))
+        last = t.party("silo1").broadcasts[1]
+        encoded = msgspec.msgpack.encode(
+            wire.Broadcast(numbers(t, rng), entries, wire.digest(last))
+        )
+        release = 2
+    plain = wire.Envelope(wire.VERSION, t.plan.digest, kind, sender, release, encoded)
+    signature = t.keys[sender].sign(plain.signed_part())
+    return name, msgspec.structs.replace(plain, signature=signature).as_bytes()
+
+
+# ---- what happens --------------------------------------------------------------------------------
+
+
+def send(t: Target, name: str, data: bytes, watched: bool) -> str:
+    """One message to one party: how it was refused."""
+    party, said = t.party(name), ""
+    if watched:
+        tracemalloc.start()
+    started = time.thread_time()
+    try:
+        step = party.handle(data, t.made.now)
+    except InputError as error:
+        said = str(error)
+        step = None
+    except BaseException as error:
+        raise Harmful(f"{name} failed with {type(error).__name__}: {error}") from error
+    seconds = time.thread_time() - started
+    if watched:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        if peak > BYTES + 20 * len(data):
+            raise Harmful(f"{name} took {peak} bytes for {len(data)}")
+    if seconds > SECONDS:
+        raise Harmful(f"{name} took {seconds:.3f} s")
+    if len(said) > 1000:
+        raise Harmful(f"{name} answered {len(data)} bytes with {len(said)}")
+    if step is None:
+        return "refused"
+    if step.writes or step.messages:
+        raise Harmful(f"{name} accepted it: {step}")
+    return "not answered"
+
+
+def run(job: tuple[int, int]) -> tuple[Counter, str]:
+    """So many messages of one seed: counts, and what was harmful."""
+    seed, count = job
+    rng = Random(f"envelopes {seed}")
+    t = target(PROTOCOLS[seed % len(PROTOCOLS)])
+    total: Counter = Counter()
+    for number in range(count):
+        chance, name = rng.random(), rng.choice(t.names)
+        if chance < 0.5:
+            kind, data = "mutated", mutated(t, rng)
+        elif chance < 0.75:
+            kind, data = "invented", invented(t, rng)
+        elif chance < 0.93:
+            kind, data = "foreign", foreign(t, rng)
+        else:
+            kind, (name, data) = "malformed, signed by a member", malformed(t, rng)
+        if data in t.known:
+            continue
+        try:
+            how = send(t, name, data, watched=number % 256 == 0)
+            if how != "refused" or number % 64 == 63:
+                for each in t.names if how == "refused" else [name]:
+                    if t.state(each) != t.before[each]:
+                        raise Harmful(f"the state of {each} has changed")
+        except Harmful as harm:
+            where = f"seed {seed}, message {number} ({t.protocol}, {kind}, to {name})"
+            return total, f"{where}: {harm}\n{data.hex()}"
+        total.update((kind, f"to {name.rstrip('0123456789')}", how, "messages"))
+    return total, ""
+
+
+def main() -> int:
+    """Send as many as asked for, on all cores; 1 if one did harm."""
+    parser = argparse.ArgumentParser(prog="scripts/envelopes", description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    given = parser.parse_args()
+    total: Counter = Counter()
+    started, broken, each = time.monotonic(), "", 2000
+    jobs = [(given.first + i, each) for i in range(-(-given.count // each))]
+    with multiprocessing.get_context("fork").Pool() as pool:
+        for did, problem in pool.imap(run, jobs):
+            total += did
+            if problem:
+                broken = problem
+                break
+        pool.terminate()
+    for what, count in sorted(total.items()):
+        print(f"{count:10d}  {what}")
+    print(f"{time.monotonic() - started:10.0f}  seconds")
+    print(broken or "every one was refused, or answered with nothing, and changed nothing")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

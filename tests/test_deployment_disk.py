@@ -1,0 +1,180 @@
+"""A disk that is really full, or read-only: nothing is lost, and the federation goes on."""
+
+import os
+import sqlite3
+import subprocess
+from contextlib import suppress
+
+import federation
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.shell import FULL
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import SqliteStore
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+SIZE = 512
+
+
+def mounted(*arguments):
+    return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of half a megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or not mounted("-t", "tmpfs", "-o", f"size={SIZE}k", "tmpfs", str(place)):
+        pytest.skip("mounting a file system is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+class OnDisk(federation.Federation):
+    """A federation of which silo0, its ledger and the hub are on one disk."""
+
+    def __init__(self, plan, place):
+        super().__init__(plan)
+        self.place = place
+        self.reopen()
+
+    def reopen(self):
+        hub = Hub(self.plan, federation.secret("hub"))
+        self.ledgers["silo0"] = ledger = Ledger(str(self.place / "ledger"))
+        ledger.set_ceiling("records", 1.0, 1e-6)
+        silo = SiloParty(self.plan, "silo0", federation.secret("silo0"), ledger)
+        stores = SqliteStore(str(self.place / "hub")), SqliteStore(str(self.place / "silo0"))
+        self.add(Process(hub, stores[0], None, lambda: self.now))
+        self.add(SiloProcess(silo, stores[1], ledger, lambda: self.now))
+
+    def close(self):
+        for name in ("hub", "silo0"):
+            self.processes[name].store.close()
+        self.ledgers["silo0"].close()
+
+    def settle(self):
+        """Rounds as the network carries them: what a full disk refuses is asked for again."""
+        for _ in range(10):
+            mail = []
+            for process in self.processes.values():
+                with suppress(*FULL):
+                    mail += process.tick()
+            while mail:
+                to, data = mail.pop(0)
+                with suppress(federation.Refused, *FULL):
+                    mail += self.processes[to].handle(data)[1]
+
+    def fill(self):
+        """Use all that is left of the disk, to the last byte."""
+        with open(self.place / "filler", "ab", buffering=0) as file:
+            for size in (4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)) == size:
+                        pass
+        assert os.statvfs(self.place).f_bavail == 0
+
+    def free(self):
+        (self.place / "filler").unlink()
+
+
+def period(made, release, full=False):
+    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
+    for name in made.plan.silos:
+        process = made.processes[name]
+        process.reward(process.decide(ROWS).id, 0.25 * release)
+    if full:
+        made.fill()
+    made.now += 10.0
+    made.settle()
+
+
+@pytest.fixture
+def calm():
+    made = federation.Federation(federation.deployed())
+    made.settle()
+    for release in (1, 2, 3):
+        period(made, release)
+    return made
+
+
+def thetas(made):
+    return [made.processes[name].party.model.theta.tolist() for name in made.plan.silos]
+
+
+def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
+    made = OnDisk(calm.plan, disk)
+    made.settle()
+    period(made, 1)
+    for release in (2, 3):
+        period(made, release, full=True)
+        silo, hub = made.processes["silo0"].party, made.processes["hub"].party
+        reports = len(hub.reports)
+        assert release not in hub.broadcasts and release not in silo.sealed
+        refused = 0
+        for _ in range(60):
+            try:
+                made.processes["silo0"].decide(ROWS)
+            except FULL:
+                refused += 1
+        assert refused > 10
+        made.settle()
+        assert len(hub.reports) == reports and release not in silo.broadcasts
+        made.free()
+        made.settle()
+        assert release in hub.broadcasts and silo.model.release == release
+    assert thetas(made) == thetas(calm)
+    # What was kept on disk is what they know: nothing more, and nothing less.
+    known = made.processes["hub"].party.broadcasts, made.processes["silo0"].party.ended.keys()
+    made.close()
+    made.reopen()
+    again = made.processes["hub"].party.broadcasts, made.processes["silo0"].party.ended.keys()
+    assert known == again == (calm.processes["hub"].party.broadcasts, known[1])
+    assert [c.release for c in made.ledgers["silo0"].charges("records")] == [1, 2, 3]
+
+
+def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, calm):
+    made = OnDisk(calm.plan, disk)
+    made.settle()
+    period(made, 1)
+    made.close()
+    assert mounted("-o", "remount,ro", str(disk))
+    with pytest.raises((OSError, sqlite3.OperationalError), match=r"(?i)read.?only"):
+        made.reopen()
+    assert mounted("-o", "remount,rw", str(disk))
+    made.reopen()
+    made.settle()
+    for release in (2, 3):
+        period(made, release)
+    assert thetas(made) == thetas(calm)
+
+
+def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
+    """At any size of what is left, also where the commit fails."""
+    charge = federation.Charge("records", bytes(32), 1, 1e-4, 0.0, bytes(32))
+    failed = 0
+    for left in range(0, 40960, 4096):
+        ledger = Ledger(str(disk / f"ledger{left}"))
+        ledger.set_ceiling("records", 1.0, 1e-6)
+        made = OnDisk.__new__(OnDisk)
+        made.place = disk
+        made.fill()
+        os.truncate(disk / "filler", max(0, os.path.getsize(disk / "filler") - left))
+        for release in range(1, 40):
+            try:
+                ledger.charge(charge._replace(release=release))
+            except FULL:
+                failed += 1
+                break
+        made.free()
+        ledger.charge(charge._replace(release=release))
+        assert [c.release for c in ledger.charges("records")] == list(range(1, release + 1))
+        ledger.close()
+        for file in disk.glob(f"ledger{left}*"):
+            file.unlink()
+    assert failed > 3

@@ -1,0 +1,72 @@
+"""Hostile envelopes: refused at the door, at once, and nothing is changed (see envelopes.py)."""
+
+import os
+from types import MethodType
+
+import msgspec
+import pytest
+
+pytest.importorskip("cryptography")
+
+import envelopes
+
+from fastfed import InputError
+from fastfed.deployment import wire
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.silo import SiloParty
+
+
+@pytest.mark.parametrize("seed", range(len(envelopes.PROTOCOLS)))
+def test_hostile_envelopes_change_nothing(seed):
+    did, broken = envelopes.run((seed, 1500))
+    assert not broken
+    assert did["refused"] > 1300 and did["not answered"] < 50
+    assert min(did["mutated"], did["invented"], did["foreign"]) > 200
+    assert did["malformed, signed by a member"] > 50 and did["to hub"] > 200
+
+
+@pytest.mark.slow
+def test_many_hostile_envelopes_change_nothing():
+    for seed in range(1000, 1000 + int(os.environ.get("FASTFED_ENVELOPES", "50"))):
+        assert not envelopes.run((seed, 2000))[1]
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """A target of its own, which a planted fault may spoil."""
+    found = envelopes.Target("silo-ldp")
+    monkeypatch.setattr(envelopes, "target", lambda protocol: found)
+    return found
+
+
+def found_out():
+    return envelopes.run((0, 2000))[1]
+
+
+def test_a_hub_that_keeps_what_a_refused_message_said_is_found_out(fresh):
+    def handle(self, data, now):
+        self.alarms.append("?")
+        return Hub.handle(self, data, now)
+
+    hub = fresh.party("hub")
+    hub.handle = MethodType(handle, hub)
+    assert "the state of hub has changed" in found_out()
+
+
+def test_a_wire_that_checks_no_signature_is_found_out(fresh, monkeypatch):
+    monkeypatch.setattr(wire, "verified", lambda *_: True)
+    assert "accepted it" in found_out()
+
+
+def test_a_party_that_fails_otherwise_is_found_out(fresh, monkeypatch):
+    monkeypatch.setattr(SiloParty, "handle", lambda *_: msgspec.msgpack.decode(b""))
+    assert "failed with" in found_out()
+
+
+def test_a_leave_with_something_in_it_is_refused(fresh):
+    """A member's own signature, and another body than that of the kind."""
+    plain = wire.Envelope(wire.VERSION, fresh.plan.digest, "leave", "silo2", 0, b"\xc3")
+    signature = fresh.keys["silo2"].sign(plain.signed_part())
+    data = msgspec.structs.replace(plain, signature=signature).as_bytes()
+    with pytest.raises(InputError, match="the leave of silo2 is malformed"):
+        fresh.party("hub").handle(data, fresh.made.now)

@@ -1,0 +1,115 @@
+"""Real processes that are killed at random times: the model of an undisturbed run, bit for bit."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("uvicorn")
+
+from fastfed import InputError
+from fastfed.deployment import demo
+from fastfed.deployment import folder as folders
+from fastfed.deployment.shell import SiloClient
+
+#: Kills of one run.
+KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
+
+
+class Killer(threading.Thread):
+    """Kills one process after another, whatever it is doing, and starts it again."""
+
+    def __init__(self, children, gap, seed):
+        super().__init__(daemon=True)
+        self.gap = gap
+        self.children, self.rng, self.over = children, np.random.default_rng(seed), False
+        self.counts = dict.fromkeys([child.name for child in children], 0)
+
+    def run(self):
+        while not self.over and sum(self.counts.values()) < KILLS:
+            time.sleep(float(self.rng.uniform(0, self.gap)))
+            child = self.children[int(self.rng.integers(len(self.children)))]
+            child.kill()
+            self.counts[child.name] += 1
+
+
+def time_to_start():
+    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "fastfed", "silo", "--help"], check=True, stdout=-3)
+    command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    return time.monotonic() - started
+
+
+def killed(home, protocol, hidden, seed):
+    """Patients come while processes are killed; thetas, those of a calm run, and the kills."""
+    needed = time_to_start()
+    gap = max(1.5, 1.2 * needed)
+    period = int(KILLS * gap / 2 / demo.RELEASES + 8 * needed) + 6
+    start = int(time.time() + 2 * needed) + 3
+    plan = demo.made_plan(home, start, protocol, hidden, period, room=10)
+    address = f"http://127.0.0.1:{(port := demo.free_port())}"
+    clients = [SiloClient(home / name / folders.SOCKET) for name in demo.SILOS]
+    children = [demo.Child("hub", "serve", str(home / "hub"), "--port", str(port))]
+    dial = ("--hub", address, "--every", "0.1")
+    children += [demo.Child(name, "silo", str(home / name), *dial) for name in demo.SILOS]
+    if plan.shared:
+        children.append(demo.Child("helper", "helper", str(home / "helper"), *dial))
+    actions, killer = {}, Killer(children, gap, seed)
+    try:
+        demo.insist(lambda: clients[0].call("status"), start + period)
+        killer.start()
+        for k, close in enumerate(plan.document.calendar.closes):
+            demo._wait(close - period + 0.05)
+            for patient in range(k * demo.PATIENTS, (k + 1) * demo.PATIENTS):
+                for i, client in enumerate(clients):
+                    demo._caught_up(client, k, close)
+                    rows = demo.rows_of(i, patient)
+                    made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
+                    actions[i, patient] = made["action"]
+                    given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                    demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
+            if time.time() >= close:
+                raise InputError(demo.TOO_BUSY)
+        killer.join(KILLS * gap)
+        killer.over = True
+        killer.join()
+        last = time.time() + 90 + 20 * needed
+        thetas = [demo._caught_up(c, demo.RELEASES, last)["theta"] for c in clients]
+    finally:
+        killer.over = True
+        if killer.ident:
+            killer.join()
+        for child in children:
+            child.stop()
+    return thetas, demo.calm_theta(home, plan, actions), killer.counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "hidden"), [("silo-ldp", None), ("secure-sum", "shares")])
+def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hidden, tmp_path):
+    for attempt in range(3):
+        home = tmp_path / str(attempt)
+        home.mkdir()
+        try:
+            thetas, calm, counts = killed(home, protocol, hidden, attempt)
+            break
+        except InputError as error:
+            # The calendar is real time: a machine that is too busy proves nothing.
+            if demo.TOO_BUSY not in str(error) and "has not received" not in str(error):
+                raise
+    else:
+        pytest.fail(demo.TOO_BUSY)
+    print(f"{protocol}: killed {counts}")
+    assert sum(counts.values()) == KILLS and np.any(calm)
+    assert all(theta == calm for theta in thetas)
+    for name in ("hub", *demo.SILOS):
+        command = [sys.executable, "-m", "fastfed", "ledger", "verify", str(home / name)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr

@@ -1,0 +1,184 @@
+"""TLS that must fail, and a man in the middle whose certificate is accepted all the same."""
+
+import random
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("uvicorn")
+
+import federation
+import msgspec
+from federation import MASKS
+from test_deployment_network import Listening, certificates
+
+from fastfed.deployment import shell
+from fastfed.deployment.shell import Dialer
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+
+
+def made_files(folder, **keys):
+    folder.mkdir()
+    return certificates(folder, **keys)
+
+
+def test_certificates_that_are_not_the_hubs_are_refused(tmp_path):
+    """Expired, not valid yet, of another authority, for another address: nothing is sent."""
+    made = federation.Federation(federation.deployed())
+    ours = made_files(tmp_path / "ours")
+    wrong = {
+        "expired": made_files(tmp_path / "old", days=(-3, -1)),
+        "not yet valid": made_files(tmp_path / "new", days=(1, 2)),
+        "address mismatch": made_files(tmp_path / "there", address="10.0.0.9"),
+        "(self-signed|unable to get local issuer|certificate verify failed)": made_files(
+            tmp_path / "foreign"
+        ),
+    }
+    hub, silo = made.processes["hub"], made.processes["silo0"]
+    for reason, (ca, cert, key) in wrong.items():
+        trusted = ours[0] if reason.startswith("(") else ca
+        with Listening(hub, ssl_certfile=cert, ssl_keyfile=key) as listening:
+            trouble = Dialer(silo, f"https://127.0.0.1:{listening.port}", trusted).round()
+        assert "cannot be reached" in trouble
+        assert re.search(reason, trouble), trouble
+        assert not hub.party.joined
+    ca, cert, key = ours
+    with Listening(hub, ssl_certfile=cert, ssl_keyfile=key) as listening:
+        assert not Dialer(silo, f"https://127.0.0.1:{listening.port}", ca).round()
+    assert hub.party.joined == {"silo0"}
+
+
+class Middle:
+    """Ends TLS with a certificate that silos accept, and does what it likes with what it reads."""
+
+    WAYS = ("through", "flip", "flip answer", "drop", "drop answer", "late", "repeat", "swap",
+            "swap answer", "old answer", "nothing", "junk")  # fmt: skip
+
+    def __init__(self, hub, files, seed):
+        self.hub, self.random, self.calm = hub, random.Random(seed), False
+        self.sent, self.answers, self.did = [], [], dict.fromkeys(self.WAYS, 0)
+        self.lock = threading.Lock()
+        middle = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                data = self.rfile.read(int(self.headers["content-length"]))
+                with middle.lock:
+                    status, body = middle.answer(data)
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files[1], files[2])
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"https://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def forward(self, data):
+        request = urllib.request.Request(self.hub + shell.PATH, data)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as found:
+                return found.status, found.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def flipped(self, data):
+        made = bytearray(data or b"\0")
+        made[self.random.randrange(len(made))] ^= 1 << self.random.randrange(8)
+        return bytes(made)
+
+    def answer(self, data):
+        way = "through" if self.calm else self.random.choice(self.WAYS)
+        self.did[way] += 1
+        self.sent.append(data)
+        other = self.random.choice(self.sent)
+        if way == "drop":
+            return 502, b""
+        if way == "late":
+            time.sleep(0.01)
+        if way == "repeat":
+            self.forward(data)
+            self.forward(other)
+        status, body = self.forward(
+            self.flipped(data) if way == "flip" else other if way == "swap" else data
+        )
+        self.answers.append(body)
+        if way == "flip answer":
+            try:
+                inside = msgspec.msgpack.decode(body, type=list[bytes])
+            except msgspec.DecodeError:
+                return status, self.flipped(body)
+            return 200, msgspec.msgpack.encode([self.flipped(each) for each in inside])
+        if way in ("swap answer", "old answer"):
+            # Another silo's answer, or one of before; 200 makes an error look like an answer.
+            return 200, self.random.choice(self.answers)
+        if way == "drop answer":
+            return 504, b""
+        if way == "nothing":
+            return 200, msgspec.msgpack.encode([])
+        return (200, self.random.randbytes(50)) if way == "junk" else (status, body)
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum", MASKS])
+def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_path):
+    plan = federation.deployed(protocol)
+    made, calm = federation.Federation(plan), federation.Federation(plan)
+    hub, sent = made.processes["hub"], set()
+    files = certificates(tmp_path)
+    with (
+        Listening(hub) as listening,
+        Middle(f"http://127.0.0.1:{listening.port}", files, 7) as middle,
+    ):
+        others = [process for name, process in made.processes.items() if name != "hub"]
+        dialers = [Dialer(process, middle.url, files[0]) for process in others]
+        calm.settle()
+        for close in plan.document.calendar.closes[:2]:
+            for each in (made, calm):
+                each.now = close - 1.0
+                for name in plan.silos:
+                    silo = each.processes[name]
+                    silo.reward(silo.decide(ROWS).id, 0.5)
+                each.now += 1.0
+            calm.settle()
+            middle.calm = False
+            for _ in range(9):
+                for dialer in dialers:
+                    dialer.round()
+            middle.calm = True
+            for _ in range(6):
+                for dialer in dialers:
+                    dialer.round()
+        sent |= set(middle.sent)
+    # Whatever the hub keeps is what a party sent, or the hub made.
+    party = hub.party
+    assert {*party.reports.values(), *party.answers.values()} <= sent
+    wanted = calm.processes["hub"].party
+    assert party.broadcasts == wanted.broadcasts and party.reports == wanted.reports
+    assert party.broadcasts.keys() == {1, 2} and not party.alarms
+    for name in plan.silos:
+        found = made.processes[name].party
+        assert not found.alarms and not found.lost and not found.stopped
+        assert found.model.release == 2
+        assert found.model.theta.tolist() == calm.processes[name].party.model.theta.tolist()
+    assert min(middle.did[way] for way in Middle.WAYS) > 2
