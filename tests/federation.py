@@ -152,12 +152,14 @@ class World:
 
     def __init__(
         self, plan, seed, *, kinds=None, kill=0.03, restore=0.0, hub_restore=0.0, reverse=False,
-        forget=False, stride=20.0,
+        forget=False, stride=20.0, skew=0.0,
     ):  # fmt: skip
         self.plan, self.random = plan, random.Random(seed)
         self.kinds = {"silo": SiloParty, "hub": Hub, "helper": Helper} | (kinds or {})
         self.kill_chance, self.restore_chance = kill, restore
         self.reverse, self.forget, self.stride = reverse, forget, stride
+        #: Clocks are wrong by so many seconds at most, and are set anew now and then.
+        self.skew, self.wrong = skew, {}
         self.hub_restore_chance, self.hub_restores, self.behind = hub_restore, 0, 0
         self.now, self.network, self.kills, self.restores = float(START), [], 0, 0
         self.stores = {p.name: (Forgetful if forget else MemoryStore)() for p in plan.parties}
@@ -172,6 +174,10 @@ class World:
         self.parties, self.down = {}, {}
         for each in plan.parties:
             self.start(each.name)
+
+    def clock(self, name):
+        """What a party takes the time to be."""
+        return self.now + self.wrong.get(name, 0.0)
 
     # ---- processes -------------------------------------------------------------------------------
 
@@ -266,7 +272,7 @@ class World:
         if write.kind == "ended" and name != "hub":
             ended = self.parties[name]
             leaf = _ended(write).leaf
-            wanted = max(self.plan.document.calendar.period(self.now), ended.done + 1)
+            wanted = max(self.plan.document.calendar.period(self.clock(name)), ended.done + 1)
             if leaf and leaf != wanted:
                 raise Violation(
                     f"invariant 3: a record of {name} entered leaf {leaf}, not {wanted}"
@@ -309,7 +315,7 @@ class World:
             self.stolen.append((to, data))
         receiver = self.parties[to]
         with suppress(InputError):
-            self.perform(to, self.ask(to, lambda: receiver.handle(data, self.now)))
+            self.perform(to, self.ask(to, lambda: receiver.handle(data, self.clock(to))))
 
     def act(self, name):
         """The application of a silo: a decision, or a reward for an old one."""
@@ -320,15 +326,17 @@ class World:
             if self.open[name] and rng.random() < 0.5:
                 decision = self.open[name].pop(rng.randrange(len(self.open[name])))
                 if rng.random() < 0.1:
-                    self.perform(name, silo.cancel(decision, self.now))
+                    self.perform(name, silo.cancel(decision, self.clock(name)))
                 else:
                     y = rng.random() * 1.2 - 0.1
                     # An application that gets no answer asks again.
-                    while not self.perform(name, self.parties[name].reward(decision, y, self.now)):
+                    while not self.perform(
+                        name, self.parties[name].reward(decision, y, self.clock(name))
+                    ):
                         pass
             else:
                 rows = [[rng.uniform(-1, 1) for _ in range(self.plan.plan.dimension)] for _ in "ab"]
-                step, made = silo.decide(rows, self.now)
+                step, made = silo.decide(rows, self.clock(name))
                 if self.perform(name, step):
                     self.open[name].append(made.id)
         except InputError:
@@ -336,6 +344,8 @@ class World:
 
     def moment(self):
         rng, names = self.random, list(self.parties)
+        if self.skew and rng.random() < 0.03:
+            self.wrong[rng.choice(names)] = rng.uniform(-self.skew, self.skew)
         if self.hub_restore_chance and rng.random() < 0.03:
             self.restore_hub()
             return
@@ -346,7 +356,7 @@ class World:
             self.act(rng.choice(self.plan.silos))
         elif choice < 0.9:
             name = rng.choice(names)
-            self.perform(name, self.ask(name, lambda: self.parties[name].tick(self.now)))
+            self.perform(name, self.ask(name, lambda: self.parties[name].tick(self.clock(name))))
         elif choice < 0.97:
             self.now += rng.uniform(0, self.stride)
         elif choice < 0.98 and self.stolen:
@@ -391,7 +401,7 @@ class World:
 
     def heal(self):
         """Calm: nothing is lost any more, silos are recovered, all leaves close."""
-        self.kill_chance, self.down = 0.0, {}
+        self.kill_chance, self.down, self.wrong = 0.0, {}, {}
         calendar = self.plan.document.calendar
         end = calendar.closes[-1] + 2 * max(GRACE, calendar.grace)
         for _ in range(200):

@@ -51,6 +51,8 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
     # Mostly two releases, the least at which a second one can go wrong; now and then four.
     tables |= {"batches": 4 if rng.random() < 0.1 else 2, "batch": 3}
     keys = {"kill": rng.choice((0.01, 0.03, 0.1, 0.2)), "stride": 40.0}
+    if faults != "hub put back" and rng.random() < 0.5:
+        keys["skew"] = rng.choice((30.0, 300.0))
     if faults == "silos put back":
         keys["restore"] = 0.5
     if faults == "hub put back":
@@ -64,6 +66,7 @@ def run(seed: int) -> tuple[Counter, str]:
     name, faults, tables, keys = chosen(seed)
     world = World(deployed(PLANS[name][0], **tables), seed, **keys)
     did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
+    did["with wrong clocks"] = "skew" in keys
     broken = ""
     try:
         if faults == "hub put back":

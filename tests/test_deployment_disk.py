@@ -5,15 +5,18 @@ import sqlite3
 import subprocess
 from contextlib import suppress
 
-import federation
 import pytest
 
 pytest.importorskip("cryptography")
+pytest.importorskip("uvicorn")
+
+import federation
+from test_deployment_network import asked
 
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.process import Process, SiloProcess
-from fastfed.deployment.shell import FULL
+from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
 
@@ -178,3 +181,18 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
         for file in disk.glob(f"ledger{left}*"):
             file.unlink()
     assert failed > 3
+
+
+def test_a_hub_whose_disk_is_full_says_so(disk):
+    made = OnDisk(federation.deployed(), disk)
+    app = HubApp(made.processes["hub"])
+    made.fill()
+    codes = []
+    for process in made.processes.values():
+        for message in process.tick() if process.party.name != "silo0" else ():
+            codes.append(asked(app, body=message.data))
+    assert codes and all(code == 503 and b"nothing was kept" in said for code, said in codes)
+    assert not made.processes["hub"].party.joined
+    made.free()
+    made.settle()
+    assert made.processes["hub"].party.joined == set(made.plan.silos)

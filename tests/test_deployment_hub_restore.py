@@ -268,3 +268,11 @@ def test_a_report_that_was_lost_is_sent_again_though_the_budget_is_spent():
     assert hub.party.reports[1, 0] == silo.party.sealed[1]
     assert 0 in [e.silo for e in hub.party.sets[1].entries]
     assert silo.party.model.release == 1
+
+
+def test_a_new_report_leaves_once():
+    """It is not confirmed yet when the same tick asks what is not confirmed."""
+    made = started()
+    made.now = 1100.0
+    sent = [m.data for m in made.processes["silo0"].tick()]
+    assert [made.plan.wire.read(data).kind for data in sent] == ["report", "join"]

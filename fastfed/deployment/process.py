@@ -77,7 +77,8 @@ class Process:
         with self._turn:
             sent, last = self._ticked()
             self.problem = last.problem
-            return (*sent, *last.messages)
+            # What was made a moment ago is not confirmed yet, and would be sent twice.
+            return (*sent, *(message for message in last.messages if message not in sent))
 
     def _ticked(self) -> tuple[tuple[Message, ...], Step]:
         """Messages of all steps that wrote something, and the last step, which does not."""

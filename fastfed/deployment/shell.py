@@ -51,7 +51,7 @@ class HubApp:
     """The hub as an ASGI application: POST /v1/messages, GET /status, GET /metrics.
 
     Answers 200 with the messages for the sender, 400 for a message that is refused, 409 for one
-    that contradicts an earlier one, 413 for one that is too large.
+    that contradicts an earlier one, 413 for one that is too large, 503 where the disk is full.
     """
 
     def __init__(self, process: Process, log: JsonLog | None = None) -> None:
@@ -88,6 +88,9 @@ class HubApp:
             made = await asyncio.to_thread(self.answer, data)
         except InputError as error:
             made = 400, text, str(error).encode()
+        except FULL as error:
+            # A disk that is full: the sender asks again.
+            made = 503, text, f"nothing was kept: {error}".encode()
         if self._log is not None:
             if made[0] != 200:
                 self._log.event("message", status=made[0], text=masked(made[2].decode()))
