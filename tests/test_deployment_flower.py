@@ -1,9 +1,12 @@
 """Flower as the network: mail of hub and nodes, couriers' sockets, Apps, and real processes."""
 
 import http.client
+import os
 import random
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -18,9 +21,11 @@ pytest.importorskip("cryptography")
 import federation
 from click.testing import CliRunner
 
+import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import courier, demo, flower
+from fastfed.deployment import folder as folders
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.process import Process, SiloProcess
@@ -381,3 +386,158 @@ def test_apps_of_flower_carry_a_federation(faults, tmp_path):
 
 
 # ---- real processes ------------------------------------------------------------------------------
+
+
+class Network:
+    """SuperLink and SuperNodes with TLS, silos behind their sockets: processes that can be killed.
+
+    Flower's own processes are found by the port in their command line, which nobody else has.
+    """
+
+    def __init__(self, home, plan, every):
+        from test_deployment_network import certificates
+
+        self.home, self.plan, self.port, self.running = home, plan, demo.free_port(), {}
+        self.ca, cert, key = certificates(home)
+        self.bin = Path(sys.executable).parent
+        self.ports = {name: demo.free_port() for name in plan.silos}
+        self.commands = {
+            "link": [
+                self.bin / "flower-superlink", "--disable-runtime-dependency-installation",
+                "--host", "127.0.0.1", "--port", self.port, "--database", home / "link.db",
+                "--ssl-ca-certfile", self.ca, "--ssl-certfile", cert, "--ssl-keyfile", key,
+            ]
+        }  # fmt: skip
+        for name in plan.silos:
+            self.commands[f"silo {name}"] = [sys.executable, "-m", "fastfed", "silo", home / name]
+            self.commands[f"silo {name}"] += ["--courier", home / f"{name}.sock"]
+            self.commands[f"node {name}"] = [
+                self.bin / "flower-supernode", "--root-certificates", self.ca,
+                "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+                "--port", self.ports[name], "--node-config", f'courier="{home / name}.sock"',
+            ]  # fmt: skip
+        text = (ROOT / "examples" / "flower" / "pyproject.toml").read_text(encoding="utf-8")
+        (home / "app").mkdir()
+        text = text.replace("/srv/hub", str(home / "hub")).replace("60.0", str(every))
+        (home / "app" / "pyproject.toml").write_text(text)
+        where = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.ca}"\n'
+        (self.environment("cli") / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\n{where}'
+        )
+
+    def environment(self, name):
+        """The folder of Flower of one machine."""
+        made = self.home / "flwr" / name.replace(" ", "-")
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def variables(self, name):
+        return os.environ | {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "FLWR_HOME": str(self.environment(name)),
+            "PYTHONPATH": str(Path(fastfed.__file__).parents[1]),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    def start(self, name):
+        with (self.home / "log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                [str(part) for part in self.commands[name]],
+                env=self.variables(name), stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self, name):
+        self.running[name].kill()
+        self.running[name].wait()
+
+    def again(self, name):
+        self.kill(name)
+        self.start(name)
+
+    def run(self, until):
+        """Start a run, once the SuperLink answers."""
+        command = [self.bin / "flwr", "run", self.home / "app"]
+        while True:
+            made = subprocess.run(
+                command, env=self.variables("cli"), capture_output=True, text=True
+            )
+            if made.returncode == 0:
+                return
+            assert time.time() < until, made.stderr
+            time.sleep(1.0)
+
+    def kill_app(self, kind, port, until):
+        """Kill one of the App processes that Flower has started for a port; waits for one."""
+        while time.time() < until:
+            for entry in Path("/proc").glob("[0-9]*"):
+                try:
+                    said = (entry / "cmdline").read_bytes().decode().split("\0")
+                except OSError:
+                    continue
+                if any(part.endswith(kind) for part in said[:2]) and any(
+                    part.endswith(f":{port}") for part in said
+                ):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"no {kind} was started")
+
+    def stop(self):
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run(
+    tmp_path, monkeypatch
+):
+    """SIGKILL of a silo, a SuperNode, a ClientApp, the ServerApp and the SuperLink."""
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(demo, "PERIOD", 60)
+    monkeypatch.setattr(demo, "RELEASES", 1)
+    plan = demo.made_plan(tmp_path, int(time.time()) + 5, "silo-ldp", None)
+    (close,) = plan.document.calendar.closes
+    until, actions = close + 300, {}
+    clients = [SiloClient(tmp_path / name / folders.SOCKET) for name in plan.silos]
+    network = Network(tmp_path, plan, 1.0)
+
+    def waits(wanted):
+        while True:
+            found = [demo.insist(lambda c=c: c.call("status"), until) for c in clients]
+            if all(map(wanted, found)):
+                return found
+            assert time.time() < until, found
+            time.sleep(0.2)
+
+    try:
+        for name in network.commands:
+            network.start(name)
+        time.sleep(max(0.0, close - demo.PERIOD + 0.1 - time.time()))
+        for patient in range(demo.PATIENTS):
+            for i, client in enumerate(clients):
+                rows = demo.rows_of(i, patient)
+                made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
+                given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                if (i, patient) == (1, 1):
+                    network.again("silo east")
+                demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
+                actions[i, patient] = made["action"]
+        assert time.time() < close
+        network.run(until)
+        network.kill_app("flwr-clientapp", network.ports["south"], until)
+        network.again("node north")
+        network.again("silo north")
+        time.sleep(max(0.0, close - time.time()))
+        network.kill_app("flwr-serverapp", network.port, until)
+        network.run(until)
+        time.sleep(10.0)
+        network.again("link")
+        network.run(until)
+        found = waits(lambda status: status["model"] == 1 and not status["stopped"])
+    finally:
+        network.stop()
+    calm = demo.calm_theta(tmp_path, plan, actions)
+    assert len(actions) == 9 and all(status["theta"] == calm for status in found)
