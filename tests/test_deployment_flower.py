@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -191,6 +192,25 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     assert hub.broadcasts == calm.processes["hub"].party.broadcasts and not hub.alarms
     assert seen and any(text.startswith("node 99") for text in told)
     assert not any(re.search(r"\d\.\d", text) for text in told)
+
+
+def test_a_full_disk_ends_no_run():
+    plan, told = federation.deployed(), []
+    nodes = Nodes(plan)
+    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, told.append)
+    store = nodes.made.processes["hub"].store
+    write, store.write = store.write, full
+    nodes.turn()
+    assert set(told) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
+    assert not nodes.made.processes["hub"].party.joined
+    store.write = write
+    nodes.turn()
+    assert set(nodes.made.processes["hub"].party.joined) == set(plan.silos)
+
+
+def full(_):
+    """What a store does where there is no room."""
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 def test_only_a_hub_has_mail():

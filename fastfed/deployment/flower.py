@@ -92,6 +92,7 @@ class Mail:
     def incoming(self, number: int, letters: Iterable[bytes]) -> None:
         """Give the hub what a node has answered; what it leads to is durable."""
         from fastfed.deployment.observe import masked
+        from fastfed.deployment.shell import FULL
 
         node = self._nodes.setdefault(number, Node())
         node.silent = -inf
@@ -99,7 +100,8 @@ class Mail:
         for data in letters:
             try:
                 step, messages = self.process.handle(data)
-            except InputError as error:
+            except (InputError, *FULL) as error:
+                # A full disk, too: nothing was kept, and it is said again.
                 self._say(f"node {number}: {masked(str(error))}")
                 continue
             if step.problem:
