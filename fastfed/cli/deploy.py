@@ -71,18 +71,34 @@ def dialling(command: Any) -> Any:
         click.option("--key", type=FILE, help="Its key (PEM)."),
         click.option("--cert", type=FILE, help="Own certificate (PEM), if the hub asks for one."),
         click.option("--ca", type=FILE, help="Certificate authority of the hub (PEM)."),
-        click.option("--hub", required=True, help="Address of the hub, https://..."),
+        click.option(
+            "--courier",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Instead of --hub: socket through which another transport brings messages.",
+        ),
+        click.option("--hub", help="Address of the hub, https://..."),
     ):
         command = option(command)
     return command
 
 
 def dialled(
-    process: Any, hub: str, ca: Any, cert: Any, key: Any, every: float, log_json: bool
+    process: Any,
+    hub: str | None,
+    courier: Path | None,
+    ca: Any,
+    cert: Any,
+    key: Any,
+    every: float,
+    log_json: bool,
 ) -> None:
-    """Dial until a signal comes."""
+    """Dial, or wait for couriers, until a signal comes."""
     from fastfed.deployment.shell import Dialer
 
+    if courier is not None:
+        carried(process, courier, every, log_json)
+        return
+    assert hub is not None
     files = (str(file) if file else None for file in (ca, cert, key))
     dialer = Dialer(process, hub, *files)
     log = json_log(process, log_json)
@@ -90,6 +106,25 @@ def dialled(
         dialer.run(stopped_by_signals(), every, log, log.look)
     else:
         dialer.run(stopped_by_signals(), every, say)
+
+
+def one_way(hub: str | None, courier: Path | None) -> None:
+    """Refuse a party that has no way to the hub, or two."""
+    if (hub is None) == (courier is None):
+        raise InputError("the way to the hub must be one of --hub and --courier")
+
+
+def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
+    """Wait for couriers until a signal comes."""
+    from fastfed.deployment.courier import Courier
+
+    log, stop = json_log(process, log_json), stopped_by_signals()
+    with Courier(process, courier, say if log is None else log) as waits:
+        threading.Thread(target=waits.serve_forever, daemon=True).start()
+        while not stop.wait(every):
+            if log is not None:
+                log.look(process)
+        waits.shutdown()
 
 
 @click.command()
@@ -103,7 +138,8 @@ def dialled(
 )
 def silo(
     folder: Path,
-    hub: str,
+    hub: str | None,
+    courier: Path | None,
     ca: Path | None,
     cert: Path | None,
     key: Path | None,
@@ -120,6 +156,7 @@ def silo(
     from fastfed.deployment.process import SiloProcess
     from fastfed.deployment.shell import Application
 
+    one_way(hub, courier)
     process = folders.opened(folder, dataset, ledger)
     if not isinstance(process, SiloProcess):
         raise InputError(f"{folder} is not the folder of a silo")
@@ -131,7 +168,7 @@ def silo(
         ended = threading.Event()
         if rehearsal is not None:
             threading.Thread(target=rehearsal.run, args=(ended, say), daemon=True).start()
-        dialled(process, hub, ca, cert, key, every, log_json)
+        dialled(process, hub, courier, ca, cert, key, every, log_json)
         ended.set()
         application.shutdown()
 
@@ -155,7 +192,8 @@ def replay_of(process: Any, source: Path) -> Any:
 @dialling
 def helper(
     folder: Path,
-    hub: str,
+    hub: str | None,
+    courier: Path | None,
     ca: Path | None,
     cert: Path | None,
     key: Path | None,
@@ -166,10 +204,11 @@ def helper(
     from fastfed.deployment import folder as folders
     from fastfed.deployment.helper import Helper
 
+    one_way(hub, courier)
     process = folders.opened(folder)
     if not isinstance(process.party, Helper):
         raise InputError(f"{folder} is not the folder of a helper")
-    dialled(process, hub, ca, cert, key, every, log_json)
+    dialled(process, hub, courier, ca, cert, key, every, log_json)
 
 
 # ---- deploy ... ----------------------------------------------------------------------------------

@@ -1,0 +1,563 @@
+"""Flower as the network: mail of hub and nodes, couriers' sockets, Apps, and real processes."""
+
+import http.client
+import os
+import random
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from click.testing import CliRunner
+
+import fastfed
+from fastfed import InputError
+from fastfed.cli import cli
+from fastfed.deployment import courier, demo, flower
+from fastfed.deployment import folder as folders
+from fastfed.deployment.helper import Helper
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.shell import SiloClient
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import MemoryStore
+
+ROWS = [[0.5, 0.1], [-0.3, 0.8]]
+ROOT = Path(__file__).parents[1]
+
+
+def silence(text):
+    """Takes a line, and forgets it."""
+
+
+class Nodes:
+    """A federation whose parties are behind nodes of a network that drops, repeats and kills."""
+
+    def __init__(self, plan, seed=0, faults=0.0):
+        self.made = federation.Federation(plan)
+        self.plan, self.random, self.faults = plan, random.Random(seed), faults
+        self.at = {n: i for i, n in enumerate(self.made.processes, 1) if n != "hub"}
+        self.now, self.kills, self.told, self.late = 0.0, 0, [], []
+        self.mail = self.opened()
+
+    def opened(self):
+        return flower.Mail(self.made.processes["hub"], 1.0, 5.0, self.told.append)
+
+    def kill(self, name):
+        """A new process on what is durable: SIGKILL, as far as a party can tell."""
+        old, plan, key = self.made.processes[name], self.plan, federation.secret(name)
+        store, clock = MemoryStore(list(old.store.writes())), lambda: self.made.now
+        if name in plan.silos:
+            made = SiloProcess(SiloParty(plan, name, key, old.ledger), store, old.ledger, clock)
+        else:
+            made = Process((Hub if name == "hub" else Helper)(plan, key), store, None, clock)
+        self.made.processes[name] = made
+        self.kills += 1
+        if name == "hub":
+            self.mail = self.opened()
+
+    def chance(self):
+        return self.random.random() < self.faults
+
+    def answered(self, name, letters):
+        """What the node of a party brings back; None if it, or its answer, is lost."""
+        if self.chance():
+            return None
+        if self.chance():
+            courier.carried(self.made.processes[name], letters, silence)
+        made = courier.carried(self.made.processes[name], letters, silence)
+        if self.chance():
+            self.kill(name)
+        return None if self.chance() else made
+
+    def turn(self):
+        """One look of the ServerApp at its nodes."""
+        self.now += 1.0
+        for node, letters in self.mail.outgoing(self.at.values(), self.now).items():
+            (name,) = (n for n, i in self.at.items() if i == node)
+            answer = self.answered(name, letters)
+            if answer is None:
+                self.mail.failed(node, "lost")
+                continue
+            self.late += [(node, answer)] if self.chance() else []
+            self.mail.incoming(node, answer)
+        if self.late and self.chance():
+            # An answer that comes again, long after.
+            self.mail.incoming(*self.random.choice(self.late))
+        if self.chance() and self.chance():
+            self.kill("hub")
+
+
+def learn(made, plan, release):
+    """One decision and its reward at each silo, just before a release closes."""
+    made.now = plan.document.calendar.closes[release - 1] - 1.0
+    for name in plan.silos:
+        silo = made.processes[name]
+        silo.reward(silo.decide(ROWS).id, 0.5)
+    made.now += 1.0
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.15])
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum", federation.MASKED_BITS])
+def test_whatever_happens_to_mail_and_processes_the_model_is_that_of_a_calm_run(protocol, faults):
+    plan = federation.deployed(protocol)
+    nodes, calm = Nodes(plan, 7, faults), federation.Federation(plan)
+    for release in (1, 2, 3):
+        for each in (nodes.made, calm):
+            learn(each, plan, release)
+        calm.settle()
+        wanted = calm.processes["silo0"].party.model
+        assert wanted.release == release
+        for _ in range(1000):
+            nodes.turn()
+            found = [nodes.made.processes[name].party.model for name in plan.silos]
+            if all(model.release == release for model in found):
+                break
+        assert all(model.release == release for model in found)
+        assert all(model.theta.tolist() == wanted.theta.tolist() for model in found)
+    hub, other = (each.processes["hub"].party for each in (nodes.made, calm))
+    assert hub.broadcasts == other.broadcasts and not hub.alarms
+    assert not any("digest" in text for text in nodes.told)
+    assert nodes.kills > 10 if faults else nodes.kills == 0
+
+
+def test_a_calm_release_takes_two_messages_to_each_node():
+    plan = federation.deployed()
+    nodes = Nodes(plan)
+    for _ in range(4):
+        nodes.turn()
+    learn(nodes.made, plan, 1)
+    nodes.turn()
+    assert len(nodes.made.processes["hub"].party.broadcasts) == 1
+    nodes.turn()
+    assert all(nodes.made.processes[name].party.model.release == 1 for name in plan.silos)
+
+
+def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
+    plan = federation.deployed()
+    nodes = Nodes(plan)
+    nodes.mail = flower.Mail(nodes.made.processes["hub"], 100.0, 500.0, silence)
+    nodes.turn()
+    assert nodes.mail.outgoing(nodes.at.values(), nodes.now) == {}
+    assert sorted(nodes.mail.outgoing(nodes.at.values(), nodes.now + 100.0)) == [1, 2, 3]
+    # Those who do not answer are not sent more, until they are given up.
+    assert nodes.mail.outgoing(nodes.at.values(), nodes.now + 300.0) == {}
+    assert sorted(nodes.mail.outgoing([1, 2], nodes.now + 700.0)) == [1, 2]
+
+
+def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
+    """It brings rubbish, another plan's messages, and what a silo has said."""
+    plan, told = federation.deployed(), []
+    nodes, calm = Nodes(plan), federation.Federation(plan)
+    other = Nodes(federation.deployed(dimension=3))
+    thief, seen = 99, []
+    nodes.told = told
+    nodes.mail = nodes.opened()
+    take = nodes.mail.incoming
+
+    def incoming(node, letters):
+        seen.extend(letters)
+        # First: so that the thief is known by the name before the silo is.
+        take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
+        take(thief, courier.carried(other.made.processes["silo0"], [], silence))
+        take(node, letters)
+
+    nodes.mail.incoming = incoming
+    nodes.at["thief"] = thief
+    answered = nodes.answered
+    nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
+    for release in (1, 2):
+        for each in (nodes.made, calm):
+            learn(each, plan, release)
+        calm.settle()
+        for _ in range(6):
+            nodes.turn()
+    for name in plan.silos:
+        found, wanted = (each.processes[name].party.model for each in (nodes.made, calm))
+        assert found.release == wanted.release == 2
+        assert found.theta.tolist() == wanted.theta.tolist()
+    hub = nodes.made.processes["hub"].party
+    assert hub.broadcasts == calm.processes["hub"].party.broadcasts and not hub.alarms
+    assert seen and any(text.startswith("node 99") for text in told)
+    assert not any(re.search(r"\d\.\d", text) for text in told)
+
+
+def test_a_full_disk_ends_no_run():
+    plan, told = federation.deployed(), []
+    nodes = Nodes(plan)
+    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, told.append)
+    store = nodes.made.processes["hub"].store
+    write, store.write = store.write, full
+    nodes.turn()
+    assert set(told) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
+    assert not nodes.made.processes["hub"].party.joined
+    store.write = write
+    nodes.turn()
+    assert set(nodes.made.processes["hub"].party.joined) == set(plan.silos)
+
+
+def full(_):
+    """What a store does where there is no room."""
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_only_a_hub_has_mail():
+    with pytest.raises(InputError, match="silo0 is not the hub"):
+        flower.Mail(federation.Federation(federation.deployed()).processes["silo0"])
+
+
+# ---- the socket ----------------------------------------------------------------------------------
+
+
+def waiting(stack, process, path, say=silence):
+    """Serve couriers of a process in a thread, until the stack is left."""
+    made = stack.enter_context(courier.Courier(process, path, say))
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    stack.callback(made.shutdown)
+
+
+def test_a_socket_carries_messages_and_nothing_else(tmp_path):
+    made, path, said = federation.Federation(federation.deployed()), tmp_path / "a.sock", []
+    silo, hub = made.processes["silo0"], made.processes["hub"]
+    with ExitStack() as stack:
+        waiting(stack, silo, path, said.append)
+        assert path.stat().st_mode & 0o777 == 0o660
+        (question,) = courier.carry(path, [])
+        answers = [message.data for message in hub.handle(question)[1]]
+        back = courier.carry(path, answers)
+        assert {made.plan.wire.read(data).kind for data in back} == {"join"}
+        before = list(silo.store.writes())
+        assert courier.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
+        assert len(said) == 1 and list(silo.store.writes()) == before
+        client = SiloClient(path)
+        for what in ("decide", "status", "leave", "export", "recover"):
+            with pytest.raises(ValueError):
+                client.call(what)
+        assert not silo.party.left
+        assert posted(path, b"\x81\xa1a\x01") == (400, b"what was carried is no list of messages")
+        assert posted(path, b"", "/decide")[0] == 404
+    with pytest.raises(InputError, match="cannot be reached"):
+        courier.carry(path, [])
+    with ExitStack() as stack:
+        # The socket that was left behind is replaced.
+        waiting(stack, silo, path)
+        assert courier.carry(path, [])
+
+
+def posted(path, body, where="/carry"):
+    """Status and answer of a request to a socket."""
+    connection = http.client.HTTPConnection("party")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(path))
+    connection.request("POST", where, body)
+    found = connection.getresponse()
+    made = found.status, found.read()
+    connection.close()
+    return made
+
+
+def test_where_a_socket_can_be(tmp_path):
+    silo = federation.Federation(federation.deployed()).processes["silo0"]
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="got the file"):
+        courier.Courier(silo, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(InputError, match="in a directory that exists"):
+        courier.Courier(silo, tmp_path / "none" / "a.sock")
+
+
+def test_a_silo_has_a_hub_or_a_courier(tmp_path):
+    plan = demo.made_plan(tmp_path, int(time.time()), "silo-ldp", None)
+    assert plan.silos[0] == "north"
+    for more in ([], ["--hub", "https://a", "--courier", str(tmp_path / "a.sock")]):
+        with pytest.raises(InputError, match="one of --hub and --courier"):
+            CliRunner().invoke(
+                cli, ["silo", str(tmp_path / "north"), *more],
+                catch_exceptions=False, standalone_mode=False,
+            )  # fmt: skip
+
+
+# ---- Apps ----------------------------------------------------------------------------------------
+
+
+def test_without_flwr_the_extra_is_named(monkeypatch):
+    for name in ("flwr", "flwr.app"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=re.escape("pip install 'fastfed[flower]'")):
+        _ = flower.client_app
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = flower.agent_app
+
+
+@pytest.mark.parametrize("value", [None, "", 3])
+def test_a_path_is_needed(value):
+    with pytest.raises(InputError, match="folder of here must be a path"):
+        flower.path_of({} if value is None else {"folder": value}, "folder", "here")
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, "x", float("nan"), float("inf")])
+def test_seconds_are_checked(value):
+    assert flower.seconds_of({}, "every", "here", 2.0) == 2.0
+    assert flower.seconds_of({"every": 3}, "every", "here", 2.0) == 3.0
+    with pytest.raises(InputError, match="every of here must be a number of seconds > 0"):
+        flower.seconds_of({"every": value}, "every", "here", 2.0)
+
+
+def test_the_module_names_what_the_example_asks_for():
+    """Flower reads `__all__` before it loads the module."""
+    text = (ROOT / "examples" / "flower" / "pyproject.toml").read_text(encoding="utf-8")
+    for named in tomllib.loads(text)["tool"]["flwr"]["app"]["components"].values():
+        module, _, name = named.partition(":")
+        assert module == flower.__name__ and name in flower.__all__
+
+
+class FakeGrid:
+    """A grid of Flower whose nodes run their ClientApp here, some messages twice or never."""
+
+    def __init__(self, nodes, faults, seed=0):
+        self.nodes, self.faults, self.random = nodes, faults, random.Random(seed)
+        self.replies, self.letters, self.count = {}, {}, 0
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        from flwr.app import Context, RecordDict
+
+        ids = []
+        for message in messages:
+            self.count += 1
+            ids.append(f"m{self.count}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            config = {"courier": str(self.nodes[message.metadata.dst_node_id])}
+            context = Context(1, message.metadata.dst_node_id, config, RecordDict(), {})
+            reply = self.called(message, context)
+            if self.random.random() < self.faults:
+                # A node that was killed before it answered, and asked again.
+                reply = self.called(message, context)
+            if self.random.random() >= self.faults:
+                self.replies[ids[-1]] = reply
+        return ids
+
+    def called(self, message, context):
+        reply = flower.client_app(message, context)
+        if reply.has_content():
+            self.letters.setdefault(message.metadata.dst_node_id, []).extend(
+                flower.unpacked(reply.content)
+            )
+        return reply
+
+    def pull_messages(self, ids):
+        return [self.replies.pop(i) for i in ids if i in self.replies]
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.2])
+def test_apps_of_flower_carry_a_federation(faults, tmp_path):
+    pytest.importorskip("flwr")
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for key in ("run_id", "node_id", "task_id"):
+        setattr(identity, key, 1)
+    plan = federation.deployed()
+    made, calm = federation.Federation(plan), federation.Federation(plan)
+    with ExitStack() as stack:
+        for number, name in enumerate(plan.silos):
+            waiting(stack, made.processes[name], tmp_path / f"{number}.sock")
+        nodes = {7 + i: tmp_path / f"{i}.sock" for i in range(3)} | {99: tmp_path / "nobody.sock"}
+        grid, stop, told = FakeGrid(nodes, faults), threading.Event(), []
+        mail = flower.Mail(made.processes["hub"], 0.01, 0.1, told.append)
+        serving = threading.Thread(target=flower.serve, args=(grid, mail, stop, 0.001))
+        serving.start()
+        try:
+            for release in (1, 2):
+                for each in (made, calm):
+                    learn(each, plan, release)
+                calm.settle()
+                until = time.time() + 20
+                while (
+                    time.time() < until
+                    and serving.is_alive()
+                    and any(
+                        made.processes[name].party.model.release < release for name in plan.silos
+                    )
+                ):
+                    time.sleep(0.01)
+        finally:
+            stop.set()
+            serving.join()
+    for name in plan.silos:
+        found, wanted = (each.processes[name].party for each in (made, calm))
+        assert found.model.release == 2
+        assert found.model.theta.tolist() == wanted.model.theta.tolist()
+        # Byte for byte what left the silo.
+        assert set(found.sealed.values()) <= set(grid.letters[7 + plan.silos.index(name)])
+    assert "node 99: its party did not answer" in told
+
+
+# ---- real processes ------------------------------------------------------------------------------
+
+
+class Network:
+    """SuperLink and SuperNodes with TLS, silos behind their sockets: processes that can be killed.
+
+    Flower's own processes are found by the port in their command line, which nobody else has.
+    """
+
+    def __init__(self, home, plan, every):
+        from test_deployment_network import certificates
+
+        self.home, self.plan, self.port, self.running = home, plan, demo.free_port(), {}
+        self.ca, cert, key = certificates(home)
+        self.bin = Path(sys.executable).parent
+        self.ports = {name: demo.free_port() for name in plan.silos}
+        self.commands = {
+            "link": [
+                self.bin / "flower-superlink", "--disable-runtime-dependency-installation",
+                "--host", "127.0.0.1", "--port", self.port, "--database", home / "link.db",
+                "--ssl-ca-certfile", self.ca, "--ssl-certfile", cert, "--ssl-keyfile", key,
+            ]
+        }  # fmt: skip
+        for name in plan.silos:
+            self.commands[f"silo {name}"] = [sys.executable, "-m", "fastfed", "silo", home / name]
+            self.commands[f"silo {name}"] += ["--courier", home / f"{name}.sock"]
+            self.commands[f"node {name}"] = [
+                self.bin / "flower-supernode", "--root-certificates", self.ca,
+                "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+                "--port", self.ports[name], "--node-config", f'courier="{home / name}.sock"',
+            ]  # fmt: skip
+        text = (ROOT / "examples" / "flower" / "pyproject.toml").read_text(encoding="utf-8")
+        (home / "app").mkdir()
+        text = text.replace("/srv/hub", str(home / "hub")).replace("60.0", str(every))
+        (home / "app" / "pyproject.toml").write_text(text)
+        where = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.ca}"\n'
+        (self.environment("cli") / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\n{where}'
+        )
+
+    def environment(self, name):
+        """The folder of Flower of one machine."""
+        made = self.home / "flwr" / name.replace(" ", "-")
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def variables(self, name):
+        return os.environ | {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "FLWR_HOME": str(self.environment(name)),
+            "PYTHONPATH": str(Path(fastfed.__file__).parents[1]),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    def start(self, name):
+        with (self.home / "log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                [str(part) for part in self.commands[name]],
+                env=self.variables(name), stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self, name):
+        self.running[name].kill()
+        self.running[name].wait()
+
+    def again(self, name):
+        self.kill(name)
+        self.start(name)
+
+    def run(self, until):
+        """Start a run, once the SuperLink answers."""
+        command = [self.bin / "flwr", "run", self.home / "app"]
+        while True:
+            made = subprocess.run(
+                command, env=self.variables("cli"), capture_output=True, text=True
+            )
+            if made.returncode == 0:
+                return
+            assert time.time() < until, made.stderr
+            time.sleep(1.0)
+
+    def kill_app(self, kind, port, until):
+        """Kill one of the App processes that Flower has started for a port; waits for one."""
+        while time.time() < until:
+            for entry in Path("/proc").glob("[0-9]*"):
+                try:
+                    said = (entry / "cmdline").read_bytes().decode().split("\0")
+                except OSError:
+                    continue
+                if any(part.endswith(kind) for part in said[:2]) and any(
+                    part.endswith(f":{port}") for part in said
+                ):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"no {kind} was started")
+
+    def stop(self):
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run(
+    tmp_path, monkeypatch
+):
+    """SIGKILL of a silo, a SuperNode, a ClientApp, the ServerApp and the SuperLink."""
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(demo, "PERIOD", 60)
+    monkeypatch.setattr(demo, "RELEASES", 1)
+    plan = demo.made_plan(tmp_path, int(time.time()) + 5, "silo-ldp", None)
+    (close,) = plan.document.calendar.closes
+    until, actions = close + 300, {}
+    clients = [SiloClient(tmp_path / name / folders.SOCKET) for name in plan.silos]
+    network = Network(tmp_path, plan, 1.0)
+
+    def waits(wanted):
+        while True:
+            found = [demo.insist(lambda c=c: c.call("status"), until) for c in clients]
+            if all(map(wanted, found)):
+                return found
+            assert time.time() < until, found
+            time.sleep(0.2)
+
+    try:
+        for name in network.commands:
+            network.start(name)
+        time.sleep(max(0.0, close - demo.PERIOD + 0.1 - time.time()))
+        for patient in range(demo.PATIENTS):
+            for i, client in enumerate(clients):
+                rows = demo.rows_of(i, patient)
+                made = demo.insist(lambda c=client, r=rows: c.call("decide", actions=r), close)
+                given = {"id": made["id"], "reward": demo.reward_of(rows, made["action"])}
+                if (i, patient) == (1, 1):
+                    network.again("silo east")
+                demo.insist(lambda c=client, g=given: c.call("reward", **g), close)
+                actions[i, patient] = made["action"]
+        assert time.time() < close
+        network.run(until)
+        network.kill_app("flwr-clientapp", network.ports["south"], until)
+        network.again("node north")
+        network.again("silo north")
+        time.sleep(max(0.0, close - time.time()))
+        network.kill_app("flwr-serverapp", network.port, until)
+        network.run(until)
+        time.sleep(10.0)
+        network.again("link")
+        network.run(until)
+        found = waits(lambda status: status["model"] == 1 and not status["stopped"])
+    finally:
+        network.stop()
+    calm = demo.calm_theta(tmp_path, plan, actions)
+    assert len(actions) == 9 and all(status["theta"] == calm for status in found)
