@@ -275,7 +275,7 @@ def test_a_countersignature_of_another_plan_is_refused():
         ({"system": {"algorithm": "fed-svt"}}, "moves some and not others"),
         ({"system": {"algorithm": "feducb", "schedule": "determinant"}}, 'must be "fixed"'),
         ({"system": {"algorithm": "feducb", "protocol": "central"}}, "unknown key"),
-        ({"system": {"algorithm": "robin"}}, "system.algorithm"),
+        ({"system": {"algorithm": "hedge"}}, "system.algorithm"),
         ({"federation": {"least": 4}}, "least"),
         ({"calendar": {"start": 0}}, "one of closes, period and round"),
         ({"calendar": {"start": 0, "closes": [1, 2]}}, "calendar must close 4"),

@@ -19,17 +19,19 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy.account import Claim
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.serverless import PhasePlan
 
 #: Everything that a plan of a deployment is made of.
 CLASSES: dict[str, type] = {
     found.__name__: found
     for found in (
-        Budget, Claim, Clip, Condition, Encoding, NoiseStd, Plan, ProblemSpec, Protocol, Radius,
-        SecureSum,
+        Budget, Claim, Clip, Condition, Encoding, NoiseStd, PhasePlan, Plan, ProblemSpec, Protocol,
+        Radius, SecureSum, WinsorizedMean,
     )
 }  # fmt: skip
 _MOST = 2**63

@@ -160,7 +160,7 @@ def check_room(
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
     # What this plan paid twice, after records were lost, comes on top of the whole.
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
-    charges.append(charge_of(plan.plan, plan.digest, dataset, -1))
+    charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
     rest = delta - math.fsum(c.told for c in charges)
     mu = math.sqrt(math.fsum(c.mu2 for c in charges))
     spent = gaussian_epsilon(mu, rest) if rest > 0.0 else math.inf

@@ -15,8 +15,9 @@ import msgspec
 
 from fastfed._validate import InputError, number
 from fastfed.deployment.counts import charge
+from fastfed.deployment.phases import totals as totals_of_means
 from fastfed.deployment.store import opened
-from fastfed.privacy.account import GaussianSums, released
+from fastfed.privacy.account import GaussianSums, WinsorizedMeans, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
@@ -24,6 +25,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.serverless import PhasePlan
 
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12
@@ -181,6 +183,8 @@ def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
         # Likewise; of batches without a tree each user is in one or, late, in two.
         return ((0.0, 0.0), *[charge(event)[1:]] * releases)
+    if isinstance(event, WinsorizedMeans):
+        return totals_of_means(event)
     if isinstance(event, SecureSum):
         # Its integers were proven together: the first release pays for all.
         return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
@@ -209,11 +213,14 @@ def _of_secure(event: SecureSum) -> tuple[float, float]:
     return mu * mu * _UP, told
 
 
-def charge_of(plan: Plan, digest: bytes, dataset: str, release: int, report: bytes = b"") -> Charge:
+def charge_of(
+    plan: Plan | PhasePlan, digest: bytes, dataset: str, release: int, report: bytes = b""
+) -> Charge:
     """What a release adds to those before it, for the users who lose most.
 
-    Of the weakest silo, where silos have noise of their own. Release -k is the whole plan once
-    more, after records of release k were lost.
+    Of the weakest silo, where silos have noise of their own; of a plan in phases for all that a
+    silo holds, which no user of it can exceed. Release -k is the whole plan once more, after
+    records of release k were lost.
     """
     events = released(plan)
     assert events is not None

@@ -28,6 +28,7 @@ from fastfed.deployment import codec, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
+from fastfed.deployment.phases import check_phases, outline
 from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.supported import (
     added_up,
@@ -41,6 +42,7 @@ from fastfed.deployment.supported import (
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.serverless import PhasePlan
 
 #: Format of plan files.
 FORMAT = 1
@@ -142,7 +144,7 @@ class DeployedPlan:
     document : Document
         What the parties agree on.
     plan : Plan
-        The numbers that they execute.
+        The numbers that they execute; of a plan in phases its rounds, as fixed rounds.
     signatures : dict of str to bytes
         Countersignatures, by party.
     """
@@ -160,7 +162,20 @@ class DeployedPlan:
     def wire(self) -> Wire:
         """Makes and reads this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
-        return Wire(self.digest, keys, self.plan.statistic_size)
+        # In phases a message is an estimate, or a model.
+        size = self.plan.statistic_size if self.phases is None else self.plan.dimension
+        return Wire(self.digest, keys, size)
+
+    @cached_property
+    def phases(self) -> PhasePlan | None:
+        """The numbers of a plan in phases; None of other plans."""
+        found = codec.decode(self.document.plan)
+        return found if isinstance(found, PhasePlan) else None
+
+    @property
+    def executed(self) -> Plan | PhasePlan:
+        """The numbers that are executed, of which certificate and charges are made."""
+        return self.plan if self.phases is None else self.phases
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -177,7 +192,7 @@ class DeployedPlan:
     def certificate(self) -> Certificate:
         """The certificate of the federation, made of the numbers of its plan and those before."""
         problem = codec.decode(self.document.problem)
-        found = certified(self.plan, problem, self.document.helper is not None)
+        found = certified(self.executed, problem, self.document.helper is not None)
         return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
 
     @cached_property
@@ -299,6 +314,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
     system = affordable(ALGORITHMS[algorithm], keys, problem)
+    plan = _rounds_of(system.plan)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     check_sum(federation.get("sum"), protocol, helper is not None)
@@ -312,7 +328,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         silos,
         hub,
         helper,
-        _calendar(system.plan, dict(tables.get("calendar", {}))),
+        _calendar(plan, dict(tables.get("calendar", {}))),
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
@@ -404,10 +420,9 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
     plan, problem = codec.decode(document.plan), codec.decode(document.problem)
-    if not isinstance(plan, Plan) or not isinstance(problem, ProblemSpec):
+    if not isinstance(plan, Plan | PhasePlan) or not isinstance(problem, ProblemSpec):
         raise InputError("the plan file must hold a Plan and a ProblemSpec")
-    plan = check_plan(plan)
-    check_supported(plan)
+    plan = _rounds_of(plan)
     _check_document(document, plan, problem)
     made = DeployedPlan(document, plan, dict(signatures))
     if made.earlier is not None:
@@ -416,6 +431,14 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made
+
+
+def _rounds_of(plan: Plan | PhasePlan) -> Plan:
+    """The plan whose rounds parties follow; InputError for one that is not deployed."""
+    if isinstance(plan, PhasePlan):
+        return outline(check_phases(plan))
+    check_supported(check_plan(plan))
+    return plan
 
 
 def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:

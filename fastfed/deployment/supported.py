@@ -11,16 +11,18 @@ import numpy as np
 from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
+from fastfed.deployment import phases
 from fastfed.deployment.counts import charge, late_epsilon
-from fastfed.privacy.account import SAME, event_epsilon, released
+from fastfed.privacy.account import SAME, WinsorizedMeans, event_epsilon, released
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
+from fastfed.protocols.serverless import PhasePlan
 
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
-#: Systems of specs; `feducb` in fixed rounds, which the calendar closes.
-SYSTEMS = ("private-fedlinucb", "feducb")
+#: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
+SYSTEMS = ("private-fedlinucb", "feducb", "robin")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
@@ -84,14 +86,18 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def certified(plan: Plan, problem: ProblemSpec, helper: bool = False) -> Certificate:
+def certified(plan: Plan | PhasePlan, problem: ProblemSpec, helper: bool = False) -> Certificate:
     """The certificate of a deployed plan, from its numbers.
 
     helper: sums are hidden by shares for hub and helper, and else by masks.
     """
     found = deployed(account(plan, problem))
+    own: tuple[Condition, ...]
+    if isinstance(plan, PhasePlan):
+        own = (KEPT, phases.LATE, phases.ATTENDED)
+        return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
     conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    own: tuple[Condition, ...] = (KEPT, DELAYED)
+    own = (KEPT, DELAYED)
     if added_up(plan) and helper:
         own += (SPLIT if plan.protocol.bits else APART,)
     elif added_up(plan) and plan.silos > 1:
@@ -117,6 +123,11 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
                 f"calendar and not the data, got {show(schedule)}"
             )
         return name, "silo-ldp-prefix", keys
+    if name == "robin":
+        # Nothing is known of what silos feed in, so features and rewards are held to their bounds.
+        if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
+            raise InputError("system.clip and system.private must be true in a deployment of robin")
+        return name, "private-mean", keys
     protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
     if protocol == "secure-sum":
         keys["messages"] = "individual"
@@ -245,19 +256,29 @@ def affordable(algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec)
 
     A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
     batches that differ it may say a little more than the certificate, which takes another pair for
-    each batch: some 10^-4 of epsilon, by which the system is then asked for less.
+    each batch: some 10^-4 of epsilon, by which the system is then asked for less. Of private means
+    it says some hundredths more, as a Gaussian mechanism stands for them.
     """
     system = algorithm.make(keys, problem)
-    plan = system.plan
-    if not isinstance(plan, Plan) or not plan.protocol.bits or not plan.releases:
-        return system
-    event: Any = (released(plan) or (None,))[0]
-    asked = event.budget.epsilon
-    for _ in range(4):
-        found = charge(event)[0]
+    asked = None
+    for _ in range(6):
+        made = _charged(system.plan)
+        if made is None:
+            break
+        budget, found = made
+        asked = budget if asked is None else asked
         if found <= asked or not math.isfinite(found):
             break
-        keys = keys | {"epsilon": event.budget.epsilon * asked / found * (1.0 - 1e-6)}
+        keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
         system = algorithm.make(keys, problem)
-        event = (released(system.plan) or (None,))[0]
     return system
+
+
+def _charged(plan: Any) -> tuple[float, float] | None:
+    """(epsilon asked for, epsilon charged) of a plan whose charge is not its certificate's."""
+    events: Any = released(plan)
+    if isinstance(plan, PhasePlan) and isinstance(events[0], WinsorizedMeans):
+        return plan.means[0].budget.epsilon, phases.charged_epsilon(events[0])
+    if isinstance(plan, Plan) and plan.protocol.bits and plan.releases:
+        return events[0].budget.epsilon, charge(events[0])[0]
+    return None
