@@ -14,8 +14,8 @@ from fastfed.deployment._crypto import Identity, digest, keyed_digest
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.party import Step
-from fastfed.deployment.phase_parties import hub_of, silo_of
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import MemoryStore, Write

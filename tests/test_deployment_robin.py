@@ -26,7 +26,8 @@ from fastfed.deployment.demo import settle
 from fastfed.deployment.export import model_of
 from fastfed.deployment.ledger import Ledger, charge_of
 from fastfed.deployment.observe import hub_numbers, silo_numbers
-from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo, hub_of
+from fastfed.deployment.parties import hub_of
+from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Broadcast, Refused, Report
 from fastfed.privacy.account import released

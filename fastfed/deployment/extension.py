@@ -22,7 +22,6 @@ from fastfed.privacy.account import SAME
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import Certificate, Condition, Guarantee, SideCertificate
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.serverless import PhasePlan
 
 if TYPE_CHECKING:
     from fastfed.deployment.plans import DeployedPlan, Document
@@ -76,10 +75,10 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 def _check_units(document: Document, earlier: DeployedPlan) -> None:
     """Refuse plans in phases, whose certificates are of another unit."""
-    if earlier.phases is not None or isinstance(codec.decode(document.plan), PhasePlan):
+    if not all(isinstance(p, Plan) for p in (earlier.executed, codec.decode(document.plan))):
         raise InputError(
-            "a plan of robin continues no other, and no other continues it: its certificate is of "
-            "all that a silo holds, others' of one person; make a plan of its own"
+            "a plan of robin or of experts continues no other, and no other continues it: what "
+            "their certificates protect is not one person's record; make a plan of its own"
         )
 
 

@@ -18,7 +18,7 @@ from fastfed.deployment._crypto import Identity
 from fastfed.deployment.export import model_of
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.phase_parties import hub_of, silo_of
+from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.plans import DeployedPlan, load
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import make_secret, read_secret

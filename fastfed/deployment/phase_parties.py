@@ -18,7 +18,6 @@ from fastfed.bandits.linucb import Estimate
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import Write
@@ -29,25 +28,6 @@ from fastfed.protocols.serverless import LocalEstimate, PhasePlan
 
 #: Scales of Laplace noise beyond which a model is refused: once in 10^17 numbers.
 _SCALES = 40.0
-
-
-def silo_of(
-    deployed: DeployedPlan,
-    name: str,
-    secret: bytes,
-    ledger: Ledger,
-    dataset: str = "records",
-    **more: Any,
-) -> SiloParty:
-    """The silo of any plan, see `SiloParty`."""
-    kind = SiloParty if deployed.phases is None else PhaseSilo
-    return kind(deployed, name, secret, ledger, dataset, **more)
-
-
-def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
-    """The hub of any plan, see `Hub`."""
-    kind = Hub if deployed.phases is None else PhaseHub
-    return kind(deployed, secret, **more)
 
 
 class PhaseModel(Acting):

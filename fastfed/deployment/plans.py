@@ -24,7 +24,7 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.deployment import codec, extension, guard
+from fastfed.deployment import codec, expert_plans, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
@@ -40,10 +40,15 @@ from fastfed.deployment.supported import (
     system_keys,
 )
 from fastfed.deployment.wire import NAME, Wire
+from fastfed.experts import ALGORITHMS as EXPERTS
+from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.serverless import PhasePlan
 
+#: What parties execute.
+Executed = Plan | PhasePlan | FrankWolfePlan
 #: Format of plan files.
 FORMAT = 1
 HUB, HELPER = "hub", "helper"
@@ -162,20 +167,25 @@ class DeployedPlan:
     def wire(self) -> Wire:
         """Makes and reads this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
-        # In phases a message is an estimate, or a model.
-        size = self.plan.statistic_size if self.phases is None else self.plan.dimension
+        size = self.plan.statistic_size
+        if isinstance(self.executed, PhasePlan):
+            # A message is an estimate, or a model.
+            size = self.plan.dimension
+        elif isinstance(self.executed, FrankWolfePlan):
+            size = expert_plans.message_size(self.executed)
         return Wire(self.digest, keys, size)
 
     @cached_property
-    def phases(self) -> PhasePlan | None:
-        """The numbers of a plan in phases; None of other plans."""
+    def executed(self) -> Executed:
+        """The numbers that are executed, of which certificate and charges are made."""
         found = codec.decode(self.document.plan)
-        return found if isinstance(found, PhasePlan) else None
+        assert isinstance(found, PhasePlan | FrankWolfePlan | Plan)
+        return self.plan if isinstance(found, Plan) else found
 
     @property
-    def executed(self) -> Plan | PhasePlan:
-        """The numbers that are executed, of which certificate and charges are made."""
-        return self.plan if self.phases is None else self.phases
+    def phases(self) -> PhasePlan | None:
+        """The numbers of a plan in phases; None of other plans."""
+        return self.executed if isinstance(self.executed, PhasePlan) else None
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -304,7 +314,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
     algorithm, protocol, keys = system_keys(keys)
-    problem = ProblemSpec(
+    problem: ProblemSpec | ExpertProblem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,
         dimension=len(schema.columns),
@@ -313,7 +323,9 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         features_bounded=False,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
-    system = affordable(ALGORITHMS[algorithm], keys, problem)
+    if algorithm in EXPERTS:
+        problem = expert_plans.problem_of(len(silos), horizon, len(schema.columns))
+    system = affordable({**ALGORITHMS, **EXPERTS}[algorithm], keys, problem)
     plan = _rounds_of(system.plan)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
@@ -420,8 +432,11 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
     plan, problem = codec.decode(document.plan), codec.decode(document.problem)
-    if not isinstance(plan, Plan | PhasePlan) or not isinstance(problem, ProblemSpec):
+    wanted = ExpertProblem if isinstance(plan, FrankWolfePlan) else ProblemSpec
+    if not isinstance(plan, Plan | PhasePlan | FrankWolfePlan) or not isinstance(problem, wanted):
         raise InputError("the plan file must hold a Plan and a ProblemSpec")
+    if wanted is ExpertProblem and (document.schema.records is not None or document.explore):
+        raise InputError("a plan of experts has no columns of records and no explore")
     plan = _rounds_of(plan)
     _check_document(document, plan, problem)
     made = DeployedPlan(document, plan, dict(signatures))
@@ -433,15 +448,17 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     return made
 
 
-def _rounds_of(plan: Plan | PhasePlan) -> Plan:
+def _rounds_of(plan: Executed) -> Plan:
     """The plan whose rounds parties follow; InputError for one that is not deployed."""
+    if isinstance(plan, FrankWolfePlan):
+        return expert_plans.outline(expert_plans.check_experts(plan))
     if isinstance(plan, PhasePlan):
         return outline(check_phases(plan))
     check_supported(check_plan(plan))
     return plan
 
 
-def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:
+def _check_document(document: Document, plan: Plan, problem: ProblemSpec | ExpertProblem) -> None:
     """Refuse parties, calendar or schema that do not fit the plan."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
@@ -459,7 +476,8 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
         raise InputError(f"public keys must have {KEY} bytes")
     if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:
         raise InputError(f"the plan is of {plan.silos} silos, got {len(document.silos)} parties")
-    sizes = (problem.silos, problem.horizon, problem.dimension)
+    dimension = problem.dimension if isinstance(problem, ProblemSpec) else problem.experts
+    sizes = (problem.silos, problem.horizon, dimension)
     if sizes != (plan.silos, plan.horizon, plan.dimension):
         raise InputError("the plan's problem must have its silos, horizon and dimension")
     if document.helper is not None and not added_up(plan):

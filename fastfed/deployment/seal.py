@@ -23,7 +23,7 @@ from fastfed.protocols.plan import Plan
 
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
 _ROUND, _SESSION = b"fastfed round", b"fastfed session"
-_PUBLIC = b"fastfed public"
+_PUBLIC, _SAMPLE = b"fastfed public", b"fastfed sample"
 
 
 def make_secret(path: str | Path) -> bytes:
@@ -174,6 +174,16 @@ class SealedNoise:
     def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
         """Draw standard Laplace noise (count,) for one mean."""
         return Laplaces(count, _Stream(self.key(_NOISE, purpose, release)))
+
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        """Draw standard Laplace noise (count,) for the scores of one exchange."""
+        return Laplaces(count, _Stream(self.key(_NOISE, silo, release)))
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Draw the order (count,) in which one silo takes the losses of a phase; it hides none."""
+        place = silo.to_bytes(8, "big"), phase.to_bytes(8, "big")
+        key = keyed_digest(self._secret, _SAMPLE, self._plan, self._owner, *place)
+        return np.argsort(np.frombuffer(keystream(key, 8 * count), dtype="<u8"), kind="stable")
 
     def session(self, silo: int, node: int) -> bytes:
         """32 bytes that go with what a node hides, and tell nothing of it."""

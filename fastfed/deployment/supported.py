@@ -11,9 +11,17 @@ import numpy as np
 from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
-from fastfed.deployment import phases
+from fastfed.deployment import expert_plans, phases
 from fastfed.deployment.counts import charge, late_epsilon
-from fastfed.privacy.account import SAME, WinsorizedMeans, event_epsilon, released
+from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.privacy.account import (
+    SAME,
+    VertexScores,
+    WinsorizedMeans,
+    event_epsilon,
+    released,
+)
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
@@ -22,7 +30,7 @@ from fastfed.protocols.serverless import PhasePlan
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
 #: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
-SYSTEMS = ("private-fedlinucb", "feducb", "robin")
+SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
@@ -86,7 +94,11 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def certified(plan: Plan | PhasePlan, problem: ProblemSpec, helper: bool = False) -> Certificate:
+def certified(
+    plan: Plan | PhasePlan | FrankWolfePlan,
+    problem: ProblemSpec | ExpertProblem,
+    helper: bool = False,
+) -> Certificate:
     """The certificate of a deployed plan, from its numbers.
 
     helper: sums are hidden by shares for hub and helper, and else by masks.
@@ -95,6 +107,9 @@ def certified(plan: Plan | PhasePlan, problem: ProblemSpec, helper: bool = False
     own: tuple[Condition, ...]
     if isinstance(plan, PhasePlan):
         own = (KEPT, phases.LATE, phases.ATTENDED)
+    elif isinstance(plan, FrankWolfePlan):
+        own = (KEPT, expert_plans.OWN, expert_plans.PRESENT)
+    if not isinstance(plan, Plan):
         return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
     conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     own = (KEPT, DELAYED)
@@ -128,6 +143,9 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
         if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
             raise InputError("system.clip and system.private must be true in a deployment of robin")
         return name, "private-mean", keys
+    if name == "fed-dp-ope-stoch":
+        keys.setdefault("noise", "central")
+        return name, "scores", keys
     protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
     if protocol == "secure-sum":
         keys["messages"] = "individual"
@@ -251,7 +269,9 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
             )
 
 
-def affordable(algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec) -> System:
+def affordable(
+    algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
+) -> System:
     """The system of a spec, with a charge that is within the epsilon that was asked for.
 
     A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
@@ -279,6 +299,10 @@ def _charged(plan: Any) -> tuple[float, float] | None:
     events: Any = released(plan)
     if isinstance(plan, PhasePlan) and isinstance(events[0], WinsorizedMeans):
         return plan.means[0].budget.epsilon, phases.charged_epsilon(events[0])
+    if isinstance(plan, FrankWolfePlan) and isinstance(events[0], VertexScores):
+        budget = events[0].noises[0].budget
+        # Of delta = 0 it says no epsilon; such plans are refused later.
+        return (budget.epsilon, expert_plans.charged_epsilon(events[0])) if budget.delta else None
     if isinstance(plan, Plan) and plan.protocol.bits and plan.releases:
         return events[0].budget.epsilon, charge(events[0])[0]
     return None
