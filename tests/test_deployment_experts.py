@@ -98,7 +98,7 @@ def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
     [
         ({"noise": "local"}, 'other noise than "central"'),
         ({"delta": 0.0}, "delta = 0"),
-        ({"horizon": 3}, "no phase that learns"),
+        ({"horizon": 3}, "no exchange of losses"),
         ({"federation_": {"explore": 0.1}}, "no explore"),
         ({"federation_": {"influence": 0.5}}, "influence belongs to silo-ldp"),
         ({"batch_size": 5}, "batch_size"),

@@ -272,7 +272,7 @@ def test_a_countersignature_of_another_plan_is_refused():
         ({"system": {"batch_size": 5, "protocol": "shuffle-amplified"}}, "comes late"),
         ({"system": {"batch_size": 5, "protocol": "none"}}, "system.protocol must be one of"),
         ({"system": {"algorithm": "linucb-ldp"}}, "user's own device"),
-        ({"system": {"algorithm": "fed-svt"}}, "moves some and not others"),
+        ({"system": {"algorithm": "fed-svt"}}, "for fed-svt"),
         ({"system": {"algorithm": "feducb", "schedule": "determinant"}}, 'must be "fixed"'),
         ({"system": {"algorithm": "feducb", "protocol": "central"}}, "unknown key"),
         ({"system": {"algorithm": "hedge"}}, "system.algorithm"),

@@ -17,10 +17,12 @@ import numpy as np
 from fastfed._validate import InputError, show
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import Bounds, FrankWolfePlan, Phase
 from fastfed.privacy.account import Claim
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.sensitivity import Budget
@@ -33,7 +35,8 @@ CLASSES: dict[str, type] = {
     found.__name__: found
     for found in (
         Bounds, Budget, Claim, Clip, Condition, Encoding, FrankWolfePlan, NoiseStd, Phase,
-        PhasePlan, Plan, ProblemSpec, Protocol, Radius, SecureSum, WinsorizedMean,
+        PhasePlan, Plan, ProblemSpec, Protocol, Radius, SecureSum, SparseSwitching,
+        SparseVectorPlan, WinsorizedMean,
     )
 }  # fmt: skip
 # Two rooms have a class of this name.

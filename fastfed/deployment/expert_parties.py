@@ -17,6 +17,7 @@ from fastfed._random import NoiseSource, is_exact
 from fastfed._validate import InputError, array
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
+from fastfed.deployment.expert_plans import Experts, start_of
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
@@ -26,6 +27,8 @@ from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.experts.plan import Decider
 from fastfed.privacy import exact
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.serverless import PhasePlan
 
 #: What a mean loss, or a weight, may be above 1 by.
 _SLACK = 2.0**-20
@@ -42,16 +45,17 @@ class Weights:
 
     Parameters
     ----------
-    plan : FrankWolfePlan
+    start : ndarray, shape (d,)
+        Those before it.
     """
 
     #: Nothing of an earlier plan, and no V.
     start = None
     gram = None
 
-    def __init__(self, plan: FrankWolfePlan) -> None:
-        self._experts, self.release = plan.experts, 0
-        self.theta: np.ndarray = plan.move(None, plan.decider(_NO_NOISE).start())
+    def __init__(self, start: np.ndarray) -> None:
+        self._experts, self.release = len(start), 0
+        self.theta = start
 
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Play the weights of a broadcast from now on; Refused for what are no weights."""
@@ -67,13 +71,6 @@ class Weights:
         return int(np.searchsorted(ends, uniform * ends[-1], side="right"))
 
 
-class _NoNoise:
-    """Stands for a source where nothing is drawn."""
-
-
-_NO_NOISE: Any = _NoNoise()
-
-
 class LossRange:
     """What mean losses and weights can be."""
 
@@ -84,18 +81,27 @@ class LossRange:
         """Of a silo's means."""
         return np.full(self._size, 1.0 + _SLACK)
 
-    broadcast = report
+    def broadcast(self, release: int) -> np.ndarray:
+        """Of weights."""
+        return np.full(self._size, 1.0 + _SLACK)
 
 
-def of_experts(deployed: DeployedPlan) -> FrankWolfePlan:
+def of_experts(deployed: DeployedPlan) -> Experts:
     """The numbers of a plan of experts."""
+    plan = deployed.executed
+    assert not isinstance(plan, Plan | PhasePlan)
+    return plan
+
+
+def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
+    """The numbers of a plan of `fed-dp-ope-stoch`."""
     plan = deployed.executed
     assert isinstance(plan, FrankWolfePlan)
     return plan
 
 
 def _starting(deployed: DeployedPlan) -> Weights:
-    return Weights(of_experts(deployed))
+    return Weights(start_of(of_experts(deployed), deployed.digest))
 
 
 class ExpertSilo(SiloParty):
@@ -111,7 +117,6 @@ class ExpertSilo(SiloParty):
     _starts = staticmethod(_starting)  # type: ignore[assignment]
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
-        self._experts = of_experts(deployed)
         #: By period: decisions that are learned from; by decision: its period and place in it.
         self._taken: dict[int, int] = {}
         self._places: dict[str, tuple[int, int]] = {}
@@ -161,7 +166,11 @@ class ExpertSilo(SiloParty):
         period = calendar.period(now)
         if now < calendar.start or period > self.plan.releases or self.left or period <= self.done:
             return False
-        return self._taken.get(period, 0) < len(self._experts.phases[period - 1].samples)
+        return self._taken.get(period, 0) < self._room(period)
+
+    def _room(self, period: int) -> int:
+        """Decisions of a period that are learned from, at most."""
+        return len(of_trees(self.deployed).phases[period - 1].samples)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
         """What all experts have lost in one decision, in the units of the plan's columns.
@@ -220,7 +229,7 @@ class ExpertSilo(SiloParty):
 
     def report(self, release: int) -> bytes:
         """The mean losses of each tree of a phase: the same bytes for the same losses."""
-        plan = self._experts
+        plan = of_trees(self.deployed)
         phase = plan.phases[release - 1]
         unit = plan.unit(phase) if is_exact(self._noise) else None
         found: dict[int, np.ndarray] = {}
@@ -256,7 +265,7 @@ class ExpertHub(Hub):
     def _serving(self, noise: NoiseSource | None) -> Decider:  # type: ignore[override]
         # Checked here in its own unit, and not as sums of records.
         self._exact, self._units = False, noise is None
-        plan = of_experts(self.deployed)
+        plan = of_trees(self.deployed)
         made = plan.decider(self._sealing.source if noise is None else noise)
         self._x = plan.move(None, made.start())
         return made
@@ -264,7 +273,7 @@ class ExpertHub(Hub):
     def _checked(self, found: wire.Envelope, who: str) -> np.ndarray:
         """The means of a report; Refused where no losses have them."""
         values = super()._checked(found, who)
-        plan = of_experts(self.deployed)
+        plan = of_trees(self.deployed)
         phase = plan.phases[found.release - 1]
         unit, used = plan.unit(phase) / phase.batch, phase.trees * plan.experts
         if (values < 0.0).any() or values[used:].any():
@@ -275,7 +284,7 @@ class ExpertHub(Hub):
 
     def _combined(self, release: int, opened: Opened) -> np.ndarray:
         """The weights (d,) after a phase, padded; a silo that is not in the set has losses of 0."""
-        plan, size = of_experts(self.deployed), self.wire.size
+        plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]
         means = np.zeros((plan.silos, size // plan.experts, plan.experts))
         for entry in opened.entries:

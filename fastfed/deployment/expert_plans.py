@@ -1,8 +1,9 @@
-"""Plans of experts (`fed-dp-ope-stoch`): what parties of a deployment make of them, what they cost.
+"""Plans of experts: what the parties of a deployment make of them, and what they cost.
 
-A release is a phase that learns: the silos send a mean loss of each of its trees, and the hub
-answers with the weights after all of its steps. Losses are linear, so that a tree has one mean
-whatever x is, and the hub alone adds noise, to each leaf its own.
+A release of `fed-dp-ope-stoch` is a phase that learns: the silos send a mean loss of each of its
+trees, and the hub answers with the weights after all of its steps. Losses are linear, so that a
+tree has one mean whatever x is, and the hub alone adds noise, to each leaf its own. A release of
+`fed-svt` is an exchange of what every expert has lost since the one before.
 """
 
 from __future__ import annotations
@@ -13,17 +14,24 @@ from functools import lru_cache
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.deployment.phases import of_responses
+from fastfed.deployment.phases import of_range, of_responses
 from fastfed.experts import ProblemSpec
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import CENTRAL_SCORES, check_expert_plan
+from fastfed.experts.plan import CENTRAL_SCORES, SPARSE_SWITCHING, check_expert_plan
 from fastfed.privacy.account import VertexScores, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import Condition
-from fastfed.privacy.mechanisms.vertex_sets import VertexNoise, _ways
+from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
+from fastfed.privacy.mechanisms.vertex_sets import _ways
+from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 
+#: Plans of experts that are deployed.
+Experts = FrankWolfePlan | SparseVectorPlan
+#: Events of such plans.
+Scores = VertexScores | SparseSwitching
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12
 
@@ -44,12 +52,12 @@ PRESENT = Condition(
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def outline(plan: FrankWolfePlan) -> Plan:
+def outline(plan: Experts) -> Plan:
     """The rounds of a plan of experts as fixed rounds: a release ends what its phase learns from.
 
     Its dimension is the number of experts, and it has no numbers of a linear bandit.
     """
-    ends = tuple(phase.first - 1 for phase in plan.phases)
+    ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
     return Plan(
         silos=plan.silos,
         horizon=plan.horizon,
@@ -65,27 +73,43 @@ def outline(plan: FrankWolfePlan) -> Plan:
     )
 
 
-def message_size(plan: FrankWolfePlan) -> int:
-    """Numbers of a message: d for each tree of the phase that has most."""
+def start_of(plan: Experts, digest: bytes) -> np.ndarray:
+    """The weights (d,) before the first release: of all experts, or of one that nobody chose."""
+    if isinstance(plan, FrankWolfePlan):
+        return np.full(plan.experts, 1.0 / plan.experts)
+    made = np.zeros(plan.experts)
+    made[first_expert(digest, plan.experts)] = 1.0
+    return made
+
+
+def first_expert(digest: bytes, experts: int) -> int:
+    """The expert that everybody plays at first: a public function of the plan's SHA-256."""
+    return int.from_bytes(digest[:8], "big") * experts >> 64
+
+
+def message_size(plan: Experts) -> int:
+    """Numbers of a message: d, and where there are trees, d for each of the most of a phase."""
+    if not isinstance(plan, FrankWolfePlan):
+        return plan.experts
     return plan.experts * max(phase.trees for phase in plan.phases)
 
 
-def check_experts(plan: FrankWolfePlan) -> FrankWolfePlan:
+def check_experts(plan: Experts) -> Experts:
     """Refuse a plan of experts that the parties of this package do not run, or not privately."""
     check_expert_plan(plan)
     claim = plan.privacy
     refused = {
-        'other noise than "central"': plan.protocol != CENTRAL_SCORES,
+        'other noise than "central"': plan.protocol not in (CENTRAL_SCORES, SPARSE_SWITCHING),
         "losses that are not linear": not plan.linear,
-        "no phase that learns": not plan.phases,
+        "no exchange of losses": not plan.exchanges,
         "no budget": claim is None or claim.budget is None,
     }
-    if claim is not None and claim.budget is not None and plan.phases:
+    if claim is not None and claim.budget is not None and plan.exchanges:
         event = (released(plan) or (None,))[0]
         refused |= {
             "several losses of one record": claim.max_participations != 1,
             "delta = 0, of which a ledger can make no Gaussian mechanism": not claim.budget.delta,
-            "a leaf without noise": not isinstance(event, VertexScores),
+            "a release without noise": not isinstance(event, Scores),
         }
     wrong = [what for what, found in refused.items() if found]
     if wrong:
@@ -107,12 +131,12 @@ def problem_of(silos: int, horizon: int, experts: int) -> ProblemSpec:
 
 
 @lru_cache(maxsize=64)
-def totals(event: VertexScores) -> tuple[float, float]:
-    """(mu^2, told) of a whole plan, for a loss of whichever phase.
+def totals(event: Scores) -> tuple[float, float]:
+    """(mu^2, told) of a whole plan, for a loss of whichever phase or exchange.
 
     Parameters
     ----------
-    event : VertexScores
+    event : VertexScores or SparseSwitching
 
     Returns
     -------
@@ -120,18 +144,25 @@ def totals(event: VertexScores) -> tuple[float, float]:
 
     Notes
     -----
-    Guarantee: if one loss becomes any other, or none, the experts of all phases are mu-GDP but for
-    an event of probability ``told``. One loss is in one set, and the argmins of the leaves below it
-    are pure mechanisms, no easier to test than randomised responses (`phases.of_responses`).
+    Guarantee: if one loss becomes any other, or none, the experts of all releases are mu-GDP but
+    for an event of probability ``told``. One loss is in one set, and the argmins of the leaves
+    below it are pure mechanisms, no easier to test than randomised responses
+    (`phases.of_responses`). Of sparse switching the comparisons that a loss moves are one pure
+    mechanism together, and each switch is an exponential mechanism (`phases.of_range`).
     """
-    delta = event.noises[0].budget.delta
-    pairs = [(square(event.noises, delta * share), delta * share) for share in TAIL_SHARES]
+    delta = budget_of(event).delta
+    pairs = [(square(event, delta * share), delta * share) for share in TAIL_SHARES]
     return min(pairs, key=lambda pair: _epsilon(pair, delta))
 
 
-def charged_epsilon(event: VertexScores) -> float:
+def budget_of(event: Scores) -> Budget:
+    """The budget of a plan of experts."""
+    return event.budget if isinstance(event, SparseSwitching) else event.noises[0].budget
+
+
+def charged_epsilon(event: Scores) -> float:
     """Epsilon that a ledger makes of a plan, at the budget's delta: squared, or added up."""
-    return min(_epsilon(totals(event), event.noises[0].budget.delta), event.exact(0.0) * _UP)
+    return min(_epsilon(totals(event), budget_of(event).delta), event.exact(0.0) * _UP)
 
 
 def _epsilon(pair: tuple[float, float], delta: float) -> float:
@@ -141,10 +172,13 @@ def _epsilon(pair: tuple[float, float], delta: float) -> float:
     return gaussian_epsilon(math.sqrt(squared * _UP), delta - told * _UP)
 
 
-def square(noises: tuple[VertexNoise, ...], told: float) -> float:
-    """mu^2 of the set of losses that costs most, but for ``told``."""
+def square(event: Scores, told: float) -> float:
+    """mu^2 of the set of losses that costs most, or of all switches, but for ``told``."""
+    if isinstance(event, SparseSwitching):
+        compared = of_responses(1, event.comparisons.epsilon, told) ** 2
+        return (compared + event.switches * of_range(event.eta) ** 2) * _UP
     largest = 0.0
-    for noise in noises:
+    for noise in event.noises:
         for each in noise.sets:
             change = each.change / noise.scales[each.tree - 1]
             if change:

@@ -16,10 +16,10 @@ import msgspec
 
 from fastfed._validate import InputError, number
 from fastfed.deployment.counts import charge
+from fastfed.deployment.expert_plans import Experts
 from fastfed.deployment.expert_plans import totals as totals_of_scores
 from fastfed.deployment.phases import totals as totals_of_means
 from fastfed.deployment.store import opened
-from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.privacy.account import GaussianSums, WinsorizedMeans, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
@@ -240,7 +240,7 @@ def _of_secure(event: SecureSum) -> tuple[float, float]:
 
 
 def charge_of(
-    plan: Plan | PhasePlan | FrankWolfePlan,
+    plan: Plan | PhasePlan | Experts,
     digest: bytes,
     dataset: str,
     release: int,
@@ -254,7 +254,7 @@ def charge_of(
     """
     events = released(plan)
     assert events is not None
-    if isinstance(plan, FrankWolfePlan):
+    if isinstance(plan, Experts):
         # A loss is in one phase, whichever: the first release pays for all.
         event: Any = events[0]
         parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)

@@ -10,6 +10,8 @@ from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.sparse_parties import SparseHub, SparseSilo
+from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.serverless import PhasePlan
 
@@ -27,7 +29,8 @@ def silo_of(
     if isinstance(deployed.executed, PhasePlan):
         kind = PhaseSilo
     elif isinstance(deployed.executed, ExpertPlan):
-        kind = ExpertSilo
+        sums = isinstance(deployed.executed, SparseVectorPlan)
+        kind = SparseSilo if sums else ExpertSilo
     return kind(deployed, name, secret, ledger, dataset, **more)
 
 
@@ -37,5 +40,6 @@ def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
     if isinstance(deployed.executed, PhasePlan):
         kind = PhaseHub
     elif isinstance(deployed.executed, ExpertPlan):
-        kind = ExpertHub
+        sums = isinstance(deployed.executed, SparseVectorPlan)
+        kind = SparseHub if sums else ExpertHub
     return kind(deployed, secret, **more)

@@ -28,6 +28,7 @@ from fastfed.deployment import codec, expert_plans, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
+from fastfed.deployment.expert_plans import Experts
 from fastfed.deployment.phases import check_phases, outline
 from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.supported import (
@@ -42,13 +43,12 @@ from fastfed.deployment.supported import (
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
-from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.serverless import PhasePlan
 
 #: What parties execute.
-Executed = Plan | PhasePlan | FrankWolfePlan
+Executed = Plan | PhasePlan | Experts
 #: Format of plan files.
 FORMAT = 1
 HUB, HELPER = "hub", "helper"
@@ -171,7 +171,7 @@ class DeployedPlan:
         if isinstance(self.executed, PhasePlan):
             # A message is an estimate, or a model.
             size = self.plan.dimension
-        elif isinstance(self.executed, FrankWolfePlan):
+        elif isinstance(self.executed, Experts):
             size = expert_plans.message_size(self.executed)
         return Wire(self.digest, keys, size)
 
@@ -179,7 +179,7 @@ class DeployedPlan:
     def executed(self) -> Executed:
         """The numbers that are executed, of which certificate and charges are made."""
         found = codec.decode(self.document.plan)
-        assert isinstance(found, PhasePlan | FrankWolfePlan | Plan)
+        assert isinstance(found, PhasePlan | Experts | Plan)
         return self.plan if isinstance(found, Plan) else found
 
     @property
@@ -432,8 +432,8 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
     plan, problem = codec.decode(document.plan), codec.decode(document.problem)
-    wanted = ExpertProblem if isinstance(plan, FrankWolfePlan) else ProblemSpec
-    if not isinstance(plan, Plan | PhasePlan | FrankWolfePlan) or not isinstance(problem, wanted):
+    wanted = ExpertProblem if isinstance(plan, Experts) else ProblemSpec
+    if not isinstance(plan, Plan | PhasePlan | Experts) or not isinstance(problem, wanted):
         raise InputError("the plan file must hold a Plan and a ProblemSpec")
     if wanted is ExpertProblem and (document.schema.records is not None or document.explore):
         raise InputError("a plan of experts has no columns of records and no explore")
@@ -450,7 +450,7 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
 
 def _rounds_of(plan: Executed) -> Plan:
     """The plan whose rounds parties follow; InputError for one that is not deployed."""
-    if isinstance(plan, FrankWolfePlan):
+    if isinstance(plan, Experts):
         return expert_plans.outline(expert_plans.check_experts(plan))
     if isinstance(plan, PhasePlan):
         return outline(check_phases(plan))

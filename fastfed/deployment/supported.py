@@ -13,11 +13,10 @@ from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
 from fastfed.deployment import expert_plans, phases
 from fastfed.deployment.counts import charge, late_epsilon
+from fastfed.deployment.expert_plans import Experts, Scores
 from fastfed.experts import ProblemSpec as ExpertProblem
-from fastfed.experts.frank_wolfe import FrankWolfePlan
 from fastfed.privacy.account import (
     SAME,
-    VertexScores,
     WinsorizedMeans,
     event_epsilon,
     released,
@@ -30,16 +29,12 @@ from fastfed.protocols.serverless import PhasePlan
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
 #: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
-SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch")
+SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
     "users has seen their data"
-)
-_QUERIES = (
-    "its account counts on a loss that moves all later queries alike, and one that comes late "
-    "moves some and not others"
 )
 #: Why a system or protocol is not deployed, where it is more than that nobody has built it.
 REFUSED = {
@@ -50,7 +45,6 @@ REFUSED = {
     "linucb-ldp": _DEVICES,
     "linucb-sdp-amp": _DEVICES,
     "linucb-sdp-vec": _DEVICES,
-    "fed-svt": _QUERIES,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
 }
@@ -95,7 +89,7 @@ _MASKS = "the masks' keys"
 
 
 def certified(
-    plan: Plan | PhasePlan | FrankWolfePlan,
+    plan: Plan | PhasePlan | Experts,
     problem: ProblemSpec | ExpertProblem,
     helper: bool = False,
 ) -> Certificate:
@@ -107,7 +101,7 @@ def certified(
     own: tuple[Condition, ...]
     if isinstance(plan, PhasePlan):
         own = (KEPT, phases.LATE, phases.ATTENDED)
-    elif isinstance(plan, FrankWolfePlan):
+    elif isinstance(plan, Experts):
         own = (KEPT, expert_plans.OWN, expert_plans.PRESENT)
     if not isinstance(plan, Plan):
         return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
@@ -146,6 +140,8 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     if name == "fed-dp-ope-stoch":
         keys.setdefault("noise", "central")
         return name, "scores", keys
+    if name == "fed-svt":
+        return name, "sparse-switching", keys
     protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
     if protocol == "secure-sum":
         keys["messages"] = "individual"
@@ -299,8 +295,8 @@ def _charged(plan: Any) -> tuple[float, float] | None:
     events: Any = released(plan)
     if isinstance(plan, PhasePlan) and isinstance(events[0], WinsorizedMeans):
         return plan.means[0].budget.epsilon, phases.charged_epsilon(events[0])
-    if isinstance(plan, FrankWolfePlan) and isinstance(events[0], VertexScores):
-        budget = events[0].noises[0].budget
+    if isinstance(plan, Experts) and isinstance(events[0], Scores):
+        budget = expert_plans.budget_of(events[0])
         # Of delta = 0 it says no epsilon; such plans are refused later.
         return (budget.epsilon, expert_plans.charged_epsilon(events[0])) if budget.delta else None
     if isinstance(plan, Plan) and plan.protocol.bits and plan.releases:
