@@ -14,6 +14,7 @@ from fastfed.deployment._crypto import Identity, digest, keyed_digest
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Charge, Ledger
+from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.party import Step
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty
@@ -108,11 +109,11 @@ class Federation:
         for name in plan.silos:
             self.ledgers[name] = ledger = Ledger(":memory:")
             ledger.set_ceiling("records", 1.0, 1e-6)
-            party = SiloParty(plan, name, secret(name), ledger, noise=noise)
+            party = silo_of(plan, name, secret(name), ledger, noise=noise)
             self.add(SiloProcess(party, MemoryStore(), ledger, lambda: self.now))
         self.add(
             Process(
-                Hub(plan, secret("hub"), noise=noise),
+                hub_of(plan, secret("hub"), noise=noise),
                 MemoryStore(),
                 None,
                 lambda: self.now,

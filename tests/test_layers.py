@@ -37,7 +37,7 @@ ALLOWED = {
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
-        "bandits",
+        "bandits", "experts",
     },
     "environments": {"_kernels", "_registry", "_validate", "_random", "_memory"},
     "results": {"_validate", "_display"},

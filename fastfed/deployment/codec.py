@@ -16,22 +16,32 @@ import numpy as np
 
 from fastfed._validate import InputError, show
 from fastfed.bandits.problem import ProblemSpec
+from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.experts.fed_svt import SparseVectorPlan
+from fastfed.experts.frank_wolfe import Bounds, FrankWolfePlan, Phase
 from fastfed.privacy.account import Claim
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
+from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
+from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol
+from fastfed.protocols.serverless import PhasePlan
 
 #: Everything that a plan of a deployment is made of.
 CLASSES: dict[str, type] = {
     found.__name__: found
     for found in (
-        Budget, Claim, Clip, Condition, Encoding, NoiseStd, Plan, ProblemSpec, Protocol, Radius,
-        SecureSum,
+        Bounds, Budget, Claim, Clip, Condition, Encoding, FrankWolfePlan, NoiseStd, Phase,
+        PhasePlan, Plan, ProblemSpec, Protocol, Radius, SecureSum, SparseSwitching,
+        SparseVectorPlan, WinsorizedMean,
     )
 }  # fmt: skip
+# Two rooms have a class of this name.
+CLASSES["ExpertProblem"] = ExpertProblem
+_NAMES = {found: name for name, found in CLASSES.items()}
 _MOST = 2**63
 
 
@@ -60,22 +70,26 @@ def _plain(value: Any) -> Any:
         return whole if -_MOST <= whole < _MOST else ["int", str(whole)]
     if isinstance(value, np.floating):
         return float(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and type(value) not in _NAMES:
         return ["tuple", *map(_plain, value)]
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         return ["array", list(value.shape), value.astype("<f8").tobytes()]
     if isinstance(value, Factor):
         return ["Factor", _plain(value.matrix)]
-    name = type(value).__name__
-    if CLASSES.get(name) is type(value):
+    name = _NAMES.get(type(value))
+    if name is not None:
         return [name, *(_plain(getattr(value, field)) for field in _fields(type(value)))]
-    raise InputError(f"a plan of a deployment cannot hold a {name}")
+    raise InputError(f"a plan of a deployment cannot hold a {type(value).__name__}")
 
 
 def _fields(kind: type) -> dict[str, str]:
     """Names and declared types of a class, in order."""
     if dataclasses.is_dataclass(kind):
         return {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if issubclass(kind, tuple):
+        # A NamedTuple keeps names of types as references.
+        said = inspect.get_annotations(kind)
+        return {name: getattr(each, "__forward_arg__", str(each)) for name, each in said.items()}
     names: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
     types: dict[str, str] = {}
     for base in reversed(kind.__mro__):

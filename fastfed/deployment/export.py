@@ -28,7 +28,8 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
         (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
         of a plan of records also ``records``: how a row is made of one),
-        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played, and ``certificate``;
+        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played (None in phases, where
+        only theta is, and of experts, where theta are their weights), and ``certificate``;
         of a plan that continues another also ``extends``, and the model is then that of both.
 
     Raises
@@ -51,7 +52,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
         "releases": party.plan.releases,
         "schema": _schema(document.schema),
         "theta": party.model.theta.tolist(),
-        "V": party.model.gram.tolist(),
+        "V": None if party.model.gram is None else party.model.gram.tolist(),
         "certificate": party.deployed.certificate.to_builtins(),
         **summary(party.deployed),
     }

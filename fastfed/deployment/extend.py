@@ -8,7 +8,6 @@ not hold both.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -21,14 +20,13 @@ from fastfed._validate import InputError
 from fastfed.deployment import folder as folders
 from fastfed.deployment.extension import Extension, as_json, no_start
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.ledger import Ledger, charge_of, together
 from fastfed.deployment.plans import DeployedPlan, checked, compile_plan, load, spelled
 from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
 from fastfed.deployment.supported import ADDED_UP
-from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 #: Tables of a spec that an extension takes from the earlier plan, and may not say.
 PARTIES = ("silos", "hub")
@@ -174,10 +172,8 @@ def check_room(
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
     # What this plan paid twice, after records were lost, comes on top of the whole.
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
-    charges.append(charge_of(plan.plan, plan.digest, dataset, -1))
-    rest = delta - math.fsum(c.told for c in charges)
-    mu = math.sqrt(math.fsum(c.mu2 for c in charges))
-    spent = gaussian_epsilon(mu, rest) if rest > 0.0 else math.inf
+    charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
+    spent = together(charges, delta)
     if spent > epsilon * (1.0 + 1e-9):
         raise InputError(
             f'with this plan dataset "{dataset}" would have spent epsilon {spent:.4g} at delta '

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fastfed._validate import InputError, show
+from fastfed.deployment import codec
 from fastfed.deployment.ledger import charge_of
 from fastfed.deployment.model import Model
 from fastfed.deployment.wire import Broadcast, check_entries
@@ -63,6 +64,7 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
     Its sums are released, so any use of them costs nothing. It must be of the same parameter: of
     the same features, coded and clipped alike.
     """
+    _check_units(document, earlier)
     old = earlier.document.schema
     if document.schema != old:
         return "the columns, their ranges or the norm are others, so that theta is another one"
@@ -71,10 +73,20 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
     return ""
 
 
+def _check_units(document: Document, earlier: DeployedPlan) -> None:
+    """Refuse plans in phases, whose certificates are of another unit."""
+    if not all(isinstance(p, Plan) for p in (earlier.executed, codec.decode(document.plan))):
+        raise InputError(
+            "a plan of robin or of experts continues no other, and no other continues it: what "
+            "their certificates protect is not one person's record; make a plan of its own"
+        )
+
+
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
     """Refuse an earlier plan of other parties, and a start that is not its hub's broadcast."""
     extends, old = document.extends, earlier.document
     assert extends is not None
+    _check_units(document, earlier)
     helpers = {p for p in (document.helper, old.helper) if p is not None}
     if document.silos != old.silos or document.hub != old.hub or len(helpers) > 1:
         raise InputError(

@@ -17,13 +17,12 @@ from fastfed._validate import InputError
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.export import model_of
 from fastfed.deployment.helper import Helper
-from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.plans import DeployedPlan, load
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import make_secret, read_secret
 from fastfed.deployment.shell import SiloClient
-from fastfed.deployment.silo import SiloParty
 from fastfed.deployment.store import SqliteStore
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
@@ -117,12 +116,12 @@ def opened(
     name = party_of(plan, secret)
     store = SqliteStore(str(target / STATE))
     if name == plan.document.hub.name:
-        return Process(Hub(plan, secret), store)
+        return Process(hub_of(plan, secret), store)
     if name not in plan.silos:
         return Process(Helper(plan, secret), store)
     noted = remembered(target)
     budget = Ledger(str(ledger or noted[1]))
-    return SiloProcess(SiloParty(plan, name, secret, budget, dataset or noted[0]), store, budget)
+    return SiloProcess(silo_of(plan, name, secret, budget, dataset or noted[0]), store, budget)
 
 
 def export_model(folder: str | Path) -> dict[str, Any]:

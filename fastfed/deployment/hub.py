@@ -17,7 +17,7 @@ from fastfed.deployment._crypto import KEY, digest
 from fastfed.deployment.counts import shuffled
 from fastfed.deployment.extension import summary
 from fastfed.deployment.guard import Alarm, Cap, Fit, check_records, nodes_of, visible
-from fastfed.deployment.party import Message, Range, Speaker, Step, check_range, sum_of
+from fastfed.deployment.party import Message, Speaker, Step, check_range, sum_of
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
@@ -53,14 +53,10 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        self._server: Server | Decoder
-        if self.plan.secure is not None:
-            self._server = Decoder(self.plan.secure)
-        else:
-            self._server = Server(self.plan, self._sealing.source if noise is None else noise)
-        self._range, self._extends = Range(self.plan), summary(deployed)
         # Records of a simulation are in no fixed point.
         self._exact = noise is None and self.plan.protocol.noise_by == "server"
+        self._server = self._serving(noise)
+        self._range, self._extends = self._limits(), summary(deployed)
         influence = deployed.document.influence
         self._cap = None if influence is None else Cap(self.plan, influence)
         self._alarm = Alarm(self.plan) if visible(self.plan) else None
@@ -85,6 +81,12 @@ class Hub(Speaker):
         self.broadcasts: dict[int, bytes] = {}
         self.alarms: list[str] = []
         self.ended = ""
+
+    def _serving(self, noise: NoiseSource | None) -> Server | Decoder:
+        """What makes broadcasts of reports."""
+        if self.plan.secure is not None:
+            return Decoder(self.plan.secure)
+        return Server(self.plan, self._sealing.source if noise is None else noise)
 
     # ---- messages --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ that it is but for an event of some probability, and that probability. All are u
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ import msgspec
 
 from fastfed._validate import InputError, number
 from fastfed.deployment.counts import charge
+from fastfed.deployment.expert_plans import Experts
+from fastfed.deployment.expert_plans import totals as totals_of_scores
+from fastfed.deployment.phases import totals as totals_of_means
 from fastfed.deployment.store import opened
-from fastfed.privacy.account import GaussianSums, released
+from fastfed.privacy.account import GaussianSums, WinsorizedMeans, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
@@ -24,6 +28,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.factorised import Factor
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.serverless import PhasePlan
 
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12
@@ -33,15 +38,19 @@ CREATE TABLE IF NOT EXISTS ceilings (
     dataset TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
     dataset TEXT NOT NULL, plan BLOB NOT NULL, release INTEGER NOT NULL, mu2 REAL NOT NULL,
-    told REAL NOT NULL, report BLOB NOT NULL, PRIMARY KEY (dataset, plan, release));
+    told REAL NOT NULL, report BLOB NOT NULL, pure REAL NOT NULL DEFAULT 0,
+    PRIMARY KEY (dataset, plan, release));
 """
+#: What a ledger that was made before there were pure charges is given.
+_LATER = "ALTER TABLE charges ADD COLUMN pure REAL NOT NULL DEFAULT 0"
 
 
 class Charge(NamedTuple):
     """What one release of one plan costs the users of one dataset.
 
     release: from 1; below, what a silo pays once more after records were lost. mu2: squared
-    GDP parameter. told: probability of an event but for which that holds.
+    GDP parameter. told: probability of an event but for which that holds. pure: an epsilon that
+    holds as well, with delta = 0; 0 for none.
     """
 
     dataset: str
@@ -50,6 +59,7 @@ class Charge(NamedTuple):
     mu2: float
     told: float = 0.0
     report: bytes = b""
+    pure: float = 0.0
 
 
 class OverBudget(InputError):
@@ -67,6 +77,8 @@ class Ledger:
 
     def __init__(self, path: str) -> None:
         self._db = opened(path, SCHEMA)
+        if "pure" not in {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}:
+            self._db.execute(_LATER)
 
     def close(self) -> None:
         """Close the file."""
@@ -129,11 +141,7 @@ class Ledger:
         found = {(c.plan, c.release): c for c in self.charges(dataset)}
         if more is not None:
             found.setdefault((more.plan, more.release), more)
-        mu2 = math.fsum(c.mu2 for c in found.values()) * _UP
-        rest = delta - math.fsum(c.told for c in found.values()) * _UP
-        if not found:
-            return 0.0
-        return _epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
+        return together(found.values(), delta)
 
     def allows(self, charge: Charge) -> bool:
         """True if a charge is there already, or stays under the ceiling."""
@@ -156,7 +164,7 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             kept = self._db.execute(
-                "SELECT mu2, told, report FROM charges "
+                "SELECT mu2, told, report, pure FROM charges "
                 "WHERE dataset = ? AND plan = ? AND release = ?",
                 charge[:3],
             ).fetchone()
@@ -168,11 +176,31 @@ class Ledger:
                     f'"{charge.dataset}"; nothing was sent'
                 )
             if kept is None:
-                self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", charge)
+                self._db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge)
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def together(charges: Iterable[Charge], delta: float) -> float:
+    """Epsilon of charges at delta: squares added up, or those of pure ones as epsilons."""
+    found = list(charges)
+    rest = [c for c in found if not c.pure]
+    whole = _gaussian(found, delta)
+    if len(rest) == len(found):
+        return whole
+    pure = math.fsum(c.pure for c in found) * _UP
+    return min(whole, pure + _gaussian(rest, delta))
+
+
+def _gaussian(charges: list[Charge], delta: float) -> float:
+    """Epsilon of squares at delta, infinite where it is spent on events."""
+    if not any(c.mu2 for c in charges):
+        return 0.0
+    mu2 = math.fsum(c.mu2 for c in charges) * _UP
+    rest = delta - math.fsum(c.told for c in charges) * _UP
+    return _epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
 
 
 #: A silo at its ceiling asks for the same number at every tick.
@@ -185,6 +213,8 @@ def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
     if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
         # Likewise; of batches without a tree each user is in one or, late, in two.
         return ((0.0, 0.0), *[charge(event)[1:]] * releases)
+    if isinstance(event, WinsorizedMeans):
+        return totals_of_means(event)
     if isinstance(event, SecureSum):
         # Its integers were proven together: the first release pays for all.
         return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
@@ -213,14 +243,26 @@ def _of_secure(event: SecureSum) -> tuple[float, float]:
     return mu * mu * _UP, told
 
 
-def charge_of(plan: Plan, digest: bytes, dataset: str, release: int, report: bytes = b"") -> Charge:
+def charge_of(
+    plan: Plan | PhasePlan | Experts,
+    digest: bytes,
+    dataset: str,
+    release: int,
+    report: bytes = b"",
+) -> Charge:
     """What a release adds to those before it, for the users who lose most.
 
-    Of the weakest silo, where silos have noise of their own. Release -k is the whole plan once
-    more, after records of release k were lost.
+    Of the weakest silo, where silos have noise of their own; of a plan in phases for all that a
+    silo holds, which no user of it can exceed. Release -k is the whole plan once more, after
+    records of release k were lost.
     """
     events = released(plan)
     assert events is not None
+    if isinstance(plan, Experts):
+        # A loss is in one phase, whichever: the first release pays for all.
+        event: Any = events[0]
+        parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
+        return Charge(dataset, digest, release, *(parts if release <= 1 else (0.0, 0.0, report)))
     totals = _totals(events[0], plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)

@@ -81,6 +81,10 @@ class Speaker:
         """A signed message of this party."""
         return self.wire.made(self.identity, self.name, release, body)
 
+    def _limits(self) -> Range:
+        """What messages of the plan can hold."""
+        return Range(self.plan)
+
 
 # ---- what may be true ----------------------------------------------------------------------------
 

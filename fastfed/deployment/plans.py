@@ -24,10 +24,12 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.deployment import codec, extension, guard
+from fastfed.deployment import codec, expert_plans, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
+from fastfed.deployment.expert_plans import Experts
+from fastfed.deployment.phases import check_phases, outline
 from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.supported import (
     added_up,
@@ -39,9 +41,14 @@ from fastfed.deployment.supported import (
     system_keys,
 )
 from fastfed.deployment.wire import NAME, Wire
+from fastfed.experts import ALGORITHMS as EXPERTS
+from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.certificate import Certificate
 from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.serverless import PhasePlan
 
+#: What parties execute.
+Executed = Plan | PhasePlan | Experts
 #: Format of plan files.
 FORMAT = 1
 HUB, HELPER = "hub", "helper"
@@ -142,7 +149,7 @@ class DeployedPlan:
     document : Document
         What the parties agree on.
     plan : Plan
-        The numbers that they execute.
+        The numbers that they execute; of a plan in phases its rounds, as fixed rounds.
     signatures : dict of str to bytes
         Countersignatures, by party.
     """
@@ -160,7 +167,25 @@ class DeployedPlan:
     def wire(self) -> Wire:
         """Makes and reads this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
-        return Wire(self.digest, keys, self.plan.statistic_size)
+        size = self.plan.statistic_size
+        if isinstance(self.executed, PhasePlan):
+            # A message is an estimate, or a model.
+            size = self.plan.dimension
+        elif isinstance(self.executed, Experts):
+            size = expert_plans.message_size(self.executed)
+        return Wire(self.digest, keys, size)
+
+    @cached_property
+    def executed(self) -> Executed:
+        """The numbers that are executed, of which certificate and charges are made."""
+        found = codec.decode(self.document.plan)
+        assert isinstance(found, PhasePlan | Experts | Plan)
+        return self.plan if isinstance(found, Plan) else found
+
+    @property
+    def phases(self) -> PhasePlan | None:
+        """The numbers of a plan in phases; None of other plans."""
+        return self.executed if isinstance(self.executed, PhasePlan) else None
 
     @cached_property
     def parties(self) -> tuple[Party, ...]:
@@ -177,7 +202,7 @@ class DeployedPlan:
     def certificate(self) -> Certificate:
         """The certificate of the federation, made of the numbers of its plan and those before."""
         problem = codec.decode(self.document.problem)
-        found = certified(self.plan, problem, self.document.helper is not None)
+        found = certified(self.executed, problem, self.document.helper is not None)
         return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
 
     @cached_property
@@ -297,7 +322,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     keys = dict(tables.get("system", {}))
     horizon = integer("system.horizon", keys.pop("horizon", None), at_least=1, at_most=2**31)
     algorithm, protocol, keys = system_keys(keys)
-    problem = ProblemSpec(
+    problem: ProblemSpec | ExpertProblem = ProblemSpec(
         silos=len(silos),
         horizon=horizon,
         dimension=len(schema.columns),
@@ -306,7 +331,10 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         features_bounded=False,
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
-    system = affordable(ALGORITHMS[algorithm], keys, problem)
+    if algorithm in EXPERTS:
+        problem = expert_plans.problem_of(len(silos), horizon, len(schema.columns))
+    system = affordable({**ALGORITHMS, **EXPERTS}[algorithm], keys, problem)
+    plan = _rounds_of(system.plan)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     check_sum(federation.get("sum"), protocol, helper is not None)
@@ -320,7 +348,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         silos,
         hub,
         helper,
-        _calendar(system.plan, dict(tables.get("calendar", {}))),
+        _calendar(plan, dict(tables.get("calendar", {}))),
         schema,
         federation.get("least", len(silos)),
         float(number("federation.explore", federation.get("explore", 0.0), at_least=0, at_most=1)),
@@ -412,10 +440,12 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
     plan, problem = codec.decode(document.plan), codec.decode(document.problem)
-    if not isinstance(plan, Plan) or not isinstance(problem, ProblemSpec):
+    wanted = ExpertProblem if isinstance(plan, Experts) else ProblemSpec
+    if not isinstance(plan, Plan | PhasePlan | Experts) or not isinstance(problem, wanted):
         raise InputError("the plan file must hold a Plan and a ProblemSpec")
-    plan = check_plan(plan)
-    check_supported(plan)
+    if wanted is ExpertProblem and (document.schema.records is not None or document.explore):
+        raise InputError("a plan of experts has no columns of records and no explore")
+    plan = _rounds_of(plan)
     _check_document(document, plan, problem)
     made = DeployedPlan(document, plan, dict(signatures))
     if made.earlier is not None:
@@ -426,7 +456,17 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     return made
 
 
-def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> None:
+def _rounds_of(plan: Executed) -> Plan:
+    """The plan whose rounds parties follow; InputError for one that is not deployed."""
+    if isinstance(plan, Experts):
+        return expert_plans.outline(expert_plans.check_experts(plan))
+    if isinstance(plan, PhasePlan):
+        return outline(check_phases(plan))
+    check_supported(check_plan(plan))
+    return plan
+
+
+def _check_document(document: Document, plan: Plan, problem: ProblemSpec | ExpertProblem) -> None:
     """Refuse parties, calendar or schema that do not fit the plan."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
@@ -444,7 +484,8 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec) -> Non
         raise InputError(f"public keys must have {KEY} bytes")
     if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:
         raise InputError(f"the plan is of {plan.silos} silos, got {len(document.silos)} parties")
-    sizes = (problem.silos, problem.horizon, problem.dimension)
+    dimension = problem.dimension if isinstance(problem, ProblemSpec) else problem.experts
+    sizes = (problem.silos, problem.horizon, dimension)
     if sizes != (plan.silos, plan.horizon, plan.dimension):
         raise InputError("the plan's problem must have its silos, horizon and dimension")
     if document.helper is not None and not added_up(plan):

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from fastfed._validate import InputError
+from fastfed.deployment.expert_parties import ExpertSilo
 from fastfed.deployment.ledger import Charge, Ledger
 from fastfed.deployment.model import Decision
 from fastfed.deployment.party import Message, Party, Step
@@ -119,6 +121,13 @@ class SiloProcess(Process):
         """The outcome of a decision, see `SiloParty.outcome`; durable when it returns."""
         with self._turn:
             self.done(self.party.outcome(name, value, self.clock()))
+
+    def losses(self, name: str, losses: object) -> None:
+        """What all experts have lost, see `ExpertSilo.losses`; durable when it returns."""
+        with self._turn:
+            if not isinstance(self.party, ExpertSilo):
+                raise InputError("this plan has no experts: give the reward")
+            self.done(self.party.losses(name, losses, self.clock()))
 
     def cancel(self, name: str) -> None:
         """End a decision without a reward; durable when it returns."""

@@ -16,13 +16,14 @@ import numpy as np
 
 from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, entries
-from fastfed._sampling import Normals, fair_binomials, quarter_binomial
+from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials, quarter_binomial
 from fastfed._validate import InputError
 from fastfed.deployment._crypto import KEY, keyed_digest, keystream
 from fastfed.protocols.plan import Plan
 
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
 _ROUND, _SESSION = b"fastfed round", b"fastfed session"
+_PUBLIC, _SAMPLE = b"fastfed public", b"fastfed sample"
 
 
 def make_secret(path: str | Path) -> bytes:
@@ -154,6 +155,35 @@ class SealedNoise:
         """Uniform 32-bit integers (count,) that round one record for one node."""
         key = keyed_digest(self.key(_ROUND, silo, node), _MORE, number.to_bytes(8, "big"))
         return np.frombuffer(keystream(key, 4 * count), dtype="<u4").astype(np.uint32)
+
+    def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers in (0, 1) (count,) that hide nothing: the rotation of a release.
+
+        They do not depend on what the release hides, as its certificate says of a rotation.
+        """
+        place = purpose.to_bytes(8, "big"), release.to_bytes(8, "big")
+        key = keyed_digest(self._secret, _PUBLIC, self._plan, self._owner, *place)
+        words = np.frombuffer(keystream(key, 8 * count), dtype="<u8") >> np.uint64(12)
+        made: np.ndarray = (words.astype(np.float64) + 0.5) * 2.0**-52
+        return made
+
+    def ideal_uniforms(self, purpose: int, release: int, count: int) -> Uniforms:
+        """Draw uniform numbers (count,) that choose the ranges of one mean."""
+        return Uniforms(count, _Stream(self.key(_NOISE, purpose, release)))
+
+    def ideal_draws(self, purpose: int, release: int, count: int) -> Laplaces:
+        """Draw standard Laplace noise (count,) for one mean."""
+        return Laplaces(count, _Stream(self.key(_NOISE, purpose, release)))
+
+    def ideal_laplace(self, silo: int, release: int, count: int) -> Laplaces:
+        """Draw standard Laplace noise (count,) for the scores of one exchange."""
+        return Laplaces(count, _Stream(self.key(_NOISE, silo, release)))
+
+    def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Draw the order (count,) in which one silo takes the losses of a phase; it hides none."""
+        place = silo.to_bytes(8, "big"), phase.to_bytes(8, "big")
+        key = keyed_digest(self._secret, _SAMPLE, self._plan, self._owner, *place)
+        return np.argsort(np.frombuffer(keystream(key, 8 * count), dtype="<u8"), kind="stable")
 
     def session(self, silo: int, node: int) -> bytes:
         """32 bytes that go with what a node hides, and tell nothing of it."""

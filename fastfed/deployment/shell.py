@@ -326,6 +326,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
         silo.reward(str(given.get("id")), given.get("reward"))  # type: ignore[arg-type]
     elif path == "/outcome":
         silo.outcome(str(given.get("id")), given.get("outcome"))
+    elif path == "/losses":
+        silo.losses(str(given.get("id")), given.get("losses"))
     elif path == "/cancel":
         silo.cancel(str(given.get("id")))
     elif path == "/recover":

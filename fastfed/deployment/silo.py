@@ -23,7 +23,7 @@ from fastfed.deployment.counts import Counter, Record, hidden_of
 from fastfed.deployment.extension import model_at_start, summary
 from fastfed.deployment.ledger import Charge, Ledger, charge_of
 from fastfed.deployment.model import Decided, Decision, Ended, Model
-from fastfed.deployment.party import Message, Range, Speaker, Step, check_range
+from fastfed.deployment.party import Message, Speaker, Step, check_range
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import SealedNoise, hidden_by
 from fastfed.deployment.store import Write
@@ -56,6 +56,8 @@ class SiloParty(Speaker):
         Gives so many random bytes; os.urandom, except in tests.
     """
 
+    _starts = staticmethod(model_at_start)
+
     def __init__(
         self,
         deployed: DeployedPlan,
@@ -73,10 +75,10 @@ class SiloParty(Speaker):
         self._secret, self._entropy = secret, entropy
         self._sealing = SealedNoise(secret, deployed.digest, name)
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
-        self._range = Range(self.plan)
+        self._range = self._limits()
         self._points = self._randomizer()
         #: What is durable.
-        self.model: Model = model_at_start(deployed)
+        self.model: Model = self._starts(deployed)
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
@@ -384,7 +386,9 @@ class SiloParty(Speaker):
     def _charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
         """The charge of a release; none where the ledger has it."""
         found = self._paid(release)
-        made = charge_of(self.plan, self.deployed.digest, self.dataset, release, report)
+        made = charge_of(
+            self.deployed.executed, self.deployed.digest, self.dataset, release, report
+        )
         return () if found is not None else (made,)
 
     def _paid(self, release: int) -> Charge | None:

@@ -11,25 +11,30 @@ import numpy as np
 from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
+from fastfed.deployment import expert_plans, phases
 from fastfed.deployment.counts import charge, late_epsilon
-from fastfed.privacy.account import SAME, event_epsilon, released
+from fastfed.deployment.expert_plans import Experts, Scores
+from fastfed.experts import ProblemSpec as ExpertProblem
+from fastfed.privacy.account import (
+    SAME,
+    WinsorizedMeans,
+    event_epsilon,
+    released,
+)
 from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
+from fastfed.protocols.serverless import PhasePlan
 
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
-#: Systems of specs; `feducb` in fixed rounds, which the calendar closes.
-SYSTEMS = ("private-fedlinucb", "feducb")
+#: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
+SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
 #: Those of which nobody may see one silo's report: it is added up modulo 2^64.
 ADDED_UP = ("secure-sum", "shuffle-vector")
 _DEVICES = (
     "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
     "users has seen their data"
-)
-_QUERIES = (
-    "its account counts on a loss that moves all later queries alike, and one that comes late "
-    "moves some and not others"
 )
 #: Why a system or protocol is not deployed, where it is more than that nobody has built it.
 REFUSED = {
@@ -40,7 +45,6 @@ REFUSED = {
     "linucb-ldp": _DEVICES,
     "linucb-sdp-amp": _DEVICES,
     "linucb-sdp-vec": _DEVICES,
-    "fed-svt": _QUERIES,
     "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
     "fedlinucb": "it is not private",
 }
@@ -84,14 +88,25 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def certified(plan: Plan, problem: ProblemSpec, helper: bool = False) -> Certificate:
+def certified(
+    plan: Plan | PhasePlan | Experts,
+    problem: ProblemSpec | ExpertProblem,
+    helper: bool = False,
+) -> Certificate:
     """The certificate of a deployed plan, from its numbers.
 
     helper: sums are hidden by shares for hub and helper, and else by masks.
     """
     found = deployed(account(plan, problem))
+    own: tuple[Condition, ...]
+    if isinstance(plan, PhasePlan):
+        own = (KEPT, phases.LATE, phases.ATTENDED)
+    elif isinstance(plan, Experts):
+        own = (KEPT, expert_plans.OWN, expert_plans.PRESENT)
+    if not isinstance(plan, Plan):
+        return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
     conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    own: tuple[Condition, ...] = (KEPT, DELAYED)
+    own = (KEPT, DELAYED)
     if added_up(plan) and helper:
         own += (SPLIT if plan.protocol.bits else APART,)
     elif added_up(plan) and plan.silos > 1:
@@ -117,6 +132,16 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
                 f"calendar and not the data, got {show(schedule)}"
             )
         return name, "silo-ldp-prefix", keys
+    if name == "robin":
+        # Nothing is known of what silos feed in, so features and rewards are held to their bounds.
+        if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
+            raise InputError("system.clip and system.private must be true in a deployment of robin")
+        return name, "private-mean", keys
+    if name == "fed-dp-ope-stoch":
+        keys.setdefault("noise", "central")
+        return name, "scores", keys
+    if name == "fed-svt":
+        return name, "sparse-switching", keys
     protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
     if protocol == "secure-sum":
         keys["messages"] = "individual"
@@ -240,24 +265,40 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
             )
 
 
-def affordable(algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec) -> System:
+def affordable(
+    algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
+) -> System:
     """The system of a spec, with a charge that is within the epsilon that was asked for.
 
     A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
     batches that differ it may say a little more than the certificate, which takes another pair for
-    each batch: some 10^-4 of epsilon, by which the system is then asked for less.
+    each batch: some 10^-4 of epsilon, by which the system is then asked for less. Of private means
+    it says some hundredths more, as a Gaussian mechanism stands for them.
     """
     system = algorithm.make(keys, problem)
-    plan = system.plan
-    if not isinstance(plan, Plan) or not plan.protocol.bits or not plan.releases:
-        return system
-    event: Any = (released(plan) or (None,))[0]
-    asked = event.budget.epsilon
-    for _ in range(4):
-        found = charge(event)[0]
+    asked = None
+    for _ in range(6):
+        made = _charged(system.plan)
+        if made is None:
+            break
+        budget, found = made
+        asked = budget if asked is None else asked
         if found <= asked or not math.isfinite(found):
             break
-        keys = keys | {"epsilon": event.budget.epsilon * asked / found * (1.0 - 1e-6)}
+        keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
         system = algorithm.make(keys, problem)
-        event = (released(system.plan) or (None,))[0]
     return system
+
+
+def _charged(plan: Any) -> tuple[float, float] | None:
+    """(epsilon asked for, epsilon charged) of a plan whose charge is not its certificate's."""
+    events: Any = released(plan)
+    if isinstance(plan, PhasePlan) and isinstance(events[0], WinsorizedMeans):
+        return plan.means[0].budget.epsilon, phases.charged_epsilon(events[0])
+    if isinstance(plan, Experts) and isinstance(events[0], Scores):
+        budget = expert_plans.budget_of(events[0])
+        # Of delta = 0 it says no epsilon; such plans are refused later.
+        return (budget.epsilon, expert_plans.charged_epsilon(events[0])) if budget.delta else None
+    if isinstance(plan, Plan) and plan.protocol.bits and plan.releases:
+        return events[0].budget.epsilon, charge(events[0])[0]
+    return None

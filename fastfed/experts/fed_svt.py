@@ -140,6 +140,10 @@ class SparseVector:
         self._expert = start_expert(self.plan.experts, self.noise)
         return ExpertChoice(0, self._expert)
 
+    def begin(self, expert: int) -> None:
+        """Begin with an expert that does not depend on losses, in place of `start`."""
+        self._expert = expert
+
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Keep the expert or switch, from the sums (d,) of all clients' losses."""
         plan, release = self.plan, self._release + 1

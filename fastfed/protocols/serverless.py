@@ -226,6 +226,11 @@ class PhasePlan:
         """Phases at whose end a model is made: those from U on that another one follows."""
         return tuple(range(self.initial, self.phases))
 
+    @property
+    def releases(self) -> int:
+        """Models that are made."""
+        return len(self.releasing)
+
     def phase_of(self, round: int) -> int:
         """The phase that a round from 1 on belongs to."""
         return (round + 1).bit_length() - 1

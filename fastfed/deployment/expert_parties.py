@@ -1,0 +1,305 @@
+"""Silo and hub of a plan of experts: decisions are experts, and what comes back are all losses.
+
+All else is `SiloParty` and `Hub`. A decision is one round of its silo: the n-th one of a period
+that is learned from has place n among the losses of that period's phase, whatever its loss is and
+whenever it comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fastfed._kernels import aggregation
+from fastfed._random import NoiseSource, is_exact
+from fastfed._validate import InputError, array
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import digest
+from fastfed.deployment.expert_plans import Experts, start_of
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.party import Step
+from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
+from fastfed.deployment.store import Write
+from fastfed.deployment.wire import Opened, Refused, packed
+from fastfed.experts.frank_wolfe import FrankWolfePlan
+from fastfed.experts.plan import Decider
+from fastfed.privacy import exact
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.serverless import PhasePlan
+
+#: What a mean loss, or a weight, may be above 1 by.
+_SLACK = 2.0**-20
+
+
+class Lost(Ended, frozen=True, array_like=True):
+    """How a decision ended: also the losses (d,) of all experts, in [0, 1]."""
+
+    losses: bytes = b""
+
+
+class Weights:
+    """The weights of the experts after the last release.
+
+    Parameters
+    ----------
+    start : ndarray, shape (d,)
+        Those before it.
+    """
+
+    #: Nothing of an earlier plan, and no V.
+    start = None
+    gram = None
+
+    def __init__(self, start: np.ndarray) -> None:
+        self._experts, self.release = len(start), 0
+        self.theta = start
+
+    def adopt(self, values: np.ndarray, release: int) -> None:
+        """Play the weights of a broadcast from now on; Refused for what are no weights."""
+        weights = values[: self._experts]
+        rest = values[self._experts :]
+        if (weights < 0.0).any() or abs(weights.sum() - 1.0) > 1e-9 or rest.any():
+            raise Refused(f"broadcast {release} must hold weights of {self._experts} experts")
+        self.theta, self.release = weights.copy(), release
+
+    def drawn(self, uniform: float) -> int:
+        """The expert at a uniform number in [0, 1)."""
+        ends = np.cumsum(self.theta)
+        return int(np.searchsorted(ends, uniform * ends[-1], side="right"))
+
+
+class LossRange:
+    """What mean losses and weights can be."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def report(self, release: int) -> np.ndarray:
+        """Of a silo's means."""
+        return np.full(self._size, 1.0 + _SLACK)
+
+    def broadcast(self, release: int) -> np.ndarray:
+        """Of weights."""
+        return np.full(self._size, 1.0 + _SLACK)
+
+
+def of_experts(deployed: DeployedPlan) -> Experts:
+    """The numbers of a plan of experts."""
+    plan = deployed.executed
+    assert not isinstance(plan, Plan | PhasePlan)
+    return plan
+
+
+def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
+    """The numbers of a plan of `fed-dp-ope-stoch`."""
+    plan = deployed.executed
+    assert isinstance(plan, FrankWolfePlan)
+    return plan
+
+
+def _starting(deployed: DeployedPlan) -> Weights:
+    return Weights(start_of(of_experts(deployed), deployed.digest))
+
+
+class ExpertSilo(SiloParty):
+    """A silo of a plan of experts: `SiloParty` whose reports are mean losses, without noise.
+
+    Notes
+    -----
+    Guarantee: that of the plan's certificate, for one loss, if the hub is trusted: a loss has one
+    place, or none, and what is missing is a loss of 0.
+    """
+
+    model: Weights  # type: ignore[assignment]
+    _starts = staticmethod(_starting)  # type: ignore[assignment]
+
+    def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
+        #: By period: decisions that are learned from; by decision: its period and place in it.
+        self._taken: dict[int, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        super().__init__(deployed, *given, **more)
+
+    def _limits(self) -> LossRange:  # type: ignore[override]
+        return LossRange(self.wire.size)
+
+    def _randomizer(self) -> None:  # type: ignore[override]
+        return None
+
+    # ---- the application -------------------------------------------------------------------------
+
+    def decide(
+        self,
+        actions: object,
+        now: float,
+        subject: str | None = None,
+        *,
+        record: object = None,
+        among: object = None,
+    ) -> tuple[Step, Decision]:
+        """Choose an expert for one person by the current weights; see `SiloParty.decide`.
+
+        Raises
+        ------
+        InputError
+            For actions or a record, and while the silo must be recovered.
+        """
+        self._check_recovered()
+        if not (actions is None and record is None and among is None):
+            raise InputError("a plan of experts offers its experts: decide takes subject alone")
+        uniform = (int.from_bytes(self._entropy(8), "big") >> 11) * 2.0**-53
+        chosen = self.model.drawn(uniform)
+        who = b"" if subject is None else self.digest_of(subject)
+        learns = self._admits(now) and who not in self._subjects
+        chance = float(self.model.theta[chosen])
+        kept = Decided(chosen, chance, self.model.release, learns, float(now), b"", b"", who)
+        name = self._entropy(8).hex()
+        column = self.deployed.document.schema.columns[chosen].name
+        decision = Decision(name, chosen, chance, kept.model, learns, column)
+        return Step((Write("decision", name, wire.encoded(kept)),)), decision
+
+    def _admits(self, now: float) -> bool:
+        """True if the phase of this period has a place left."""
+        calendar = self.deployed.document.calendar
+        period = calendar.period(now)
+        if now < calendar.start or period > self.plan.releases or self.left or period <= self.done:
+            return False
+        return self._taken.get(period, 0) < self._room(period)
+
+    def _room(self, period: int) -> int:
+        """Decisions of a period that are learned from, at most."""
+        return len(of_trees(self.deployed).phases[period - 1].samples)
+
+    def losses(self, name: str, losses: object, now: float) -> Step:
+        """What all experts have lost in one decision, in the units of the plan's columns.
+
+        It enters the place of its decision, if that decision's period has not closed, or none. The
+        same losses again change nothing.
+
+        Raises
+        ------
+        InputError
+            For other than one finite number an expert, and if the decision has ended with others.
+        """
+        self._check_recovered()
+        decided = self._decided(name)
+        columns = self.deployed.document.schema.columns
+        given = array("losses", losses, shape=(len(columns),))
+        low, high = (np.array([getattr(c, end) for c in columns]) for end in ("low", "high"))
+        coded = packed((np.clip(given, low, high) - low) / (high - low))
+        known = self.ended.get(name)
+        if known is not None:
+            if isinstance(known, Lost) and known.losses == coded and known.why != "cancelled":
+                return Step()
+            raise InputError(f"decision {name} has ended already")
+        calendar = self.deployed.document.calendar
+        own, _ = self._places.get(name, (0, 0))
+        if not own:
+            why = "unused"
+        elif now > decided.time + calendar.reward_deadline or self._leaf(now) != own:
+            why = "late"
+        else:
+            why = ""
+        ended = Lost(0 if why else own, None, float(now), why, coded)
+        return Step((Write("ended", name, wire.encoded(ended)),))
+
+    def reward(self, name: str, reward: float, now: float) -> Step:
+        """Raise InputError: losses of all experts come back."""
+        raise InputError("a plan of experts learns what all experts have lost: call losses")
+
+    def outcome(self, name: str, value: object, now: float) -> Step:
+        """Raise InputError: losses of all experts come back."""
+        return self.reward(name, 0.0, now)
+
+    # ---- state and reports -----------------------------------------------------------------------
+
+    def fold(self, write: Write) -> None:
+        """Take in a write that is durable."""
+        if write.kind == "ended":
+            self.ended[write.key] = msgspec.msgpack.decode(write.value, type=Lost)
+            return
+        super().fold(write)
+        decided = self.decisions.get(write.key) if write.kind == "decision" else None
+        if decided is not None and decided.learns:
+            period = self.deployed.document.calendar.period(decided.time)
+            self._places[write.key] = period, self._taken.get(period, 0)
+            self._taken[period] = self._taken.get(period, 0) + 1
+
+    def report(self, release: int) -> bytes:
+        """The mean losses of each tree of a phase: the same bytes for the same losses."""
+        plan = of_trees(self.deployed)
+        phase = plan.phases[release - 1]
+        unit = plan.unit(phase) if is_exact(self._noise) else None
+        found: dict[int, np.ndarray] = {}
+        for name, (period, place) in self._places.items():
+            ended = self.ended.get(name)
+            if period == release and isinstance(ended, Lost) and ended.leaf == release:
+                found[place] = np.frombuffer(ended.losses, dtype="<f8").astype(np.float64)
+        order = self._noise.sample(self.index, phase.number, len(phase.samples))
+        values = np.zeros((self.wire.size // plan.experts, plan.experts))
+        for leaf in phase.leaves:
+            if leaf.depth == 0:
+                for place in order[leaf.start : leaf.stop].tolist():
+                    if place in found:
+                        loss = np.clip(found[place], plan.bounds.low, plan.bounds.high)
+                        taken = loss if unit is None else exact.quantise(loss, unit)
+                        aggregation.add(values[leaf.tree - 1], taken)
+                values[leaf.tree - 1] /= leaf.stop - leaf.start
+        return self.made(release, wire.Report(packed(values.ravel())))
+
+
+class ExpertHub(Hub):
+    """The hub of a plan of experts: `Hub` that takes all steps of a phase at once.
+
+    Notes
+    -----
+    Guarantee: that of the plan's certificate for whoever reads its weights, which are made of the
+    experts that the leaves choose.
+    """
+
+    def _limits(self) -> LossRange:  # type: ignore[override]
+        return LossRange(self.wire.size)
+
+    def _serving(self, noise: NoiseSource | None) -> Decider:  # type: ignore[override]
+        # Checked here in its own unit, and not as sums of records.
+        self._exact, self._units = False, noise is None
+        plan = of_trees(self.deployed)
+        made = plan.decider(self._sealing.source if noise is None else noise)
+        self._x = plan.move(None, made.start())
+        return made
+
+    def _checked(self, found: wire.Envelope, who: str) -> np.ndarray:
+        """The means of a report; Refused where no losses have them."""
+        values = super()._checked(found, who)
+        plan = of_trees(self.deployed)
+        phase = plan.phases[found.release - 1]
+        unit, used = plan.unit(phase) / phase.batch, phase.trees * plan.experts
+        if (values < 0.0).any() or values[used:].any():
+            raise Refused(f"{who} must be mean losses in [0, 1]")
+        if self._units and not np.array_equal(values, exact.quantise(values, unit)):
+            raise Refused(f"{who} must be in fixed point, as means of losses are")
+        return values
+
+    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+        """The weights (d,) after a phase, padded; a silo that is not in the set has losses of 0."""
+        plan, size = of_trees(self.deployed), self.wire.size
+        phase = plan.phases[release - 1]
+        means = np.zeros((plan.silos, size // plan.experts, plan.experts))
+        for entry in opened.entries:
+            found = self.wire.read(self.reports[release, entry.silo])
+            row = self._checked(found, f"report {release} of {found.sender}")
+            means[entry.silo] = row.reshape(means.shape[1:])
+        hidden, x, server = digest(packed(means)), self._x, self._server
+        for number, leaf in enumerate(phase.leaves, phase.offset + 1):
+            total = np.zeros(plan.experts)
+            for row in means[:, leaf.tree - 1]:
+                total += row
+            self._sealing.hides(number, hidden)
+            choice = server.decide(total)  # type: ignore[union-attr]
+            x = plan.move(x, choice)
+        self._x = x
+        made = np.zeros(size)
+        made[: plan.experts] = x
+        return made

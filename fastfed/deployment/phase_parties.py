@@ -1,0 +1,189 @@
+"""Silo and hub of a plan in phases (`robin`): a silo sends its estimate, the hub a private mean.
+
+All else is `SiloParty` and `Hub`: the calendar closes a phase, a record enters the one phase in
+which its reward became known, reports are charged and sealed, sets are opened once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import linalg
+from fastfed._random import NoiseSource
+from fastfed.bandits.acting import Acting
+from fastfed.bandits.linucb import Estimate
+from fastfed.deployment import wire
+from fastfed.deployment._crypto import digest
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.store import Write
+from fastfed.deployment.wire import Opened, packed
+from fastfed.protocols.plan import Plan
+from fastfed.protocols.server import Averager
+from fastfed.protocols.serverless import LocalEstimate, PhasePlan
+
+#: Scales of Laplace noise beyond which a model is refused: once in 10^17 numbers.
+_SCALES = 40.0
+
+
+class PhaseModel(Acting):
+    """Acts on the silo's own records in the initial phases, and then on the last model alone.
+
+    Parameters
+    ----------
+    plan : Plan
+        How the initial phases are played.
+    """
+
+    #: Nothing of an earlier plan, and no V: a model is a vector.
+    start = None
+    gram = None
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.learned(np.zeros(plan.statistic_size), 0)
+
+    def learned(self, sums: np.ndarray, records: int) -> None:
+        """The sums (s,) of all own records so far; they choose until the first model comes."""
+        self._sums, self.round, self._stale = sums, records, True
+
+    def _own(self) -> Estimate:
+        """The ridge estimate of the own records."""
+        if self._stale:
+            regularizer = float(self.plan.regularizer[0])
+            self._estimate, _ = Estimate.of_sums(self.plan.dimension, self._sums, regularizer)
+            self._stale = False
+        return self._estimate
+
+    def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
+        """Index and features of the action to play, of (K, d)."""
+        if self.release:
+            return self._estimate.select(features, 0.0, 0.0)
+        return self._own().select(features, self._radius(), self._second_bonus)
+
+    def adopt(self, values: np.ndarray, release: int) -> None:
+        """Act greedily on a model (d,) from now on."""
+        self._estimate = made = Estimate(self.plan.dimension, 1.0)
+        made.w[:], made.theta[:] = 0.0, values
+        self.release, self._stale = release, False
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat, (d,)."""
+        return (self._estimate if self.release else self._own()).theta.copy()
+
+
+class MeanRange:
+    """What estimates and models can be: any finite numbers, and what the hub's noise allows."""
+
+    def __init__(self, plan: PhasePlan) -> None:
+        self._plan = plan
+
+    def report(self, release: int) -> np.ndarray:
+        """Of an estimate (d,). A check of its size would tell of it; the mean cuts it."""
+        return np.full(self._plan.dimension, math.inf)
+
+    def broadcast(self, release: int) -> np.ndarray:
+        """Of a model (d,): of a mean within its range, with noise."""
+        mean = self._plan.means[release - 1]
+        most = mean.rotated_bound + 2.0 * mean.rotated_radius
+        most += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
+        return np.full(self._plan.dimension, most * math.sqrt(mean.padded))
+
+
+class _Points:
+    """Statistics of records, without noise."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """The statistic of a record, (s,)."""
+        made = np.zeros(self._size)
+        linalg.accumulate(made, x, y)
+        return made
+
+
+def _starting(deployed: DeployedPlan) -> PhaseModel:
+    """What a silo acts on in the initial phases."""
+    assert deployed.phases is not None
+    return PhaseModel(deployed.phases.local)
+
+
+class PhaseSilo(SiloParty):
+    """A silo of a plan in phases: `SiloParty` that sends an estimate of each phase, without noise.
+
+    Notes
+    -----
+    Guarantee: that of the plan's certificate, for everything that the silo holds, if the hub is
+    trusted. Every phase has a report, also one without records, whose estimate is 0.
+    """
+
+    model: PhaseModel  # type: ignore[assignment]
+
+    _starts = staticmethod(_starting)  # type: ignore[assignment]
+
+    def _limits(self) -> MeanRange:  # type: ignore[override]
+        return MeanRange(self._phases)
+
+    def _randomizer(self) -> _Points:  # type: ignore[override]
+        return _Points(self.plan.statistic_size)
+
+    @property
+    def _phases(self) -> PhasePlan:
+        assert self.deployed.phases is not None
+        return self.deployed.phases
+
+    def fold(self, write: Write) -> None:
+        """Take in a write that is durable."""
+        super().fold(write)
+        if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
+            self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
+
+    def report(self, release: int) -> bytes:
+        """The estimate of a phase: the same bytes for the same records."""
+        d = self.plan.dimension
+        (values,) = linalg.least_squares(self._leaves[release - 1][None], d)
+        if not np.isfinite(values).all():
+            values = np.zeros(d)
+        return self.made(release, wire.Report(packed(values)))
+
+
+class PhaseHub(Hub):
+    """The hub of a plan in phases: `Hub` that makes private means of estimates.
+
+    Notes
+    -----
+    Guarantee: that of the plan's certificate for whoever reads its models. The mean is of all
+    silos of the plan, so its noise is that of the certificate whoever is missing.
+    """
+
+    def _limits(self) -> MeanRange:  # type: ignore[override]
+        return MeanRange(self._phases)
+
+    def _serving(self, noise: NoiseSource | None) -> Averager:  # type: ignore[override]
+        # Estimates are no sums of records in fixed point.
+        self._exact = False
+        return Averager(self._phases, self._sealing.source if noise is None else noise)
+
+    @property
+    def _phases(self) -> PhasePlan:
+        assert self.deployed.phases is not None
+        return self.deployed.phases
+
+    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+        """The model (d,) of a set; a silo that is not in it counts with an estimate of 0."""
+        estimates = np.zeros((self.plan.silos, self.plan.dimension))
+        for entry in opened.entries:
+            found = self.wire.read(self.reports[release, entry.silo])
+            estimates[entry.silo] = self._checked(found, f"report {release} of {found.sender}")
+        self._sealing.hides(release, digest(packed(estimates)))
+        phase = self._phases.releasing[release - 1]
+        sent = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
+        server: Any = self._server
+        model: np.ndarray = server.combine(sent).values
+        return model

@@ -1,0 +1,472 @@
+"""fed-dp-ope-stoch at real silos: losses in their own places, weights, charges, planted faults."""
+
+import math
+import sqlite3
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from click.testing import CliRunner
+from federation import Violation, World
+from test_deployment_hub_restore import CALENDAR
+
+from fastfed import InputError
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.cli import cli
+from fastfed.deployment import codec, expert_plans, extend, plans, wire
+from fastfed.deployment import folder as folders
+from fastfed.deployment.demo import settle
+from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo, Lost
+from fastfed.deployment.export import model_of
+from fastfed.deployment.ledger import Charge, Ledger, charge_of, together
+from fastfed.deployment.parties import hub_of
+from fastfed.deployment.seal import SealedNoise
+from fastfed.deployment.shell import answers
+from fastfed.deployment.wire import Refused, Report
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.privacy.account import released
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
+
+KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
+LOSSES = [0.9, 0.1, 0.8]
+
+
+def spec(silos=3, dimension=3, federation_=None, **system):
+    made = federation.spec(silos=silos, dimension=dimension)
+    made["federation"] |= federation_ or {}
+    made["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(dimension)]
+    made["system"] = {
+        "algorithm": "fed-dp-ope-stoch",
+        "horizon": 63,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "batch": "largest",
+        "smoothness": 60.0,
+    } | system
+    return made
+
+
+@lru_cache
+def plan_of(**keys):
+    return plans.compile_plan(spec(**keys))
+
+
+def means_of(plan, data):
+    return np.frombuffer(plan.wire.body(plan.wire.read(data), Report).values)
+
+
+# ---- plan files and charges ----------------------------------------------------------------------
+
+
+def test_a_plan_file_says_what_it_protects_and_opens_again():
+    plan = plan_of()
+    assert plan.plan.release_rounds == tuple(p.first - 1 for p in plan.executed.phases)
+    assert plan.plan.releases >= 3 and max(p.trees for p in plan.executed.phases) >= 2
+    found = plan.certificate
+    assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
+    assert expert_plans.OWN in found.conditions and expert_plans.PRESENT in found.conditions
+    assert not any("simulation" in caveat for caveat in found.caveats)
+    again = plans.load(plan.as_bytes())
+    assert again.digest == plan.digest and again.executed == plan.executed
+
+
+def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
+    plan = plan_of()
+    made = plan.executed
+    quiet = tuple(replace(p, scales=tuple(s / 2.0 for s in p.scales)) for p in made.phases)
+    wide = made.bounds._replace(high=2.0)
+    for changed in (
+        replace(made, phases=quiet),
+        replace(made, phases=made.phases[:-1]),
+        replace(made, bounds=wide),
+        replace(made, linear=False),
+    ):
+        document = msgspec.structs.replace(plan.document, plan=codec.encode(changed))
+        with pytest.raises(InputError):
+            plans.checked(document, {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"noise": "local"}, 'other noise than "central"'),
+        ({"delta": 0.0}, "delta = 0"),
+        ({"horizon": 3}, "no exchange of losses"),
+        ({"federation_": {"explore": 0.1}}, "no explore"),
+        ({"federation_": {"influence": 0.5}}, "influence belongs to silo-ldp"),
+        ({"batch_size": 5}, "batch_size"),
+    ],
+)
+def test_a_spec_that_is_not_deployed_is_refused(keys, message):
+    with pytest.raises(InputError, match=message):
+        plans.compile_plan(spec(**keys))
+
+
+def test_a_plan_of_experts_continues_no_other():
+    tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
+    with pytest.raises(InputError, match="continues no other"):
+        extend.extended(tables, plan_of(), b"")
+
+
+def test_one_charge_covers_a_loss_of_whichever_phase():
+    plan, ledger = plan_of(), Ledger(":memory:")
+    (event,) = released(plan.executed)
+    ledger.set_ceiling("records", 1.0, 1e-6)
+    for k in range(1, plan.plan.releases + 1):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
+        assert 0.99 < ledger.epsilon("records") <= 1.0
+    mu2, told = expert_plans.totals(event)
+    for delta in (1e-6, 1e-4, 1e-2):
+        # The certificate's bound is above the truth by 10^-4 of it at most.
+        least = event.exact(delta) * (1.0 - 2e-4)
+        assert gaussian_epsilon(math.sqrt(mu2), delta - told) >= least
+        assert ledger.epsilon("records", delta) >= least
+    with pytest.raises(InputError, match="ceiling"):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", -1))
+
+
+def test_pure_charges_are_added_up_where_that_is_less_and_beside_others():
+    few = [Charge("d", b"", k, 1.5, 0.0, b"", 1.0) for k in (1, 2)]
+    other = Charge("d", b"", 3, 0.2, 1e-9)
+    assert together(few, 1e-6) == pytest.approx(2.0)
+    gaussian = gaussian_epsilon(math.sqrt(0.2), 1e-6 - 1e-9)
+    assert together([*few, other], 1e-6) == pytest.approx(2.0 + gaussian)
+    many = [Charge("d", b"", k, 0.001, 0.0, b"", 0.05) for k in range(1, 1001)]
+    assert together(many, 1e-6) == pytest.approx(gaussian_epsilon(1.0, 1e-6))
+    assert together([], 1e-6) == 0.0
+
+
+def test_a_ledger_from_before_there_were_pure_charges_opens(tmp_path):
+    path = str(tmp_path / "ledger.sqlite")
+    old = sqlite3.connect(path)
+    old.executescript(
+        "CREATE TABLE ceilings"
+        " (dataset TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL);"
+        "CREATE TABLE charges (dataset TEXT NOT NULL, plan BLOB NOT NULL, release INTEGER NOT NULL,"
+        " mu2 REAL NOT NULL, told REAL NOT NULL, report BLOB NOT NULL,"
+        " PRIMARY KEY (dataset, plan, release));"
+        "INSERT INTO ceilings VALUES ('records', 2.0, 1e-6);"
+        "INSERT INTO charges VALUES ('records', X'00', 1, 0.04, 0.0, X'');"
+    )
+    old.commit()
+    old.close()
+    for mu2 in (0.04, 0.09):
+        ledger = Ledger(path)
+        assert ledger.charges("records")[0] == Charge("records", b"\0", 1, 0.04)
+        assert ledger.epsilon("records") == pytest.approx(gaussian_epsilon(math.sqrt(mu2), 1e-6))
+        ledger.charge(Charge("records", b"\1", 1, 0.05))
+        ledger.close()
+
+
+# ---- one calm federation -------------------------------------------------------------------------
+
+
+def test_deployed_parties_make_the_bits_of_client_and_server():
+    plan, noise = plan_of(), SeededNoise(7)
+    p, phases = plan.plan, plan.executed.phases
+    clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]
+    server = ExpertServer(plan.executed, noise)
+    for client in clients:
+        client.receive(server.start())
+    made = federation.Federation(plan, noise)
+    made.settle()
+    rng = np.random.default_rng(3)
+    for round in range(1, p.end(p.releases) + 2):
+        if clients[0].due:
+            made.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
+            made.settle()
+        while clients[0].due:
+            choice = server.combine([client.report() for client in clients])
+            for client in clients:
+                client.receive(choice)
+        for i, client in enumerate(clients):
+            party = made.processes[f"silo{i}"].party
+            assert np.array_equal(party.model.theta, client.x)
+            loss = rng.uniform(-0.1, 1.1, 3)
+            client.observe(loss)
+            period = p.due(round - 1) + 1
+            if period <= p.releases and round in phases[period - 1].samples:
+                made.now = plan.document.calendar.closes[period - 1] - 1.0
+                decision = made.processes[f"silo{i}"].decide()
+                assert decision.learns and decision.name == f"e{decision.action}"
+                assert decision.propensity == client.x[decision.action]
+                made.processes[f"silo{i}"].losses(decision.id, loss)
+    party = made.processes["silo0"].party
+    assert party.model.release == p.releases and party.model.theta.max() > 1.0 / 3.0
+    assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
+
+
+def played(plan, late=None, last=LOSSES):
+    """All releases of a federation; of the first decision of silo1 the losses come ``late``."""
+    made = federation.Federation(plan)
+    made.settle()
+    closes = plan.document.calendar.closes
+    waiting = None
+    for k, close in enumerate(closes):
+        made.now = close - 10.0
+        for name in plan.silos:
+            for n in range(plan.executed.phases[k].used):
+                decision = made.processes[name].decide()
+                if (name, k, n) == ("silo1", 0, 0):
+                    waiting = decision.id
+                    if late is None:
+                        made.processes[name].losses(decision.id, last)
+                else:
+                    made.processes[name].losses(decision.id, LOSSES)
+            if late == k and name == "silo1":
+                made.processes[name].losses(waiting, last)
+        made.now = float(close)
+        made.settle()
+    return made
+
+
+def test_a_loss_enters_its_own_place_or_none():
+    """One that comes in a later period is one that never comes, in every report."""
+    plan = plan_of()
+    never, after = (played(plan, late) for late in (99, 1))
+    assert never.processes["hub"].party.reports == after.processes["hub"].party.reports
+    silo = after.processes["silo1"].party
+    assert [e.why for e in silo.ended.values()].count("late") == 1
+    # In its own place it moves the report of its own period, by one loss at most, and no other.
+    here = played(plan).processes["hub"].party.reports
+    gone = never.processes["hub"].party.reports
+    moved = {key for key in here if here[key] != gone[key]}
+    assert moved <= {(1, 1)}
+    change = np.abs(means_of(plan, here[1, 1]) - means_of(plan, gone[1, 1])).max()
+    assert change <= 1.0 / plan.executed.phases[0].batch
+
+
+def test_a_silo_that_is_missing_counts_with_losses_of_0():
+    plan = plan_of()
+    made = federation.Federation(plan)
+    made.settle()
+    del made.processes["silo2"]
+    made.now = float(plan.document.calendar.closes[0] + federation.GRACE)
+    made.settle()
+    alone = federation.Federation(plan)
+    alone.settle()
+    alone.now = made.now
+    alone.settle()
+    found = [m.processes["silo0"].party.model for m in (made, alone)]
+    assert [model.release for model in found] == [1, 1]
+    assert np.array_equal(found[0].theta, found[1].theta)
+
+
+def test_places_are_as_many_as_the_phase_has_and_a_person_has_one():
+    plan = plan_of()
+    made = federation.Federation(plan)
+    silo, room = made.processes["silo0"], len(plan.executed.phases[0].samples)
+    assert silo.decide(subject="a").learns and not silo.decide(subject="a").learns
+    assert [silo.decide().learns for _ in range(room)] == [True] * (room - 1) + [False]
+    # The places of a period do not depend on losses.
+    first = next(iter(silo.party.decisions))
+    silo.losses(first, LOSSES)
+    silo.losses(first, LOSSES)
+    assert not silo.decide().learns
+    with pytest.raises(InputError, match="ended already"):
+        silo.losses(first, [0.0, 0.0, 0.0])
+
+
+def test_noise_of_a_leaf_is_a_function_of_all_means_and_the_order_of_none():
+    noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "abc"]
+    for noise, sums in zip(noises, (b"one", b"one", b"two"), strict=True):
+        noise.hides(1, sums)
+    one, same, other = (noise.ideal_laplace(3, 1, 8).values for noise in noises)
+    assert np.array_equal(one, same) and np.abs(one - other).min() > 0.0
+    orders = [noise.sample(0, 4, 32) for noise in noises]
+    assert np.array_equal(orders[0], orders[2]) and sorted(orders[0]) == list(range(32))
+    assert not np.array_equal(orders[0], noises[0].sample(1, 4, 32))
+
+
+@pytest.mark.parametrize("bad", [math.nan, -0.5, 1.1, 0.1 + 2.0**-54, None])
+def test_means_that_no_losses_have_are_refused(bad):
+    plan = plan_of()
+    hub = hub_of(plan, federation.secret("hub"))
+    silo = federation.Identity(federation.secret("silo0"))
+    values = np.zeros(plan.wire.size)
+    values[0 if bad is not None else -1] = bad or 0.5
+    found = plan.wire.made(silo, "silo0", 1, Report(wire.packed(values)))
+    with pytest.raises(Refused):
+        hub._checked(plan.wire.read(found), "a report")
+
+
+def test_a_broadcast_that_is_no_weights_is_refused():
+    plan = plan_of()
+    model = federation.Federation(plan).processes["silo0"].party.model
+    for first in ([0.5, 0.6, 0.0], [1.5, -0.5, 0.0], [0.0, 0.0, 0.0]):
+        with pytest.raises(Refused, match="weights"):
+            model.adopt(np.array(first + [0.0] * (plan.wire.size - 3)), 1)
+    assert model.release == 0
+
+
+def test_calls_of_an_application():
+    made = federation.Federation(plan_of())
+    silo = made.processes["silo0"]
+    decided = answers(silo, "/decide", {"subject": "a"})
+    assert decided["name"] == f"e{decided['action']}" and decided["propensity"] == 1.0 / 3.0
+    assert answers(silo, "/losses", {"id": decided["id"], "losses": LOSSES})["open_decisions"] == 0
+    for path, given, message in (
+        ("/decide", {"actions": [[0.0, 0.0, 0.0]]}, "takes subject alone"),
+        ("/reward", {"id": decided["id"], "reward": 1.0}, "call losses"),
+        ("/losses", {"id": decided["id"], "losses": [0.0]}, "losses"),
+        ("/losses", {"id": "x", "losses": LOSSES}, "no decision"),
+    ):
+        with pytest.raises(InputError, match=message):
+            answers(silo, path, given)
+    other = federation.Federation(federation.deployed()).processes["silo0"]
+    with pytest.raises(InputError, match="no experts"):
+        answers(other, "/losses", {"id": "x", "losses": LOSSES})
+
+
+# ---- schedules and planted faults ----------------------------------------------------------------
+
+
+class ExpertWorld(World):
+    """A world whose applications report losses, and that checks whose place they enter."""
+
+    def act(self, name):
+        silo, rng = self.parties[name], self.random
+        if self.now < self.down.get(name, 0):
+            return
+        with suppress(InputError):
+            if self.open[name] and rng.random() < 0.5:
+                decision = self.open[name].pop(rng.randrange(len(self.open[name])))
+                loss = [rng.random() for _ in range(3)]
+                while not self.perform(name, self.parties[name].losses(decision, loss, self.now)):
+                    pass
+            else:
+                step, made = silo.decide(None, self.now)
+                if self.perform(name, step):
+                    self.open[name].append(made.id)
+
+    def check_write(self, name, write):
+        super().check_write(name, write)
+        if write.kind == "ended" and name != "hub":
+            ended = msgspec.msgpack.decode(write.value, type=Lost)
+            own = self.parties[name].decisions[write.key].time
+            if ended.leaf not in (0, self.plan.document.calendar.period(own)):
+                raise Violation(f"a loss of {name} entered another phase than its own")
+
+
+def schedules(seeds, kinds=KINDS, **chances):
+    worlds = []
+    for seed in seeds:
+        world = ExpertWorld(plan_of(), seed, kinds=kinds, **chances)
+        world.run()
+        worlds.append(world)
+    return worlds
+
+
+def test_any_schedule_of_kills_and_restores_ends_in_one_model():
+    worlds = schedules(range(10), kill=0.06) + schedules(range(20, 29), kill=0.04, restore=0.5)
+    assert sum(w.kills for w in worlds) > 100 and sum(w.restores for w in worlds) > 5
+    # Losses were learned from: first reports differ by schedule.
+    assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 5
+
+
+def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_weights():
+    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
+    worlds = []
+    for seed in range(5):
+        world = ExpertWorld(plan, seed, kinds=KINDS, hub_restore=0.7)
+        for _ in range(6):
+            for _ in range(40):
+                world.moment()
+            world.backups["hub"].append(list(world.stores["hub"].writes()))
+            world.calm(10)
+            world.restore_hub()
+        world.heal()
+        worlds.append(world)
+    assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
+
+
+class Redrawing(ExpertHub):
+    """A hub whose noise is no function: what it makes again differs."""
+
+    def _serving(self, noise):
+        return super()._serving(SystemNoise())
+
+
+class Moving(ExpertSilo):
+    """A silo that lets a late loss into the phase that is open when it comes."""
+
+    def losses(self, name, losses, now):
+        step = super().losses(name, losses, now)
+        ended = msgspec.msgpack.decode(step.writes[0].value, type=Lost) if step.writes else None
+        if ended is None or ended.why != "late" or self._leaf(now) > self.plan.releases:
+            return step
+        moved = msgspec.structs.replace(ended, leaf=self._leaf(now), why="")
+        return step._replace(writes=(step.writes[0]._replace(value=wire.encoded(moved)),))
+
+
+class Uncharged(ExpertSilo):
+    """A silo that seals what it has not paid for."""
+
+    def _charge(self, release, report=b""):
+        return ()
+
+
+class Unordered(ExpertSilo):
+    """A silo that takes its losses in another order whenever it makes a report."""
+
+    def report(self, release):
+        self._noise = SystemNoise()
+        return super().report(release)
+
+
+@pytest.mark.parametrize(
+    ("party", "faulty", "message"),
+    [
+        ("hub", Redrawing, "broadcast|log"),
+        ("silo", Moving, "another phase"),
+        ("silo", Uncharged, "invariant 5"),
+        ("silo", Unordered, "invariant|two|another"),
+    ],
+)
+def test_planted_faults_are_caught(party, faulty, message):
+    with pytest.raises((Violation, InputError), match=message):
+        schedules(range(30), KINDS | {party: faulty}, kill=0.1)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def test_commands_make_join_and_open_a_plan_of_experts(tmp_path):
+    def run(*words):
+        done = CliRunner().invoke(cli, ["deploy", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    names = ("silo0", "silo1", "hub")
+    keys = {name: folders.make_keys(tmp_path / name) for name in names}
+    text = "[federation]\nname = 'experts'\n[calendar]\nstart = 1000\nperiod = 100\n[system]\n"
+    text += "".join(f"{key} = {value!r}\n" for key, value in spec()["system"].items())
+    text += "".join(f"[[columns]]\nname = 'e{i}'\nlow = 0.0\nhigh = 1.0\n" for i in range(3))
+    for name in names:
+        text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
+        text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
+    (tmp_path / "spec.toml").write_text(text)
+    assert "replace" in run("new", tmp_path / "spec.toml", tmp_path / "plan")
+    for name in names:
+        ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
+        run("join", tmp_path / name, tmp_path / "plan", *ceiling)
+    processes = {name: folders.opened(tmp_path / name) for name in names}
+    for process in processes.values():
+        process.clock = lambda: 1050.0
+    silo = processes["silo0"]
+    assert isinstance(silo.party, ExpertSilo)
+    silo.losses(silo.decide().id, LOSSES)
+    for process in processes.values():
+        process.clock = lambda: 1150.0
+    settle(processes)
+    assert silo.party.model.release == 1
+    for process in processes.values():
+        process.store.close()
+    assert sum(folders.export_model(tmp_path / "silo0")["theta"]) == pytest.approx(1.0)

@@ -1,0 +1,424 @@
+"""robin at real silos: phases by the calendar, private means at the hub, planted faults."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from click.testing import CliRunner
+from federation import Violation, World
+from test_deployment_hub_restore import CALENDAR
+
+from fastfed import InputError
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.bandits.silo import Client
+from fastfed.cli import cli
+from fastfed.deployment import codec, extend, phases, plans, wire
+from fastfed.deployment import folder as folders
+from fastfed.deployment.demo import settle
+from fastfed.deployment.export import model_of
+from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.observe import hub_numbers, silo_numbers
+from fastfed.deployment.parties import hub_of
+from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo
+from fastfed.deployment.seal import SealedNoise
+from fastfed.deployment.wire import Broadcast, Refused, Report
+from fastfed.privacy.account import released
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
+from fastfed.privacy.accounting.privacy_loss import composed_epsilon
+from fastfed.protocols.server import Averager
+from fastfed.protocols.serverless import LocalEstimate
+
+KINDS = {"silo": PhaseSilo, "hub": PhaseHub}
+
+
+def spec(silos=3, dimension=2, federation_=None, **system):
+    made = federation.spec(silos=silos, dimension=dimension)
+    made["federation"] |= federation_ or {}
+    made["system"] = {
+        "algorithm": "robin",
+        "horizon": 40,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "initial_phases": 2,
+        "diversity": 0.05,
+        "concentration_multiplier": 1e-3,
+    } | system
+    return made
+
+
+@lru_cache
+def plan_of(**keys):
+    return plans.compile_plan(spec(**keys))
+
+
+def values(plan, data, kind):
+    return np.frombuffer(plan.wire.body(plan.wire.read(data), kind).values)
+
+
+# ---- plan files and charges ----------------------------------------------------------------------
+
+
+def test_a_plan_file_says_what_it_protects_and_opens_again():
+    plan = plan_of()
+    assert (plan.plan.releases, plan.plan.release_rounds) == (3, (6, 14, 30))
+    found = plan.certificate
+    assert (found.status, found.unit, found.relation) == ("proven", "silo", "replace")
+    assert phases.ATTENDED in found.conditions and phases.LATE in found.conditions
+    assert not any("simulation" in caveat for caveat in found.caveats)
+    again = plans.load(plan.as_bytes())
+    assert again.digest == plan.digest and again.phases == plan.phases
+
+
+def test_a_plan_whose_noise_is_less_than_its_certificate_says_is_refused():
+    plan = plan_of()
+    louder = tuple(
+        msgspec.structs.replace(mean, epsilon_coordinate=2.0 * mean.epsilon_coordinate)
+        for mean in plan.phases.means
+    )
+    for changed in (
+        replace(plan.phases, means=louder),
+        replace(plan.phases, means=plan.phases.means[:-1]),
+        replace(plan.phases, local=replace(plan.phases.local, clip=None)),
+        replace(plan.phases, initial=3),
+    ):
+        document = msgspec.structs.replace(plan.document, plan=codec.encode(changed))
+        with pytest.raises(InputError):
+            plans.checked(document, {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"private": False}, "must be true"),
+        ({"clip": False}, "must be true"),
+        ({"initial_phases": 9}, "no phase whose estimates are sent"),
+        ({"federation_": {"influence": 0.5}}, "influence belongs to silo-ldp"),
+        ({"federation_": {"sum": "masks"}}, "has no meaning"),
+        ({"batch_size": 5}, "phases double"),
+    ],
+)
+def test_a_spec_that_is_not_deployed_is_refused(keys, message):
+    with pytest.raises(InputError, match=message):
+        plans.compile_plan(spec(**keys))
+
+
+def test_a_plan_in_phases_continues_no_other():
+    tables = {"system": spec()["system"], "calendar": {"start": 9000, "period": 100}}
+    with pytest.raises(InputError, match="continues no other"):
+        extend.extended(tables, federation.deployed(), b"")
+    tables["system"] = federation.spec()["system"]
+    with pytest.raises(InputError, match="continues no other"):
+        extend.extended(tables, plan_of(), b"")
+
+
+def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
+    for e in (0.001, 0.1, 1.0, 5.0):
+        x = np.linspace(-8.0, 8.0, 2001)
+        p, q = (1.0 / (1.0 + np.exp(-(x + sign * e / 2.0))) for sign in (1, -1))
+        normal = NormalDist()
+        each = [normal.inv_cdf(a) - normal.inv_cdf(b) for a, b in zip(p, q, strict=True)]
+        assert max(each) <= phases.of_range(e) * (1.0 + 1e-9)
+        assert max(each) == pytest.approx(phases.of_range(e))
+
+
+@pytest.mark.parametrize(
+    ("count", "e", "told"), [(1, 0.5, 1e-9), (7, 0.3, 1e-6), (200, 0.05, 1e-8)]
+)
+def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
+    """Against the exact profile of the responses, by its own sums, at every epsilon of a grid."""
+    mu, true, normal = phases.of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e)), NormalDist()
+
+    def gaussian(epsilon, mu):
+        high, low = normal.cdf(mu / 2 - epsilon / mu), normal.cdf(-mu / 2 - epsilon / mu)
+        return told + (1.0 - told) * (high - math.exp(epsilon) * low)
+
+    def responses(epsilon):
+        masses = (
+            math.comb(count, j)
+            * (true**j * (1 - true) ** (count - j)
+            - math.exp(epsilon) * (1 - true) ** j * true ** (count - j))
+            for j in range(count + 1)
+        )  # fmt: skip
+        return math.fsum(max(0.0, mass) for mass in masses)
+
+    grid = np.linspace(-1.0, min(count * e, 4.0), 201)
+    assert all(responses(x) <= gaussian(x, mu) + 1e-12 for x in grid)
+    # One that is a hundredth less private would not stand for them.
+    assert any(responses(x) > gaussian(x, 0.99 * mu) for x in grid)
+
+
+@pytest.mark.parametrize("dimension", [2, 12])
+def test_charges_cover_what_the_certificate_proves_at_every_delta(dimension):
+    plan = plan_of(dimension=dimension)
+    (event,) = released(plan.executed)
+    (mu2, told), parts = phases.totals(event)[-1], event._first.parts()
+    for delta in (1e-6, 1e-5, 1e-3):
+        charged = gaussian_epsilon(math.sqrt(mu2), delta - told)
+        # The certificate's bound is above the truth by 10^-4 of it at most.
+        assert charged >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
+    # Asked for less, so that the ledger holds what the spec says; no less than it must be.
+    assert 0.98 < phases.charged_epsilon(event) <= 1.0
+    assert event.exact() > (0.75 if dimension == 2 else 0.9)
+
+
+def test_releases_are_charged_what_they_add_and_together_no_more_than_the_whole():
+    plan, ledger = plan_of(), Ledger(":memory:")
+    ledger.set_ceiling("records", 1.0, 1e-6)
+    spent = []
+    for k in (1, 2, 3):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
+        spent.append(ledger.epsilon("records"))
+    assert 0.0 < spent[0] < spent[1] < spent[2] <= 1.0
+    whole = charge_of(plan.executed, plan.digest, "records", -1)
+    assert math.fsum(c.mu2 for c in ledger.charges("records")) == pytest.approx(whole.mu2)
+    with pytest.raises(InputError, match="ceiling"):
+        ledger.charge(whole)
+
+
+# ---- one calm federation -------------------------------------------------------------------------
+
+
+def test_deployed_parties_make_the_bits_of_client_and_averager():
+    plan = plan_of(dimension=3)
+    noise, p = SeededNoise(7), plan.plan
+    clients, averager = [Client(plan.phases, i) for i in range(3)], Averager(plan.phases, noise)
+    made = federation.Federation(plan, noise)
+    made.settle()
+    rng = np.random.default_rng(3)
+    for round in range(1, 41):
+        period = p.due(round - 1) + 1
+        made.now = [*plan.document.calendar.closes, 9000][period - 1] - 1.0
+        for i, client in enumerate(clients):
+            rows, y = rng.uniform(-0.5, 0.5, (4, 3)), rng.uniform(-0.2, 1.2)
+            process = made.processes[f"silo{i}"]
+            decision = process.decide(rows)
+            assert decision.action == client.select(rows)
+            assert decision.learns == (round <= 30)
+            client.observe(y)
+            process.reward(decision.id, y)
+        if p.due(round) == period:
+            model = averager.combine([client.estimate() for client in clients])
+            for client in clients:
+                client.adopt(model)
+            made.now += 1.0
+            made.settle()
+            found = made.processes["hub"].party.broadcasts[period]
+            assert np.array_equal(values(plan, found, Broadcast), model.values)
+            for i, client in enumerate(clients):
+                assert np.array_equal(made.processes[f"silo{i}"].party.model.theta, client.theta)
+    for ledger in made.ledgers.values():
+        assert 0.99 < ledger.epsilon("records") <= 1.0
+    party = made.processes["silo0"].party
+    assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
+    assert silo_numbers(made.processes["silo0"])["released"] == 3
+    assert hub_numbers(made.processes["hub"].party)["released"] == 3
+
+
+def reported(plan, rows, rewards=(0.9,), silo="silo1", away=()):
+    """The first release of a federation in which one silo has records."""
+    made = federation.Federation(plan)
+    made.settle()
+    process = made.processes[silo]
+    for x, y in zip(rows, rewards, strict=True):
+        process.reward(process.decide([x]).id, y)
+    for name in away:
+        del made.processes[name]
+    made.now = float(plan.document.calendar.closes[0] + federation.GRACE)
+    made.settle()
+    return made
+
+
+def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
+    plan = plan_of()
+    first, again, other = (
+        values(plan, reported(plan, [[x, 0.2]]).processes["hub"].party.broadcasts[1], Broadcast)
+        for x in (0.5, 0.5, 0.5000001)
+    )
+    assert np.array_equal(first, again)
+    # The estimates differ by 10^-6 or so: without other noise the means would, too.
+    assert np.abs(first - other).min() > 1e-3
+    noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "ab"]
+    for noise, sums in zip(noises, (b"one", b"two"), strict=True):
+        noise.hides(1, sums)
+    signs = [noise.uniforms(12, 1, 64) for noise in noises]
+    assert np.array_equal(*signs) and 0.3 < (signs[0] < 0.5).mean() < 0.7
+    assert not np.array_equal(signs[0], noises[0].uniforms(12, 2, 64))
+    assert not np.array_equal(*(noise.ideal_draws(14, 1, 8).values for noise in noises))
+    ranges = [noise.ideal_uniforms(13, 1, 8).random_u64 for noise in noises]
+    assert not np.array_equal(*ranges)
+
+
+def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
+    plan = plan_of()
+    here = reported(plan, [[0.5, 0.2]])
+    gone = reported(plan, [[0.5, 0.2]], away=("silo2",))
+    # silo2 has no records: its estimate is 0 where it reports, and where it does not.
+    assert 2 not in [e.silo for e in gone.processes["hub"].party.sets[1].entries]
+    found = [
+        values(plan, each.processes["hub"].party.broadcasts[1], Broadcast) for each in (here, gone)
+    ]
+    assert np.array_equal(*found)
+    report = here.processes["hub"].party.reports[1, 2]
+    assert np.array_equal(values(plan, report, Report), np.zeros(2))
+
+
+def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
+    """A door that asked for the size would tell of it; the mean cuts what is beyond its range."""
+    plan = plan_of()
+    liar, hub = (
+        federation.Identity(federation.secret("silo0")),
+        hub_of(plan, federation.secret("hub")),
+    )
+    made = reported(plan, [[0.5, 0.2]])
+    for write in made.processes["hub"].store.writes():
+        if write.kind == "join":
+            hub.fold(write)
+    for bad in (math.nan, math.inf):
+        body = Report(wire.packed(np.array([bad, 0.0])))
+        with pytest.raises(Refused, match="finite"):
+            hub.handle(plan.wire.made(liar, "silo0", 1, body), 0.0)
+    huge = plan.wire.made(liar, "silo0", 1, Report(wire.packed(np.array([1e300, -1e300]))))
+    for write in hub.handle(huge, 0.0).writes:
+        hub.fold(write)
+    mean = plan.phases.means[0]
+    estimates = [LocalEstimate(2, values(plan, huge, Report) * (i == 0), i) for i in range(3)]
+    model = Averager(plan.phases).combine(estimates).values
+    assert np.abs(model).max() <= hub._range.broadcast(1)[0] < 1e3 * mean.noise_stds["mean"]
+
+
+def test_a_model_that_no_mean_and_noise_can_be_is_refused():
+    plan = plan_of()
+    made = reported(plan, [[0.5, 0.2]], away=("silo2",))
+    late = federation.Federation(plan).processes["silo2"]
+    late.tick()
+    found = made.processes["hub"].party.broadcasts[1]
+    body = plan.wire.body(plan.wire.read(found), Broadcast)
+    hub = federation.Identity(federation.secret("hub"))
+    wrong = msgspec.structs.replace(body, values=wire.packed(np.array([1e9, 0.0])))
+    with pytest.raises(Refused, match="beyond"):
+        late.handle(plan.wire.made(hub, "hub", 1, wrong))
+    assert late.party.model.release == 0
+
+
+# ---- schedules and planted faults ----------------------------------------------------------------
+
+
+def schedules(seeds, kinds=KINDS, **chances):
+    worlds = []
+    for seed in seeds:
+        world = World(plan_of(), seed, kinds=kinds, **chances)
+        world.run()
+        worlds.append(world)
+    return worlds
+
+
+def test_any_schedule_of_kills_and_restores_ends_in_one_model():
+    worlds = schedules(range(20), kill=0.06) + schedules(range(20, 35), kill=0.04, restore=0.5)
+    assert sum(w.kills for w in worlds) > 250 and sum(w.restores for w in worlds) > 15
+    # Records were learned from: first reports differ by schedule.
+    assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 20
+
+
+def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
+    """Silos are away for 200 seconds at most: the hub that was put back waits for them."""
+    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
+    worlds = []
+    for seed in range(8):
+        world = World(plan, seed, kinds=KINDS, hub_restore=0.7)
+        for _ in range(6):
+            for _ in range(40):
+                world.moment()
+            world.backups["hub"].append(list(world.stores["hub"].writes()))
+            world.calm(10)
+            world.restore_hub()
+        world.heal()
+        worlds.append(world)
+    assert sum(w.hub_restores for w in worlds) > 15 and sum(w.behind for w in worlds) > 3
+
+
+class Redrawing(PhaseHub):
+    """A hub whose noise is no function: what it makes again differs."""
+
+    def _serving(self, noise):
+        return super()._serving(SystemNoise())
+
+
+class Twice(PhaseSilo):
+    """A silo that lets what becomes known late into a phase that is sealed."""
+
+    def _leaf(self, now):
+        return max(1, self.deployed.document.calendar.period(now) - 1)
+
+
+class Uncharged(PhaseSilo):
+    """A silo that seals what it has not paid for."""
+
+    def _charge(self, release, report=b""):
+        return ()
+
+
+class Whimsical(PhaseSilo):
+    """A silo whose estimate is another one whenever it is made."""
+
+    def report(self, release):
+        d = self.plan.dimension
+        return self.made(release, Report(wire.packed(np.random.default_rng().normal(size=d))))
+
+
+@pytest.mark.parametrize(
+    ("party", "faulty", "message"),
+    [
+        ("hub", Redrawing, "broadcast|log"),
+        ("silo", Twice, "invariant 3"),
+        ("silo", Uncharged, "invariant 5"),
+        ("silo", Whimsical, "invariant|two"),
+    ],
+)
+def test_planted_faults_are_caught(party, faulty, message):
+    with pytest.raises((Violation, InputError), match=message):
+        schedules(range(12), KINDS | {party: faulty}, kill=0.1)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def test_commands_make_join_and_open_a_plan_of_robin(tmp_path):
+    def run(*words):
+        done = CliRunner().invoke(cli, ["deploy", *map(str, words)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    names = ("silo0", "silo1", "hub")
+    keys = {name: folders.make_keys(tmp_path / name) for name in names}
+    system = "\n".join(
+        f"{key} = {value!r}" for key, value in spec()["system"].items()
+    ).replace("'", '"')  # fmt: skip
+    text = f"[federation]\nname = 'r'\nleast = 2\n[system]\n{system}\n"
+    text += "[calendar]\nstart = 1000\nperiod = 100\n"
+    text += "".join(f"[[columns]]\nname = 'x{i}'\nlow = -1.0\nhigh = 1.0\n" for i in "ab")
+    for name in names:
+        text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
+        text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
+    (tmp_path / "spec.toml").write_text(text)
+    assert "silo" in run("new", tmp_path / "spec.toml", tmp_path / "plan")
+    for name in names:
+        ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
+        run("join", tmp_path / name, tmp_path / "plan", *ceiling)
+    processes = {name: folders.opened(tmp_path / name) for name in names}
+    assert isinstance(processes["silo0"].party, PhaseSilo)
+    assert isinstance(processes["hub"].party, PhaseHub)
+    for process in processes.values():
+        process.clock = lambda: 1350.0
+    settle(processes)
+    assert processes["silo1"].party.model.release == 3
+    for process in processes.values():
+        process.store.close()
+    assert folders.export_model(tmp_path / "silo0")["release"] == 3

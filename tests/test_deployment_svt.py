@@ -1,0 +1,286 @@
+"""fed-svt at real silos: sums of the losses of one exchange, switches, charges, planted faults."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import federation
+from federation import Violation
+from test_deployment_experts import LOSSES, ExpertWorld, Moving, Uncharged
+from test_deployment_hub_restore import CALENDAR
+
+from fastfed import InputError
+from fastfed._random import SeededNoise, SystemNoise
+from fastfed.deployment import codec, expert_plans, plans, wire
+from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.parties import hub_of
+from fastfed.deployment.sparse_parties import SparseHub, SparseSilo
+from fastfed.deployment.wire import Refused, Report
+from fastfed.experts.parties import ExpertClient, ExpertServer
+from fastfed.experts.plan import ExpertChoice
+from fastfed.privacy.account import released
+from fastfed.privacy.accounting.gdp import gaussian_epsilon
+
+KINDS = {"silo": SparseSilo, "hub": SparseHub}
+
+
+def spec(silos=3, **system):
+    made = federation.spec(silos=silos, dimension=3)
+    made["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(3)]
+    made["system"] = {
+        "algorithm": "fed-svt",
+        "horizon": 40,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "phase_length": 10,
+        "optimal_loss": 0.0,
+        "switches": 3,
+        "threshold": 4.0,
+    } | system
+    return made
+
+
+@lru_cache
+def plan_of(**keys):
+    return plans.compile_plan(spec(**keys))
+
+
+def test_a_plan_file_says_what_it_protects_and_opens_again():
+    plan = plan_of()
+    assert plan.plan.release_rounds == (9, 19, 29, 39)
+    found = plan.certificate
+    assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
+    assert expert_plans.OWN in found.conditions
+    again = plans.load(plan.as_bytes())
+    assert again.digest == plan.digest and again.executed == plan.executed
+    every = plans.compile_plan(spec(phase_length=1, horizon=5))
+    assert every.plan.release_rounds == (1, 2, 3, 4)
+
+
+def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
+    made = plan_of().executed
+    for changed in (
+        replace(made, noise=msgspec.structs.replace(made.noise, query_scale=0.5)),
+        replace(made, noise=msgspec.structs.replace(made.noise, switches=9)),
+        replace(made, phase_length=5),
+        replace(made, linear=False),
+    ):
+        document = msgspec.structs.replace(plan_of().document, plan=codec.encode(changed))
+        with pytest.raises(InputError):
+            plans.checked(document, {})
+    with pytest.raises(InputError, match="delta = 0"):
+        plans.compile_plan(spec(delta=0.0))
+
+
+@pytest.mark.parametrize("switches", [3, 60])
+def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
+    plan, ledger = plan_of(switches=switches), Ledger(":memory:")
+    (event,) = released(plan.executed)
+    ledger.set_ceiling("records", 1.0, 1e-6)
+    for k in range(1, 5):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
+        assert 0.97 < ledger.epsilon("records") <= 1.0
+    mu2, told = expert_plans.totals(event)
+    for delta in (1e-6, 1e-4, 1e-2):
+        # The certificate's bound is above the truth by 10^-4 of it at most.
+        least = event.exact(delta) * (1.0 - 2e-4)
+        assert gaussian_epsilon(math.sqrt(mu2), delta - told) >= least
+        assert ledger.epsilon("records", delta) >= least
+    with pytest.raises(InputError, match="ceiling"):
+        ledger.charge(charge_of(plan.executed, plan.digest, "records", -1))
+
+
+def test_deployed_parties_make_the_bits_of_client_and_server():
+    plan, noise = plan_of(epsilon=20.0), SeededNoise(7)
+    p = plan.plan
+    first = expert_plans.first_expert(plan.digest, 3)
+    clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]
+    server = ExpertServer(plan.executed, noise)
+    server.start()
+    server._decider.begin(first)
+    for client in clients:
+        client.receive(ExpertChoice(0, first))
+    made = federation.Federation(plan, noise)
+    for ledger in made.ledgers.values():
+        ledger.set_ceiling("records", 20.0, 1e-6)
+    made.settle()
+    rng = np.random.default_rng(3)
+    for round in range(1, 41):
+        if clients[0].due:
+            made.now = float(plan.document.calendar.closes[p.due(round - 1) - 1])
+            made.settle()
+            choice = server.combine([client.report() for client in clients])
+            for client in clients:
+                client.receive(choice)
+        for i, client in enumerate(clients):
+            party = made.processes[f"silo{i}"].party
+            assert np.array_equal(party.model.theta, client.x)
+            loss = np.append(rng.uniform(-0.1, 1.1, 2), 0.0)
+            client.observe(loss)
+            period = p.due(round - 1) + 1
+            if period <= 4:
+                made.now = plan.document.calendar.closes[period - 1] - 1.0
+                decision = made.processes[f"silo{i}"].decide()
+                assert decision.learns and decision.action == client.expert
+                assert decision.propensity == 1.0
+                made.processes[f"silo{i}"].losses(decision.id, loss)
+    assert made.processes["silo0"].party.model.release == 4
+    assert server.events["switches"] > 0
+
+
+def played(late, last=LOSSES):
+    """All releases; of silo1's first decision the losses come in period ``late``, from 0."""
+    plan = plan_of()
+    made = federation.Federation(plan)
+    made.settle()
+    for k, close in enumerate(plan.document.calendar.closes):
+        made.now = close - 10.0
+        for name in plan.silos:
+            ids = [made.processes[name].decide().id for _ in range(5)]
+            if (name, k) == ("silo1", 0):
+                waiting, *ids = ids
+            if (name, k) == ("silo1", late):
+                made.processes[name].losses(waiting, last)
+            for each in ids:
+                made.processes[name].losses(each, LOSSES)
+        made.now = float(close)
+        made.settle()
+    return made
+
+
+def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
+    never, after, here = (played(late).processes["hub"].party for late in (99, 1, 0))
+    assert never.reports == after.reports and never.broadcasts == after.broadcasts
+    assert {key for key in here.reports if here.reports[key] != never.reports[key]} == {(1, 1)}
+    wire_of = plan_of().wire
+    sums = [
+        np.frombuffer(wire_of.body(wire_of.read(each.reports[1, 1]), Report).values)
+        for each in (here, never)
+    ]
+    assert np.allclose(sums[0] - sums[1], LOSSES)
+
+
+def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none():
+    keys = []
+
+    class Watched(SparseHub):
+        """Notes what is hidden whenever a number is drawn."""
+
+        def _serving(self, noise):
+            drawn = []
+            original = self._sealing.key
+
+            def key(purpose, silo, node):
+                made = original(purpose, silo, node)
+                drawn.append((silo, node, made))
+                return made
+
+            self._sealing.key = key
+            keys.append(drawn)
+            return super()._serving(noise)
+
+    plan = plan_of(epsilon=20.0)
+    for first in (LOSSES, LOSSES, [0.2, 0.1, 0.8]):
+        made = federation.Federation(plan)
+        hub = federation.Process(
+            Watched(plan, federation.secret("hub")),
+            federation.MemoryStore(),
+            None,
+            lambda made=made: made.now,
+        )
+        made.add(hub)
+        for ledger in made.ledgers.values():
+            ledger.set_ceiling("records", 20.0, 1e-6)
+        made.settle()
+        for k, close in enumerate(plan.document.calendar.closes):
+            made.now = close - 1.0
+            process = made.processes["silo0"]
+            process.losses(process.decide().id, LOSSES if k else first)
+            made.now = float(close)
+            made.settle()
+    assert keys[0] == keys[1] and len({made for _, _, made in keys[0]}) == len(keys[0]) >= 5
+    # The first threshold is drawn before any loss is known; all else is of another history.
+    assert keys[0][0] == keys[2][0]
+    assert not {made for _, _, made in keys[0][1:]} & {made for _, _, made in keys[2]}
+
+
+@pytest.mark.parametrize("bad", [math.nan, -0.5, 9.1, 0.1 + 2.0**-54])
+def test_sums_that_no_losses_have_are_refused(bad):
+    plan = plan_of()
+    hub = hub_of(plan, federation.secret("hub"))
+    silo = federation.Identity(federation.secret("silo0"))
+    found = plan.wire.made(silo, "silo0", 1, Report(wire.packed(np.array([bad, 0.0, 0.0]))))
+    with pytest.raises(Refused):
+        hub._checked(plan.wire.read(found), "a report")
+
+
+# ---- schedules and planted faults ----------------------------------------------------------------
+
+
+def schedules(seeds, kinds=KINDS, **chances):
+    worlds = []
+    for seed in seeds:
+        world = ExpertWorld(plan_of(), seed, kinds=kinds, **chances)
+        world.run()
+        worlds.append(world)
+    return worlds
+
+
+def test_any_schedule_of_kills_and_restores_ends_in_one_model():
+    worlds = schedules(range(10), kill=0.06) + schedules(range(20, 29), kill=0.04, restore=0.5)
+    assert sum(w.kills for w in worlds) > 100 and sum(w.restores for w in worlds) > 5
+    # Losses were learned from: first reports differ by schedule.
+    assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 10
+
+
+def test_a_hub_that_is_put_back_opens_the_same_sets_and_plays_the_same_experts():
+    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
+    worlds = []
+    for seed in range(5):
+        world = ExpertWorld(plan, seed, kinds=KINDS, hub_restore=0.7)
+        for _ in range(6):
+            for _ in range(40):
+                world.moment()
+            world.backups["hub"].append(list(world.stores["hub"].writes()))
+            world.calm(10)
+            world.restore_hub()
+        world.heal()
+        worlds.append(world)
+    assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
+
+
+class Redrawing(SparseHub):
+    """A hub whose noise is no function: what it makes again differs."""
+
+    def _serving(self, noise):
+        return super()._serving(SystemNoise())
+
+
+class MovingSums(Moving, SparseSilo):
+    """A silo that lets a late loss into the exchange that is next when it comes."""
+
+
+class UnchargedSums(Uncharged, SparseSilo):
+    """A silo that seals what it has not paid for."""
+
+
+@pytest.mark.parametrize(
+    ("party", "faulty", "message"),
+    [
+        ("hub", Redrawing, "broadcast|log"),
+        ("silo", MovingSums, "another phase"),
+        ("silo", UnchargedSums, "invariant 5"),
+    ],
+)
+def test_planted_faults_are_caught(party, faulty, message):
+    # Small noise and a low threshold: experts are switched.
+    plan = plan_of(epsilon=4.0, threshold=0.2)
+    with pytest.raises((Violation, InputError), match=message):
+        for seed in range(30):
+            ExpertWorld(plan, seed, kinds=KINDS | {party: faulty}, kill=0.1).run()
