@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import tomllib
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -143,6 +143,19 @@ def test_a_calm_release_takes_two_messages_to_each_node():
     assert len(nodes.made.processes["hub"].party.broadcasts) == 1
     nodes.turn()
     assert all(nodes.made.processes[name].party.model.release == 1 for name in plan.silos)
+
+
+def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
+    """Why a ClientApp is a courier: each start asks the hub first, and must hear its answer."""
+    plan = federation.deployed()
+    nodes = Nodes(plan)
+    learn(nodes.made, plan, 1)
+    for _ in range(20):
+        nodes.turn()
+        for name in plan.silos:
+            nodes.kill(name)
+    silo = nodes.made.processes["silo0"].party
+    assert not silo.sealed and len(nodes.made.processes["hub"].party.joined) == 3
 
 
 def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
@@ -488,26 +501,37 @@ class Network:
             assert time.time() < until, made.stderr
             time.sleep(1.0)
 
+    def apps(self, kind, port):
+        """Processes of a kind that Flower has started for a port."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                said = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if any(part.endswith(kind) for part in said[:2]) and any(
+                part.endswith(f":{port}") for part in said
+            ):
+                yield int(entry.name)
+
     def kill_app(self, kind, port, until):
-        """Kill one of the App processes that Flower has started for a port; waits for one."""
+        """Kill one of them; waits for one."""
         while time.time() < until:
-            for entry in Path("/proc").glob("[0-9]*"):
-                try:
-                    said = (entry / "cmdline").read_bytes().decode().split("\0")
-                except OSError:
-                    continue
-                if any(part.endswith(kind) for part in said[:2]) and any(
-                    part.endswith(f":{port}") for part in said
-                ):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    return
+            for number in self.apps(kind, port):
+                os.kill(number, signal.SIGKILL)
+                return
             time.sleep(0.02)
         raise AssertionError(f"no {kind} was started")
 
     def stop(self):
+        """Kill all, also what outlives the process that started it."""
         for process in self.running.values():
             process.kill()
             process.wait()
+        for kind in ("flower-superexec", "flwr-clientapp", "flwr-serverapp"):
+            for port in (self.port, *self.ports.values()):
+                for number in self.apps(kind, port):
+                    with suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
 
 
 @pytest.mark.slow
