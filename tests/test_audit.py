@@ -232,7 +232,7 @@ FEW = {  # runs that settle a verdict, for the ordinary tests
 
 # Each has another of its mechanism among the rest, here or in test_privacy_experts.
 ALSO = {
-    *("winsorized-mean", "exponential-gumbel", "toeplitz", "gaussian-tree-prefix"),
+    *("fault-winsorized-half-noise", "exponential-gumbel", "toeplitz", "gaussian-tree-prefix"),
     *("gaussian-tree-theorem", "gaussian-tree-published-code", "sparse-switching"),
     "fault-sparse-switching-printed-threshold",
 }

@@ -487,7 +487,7 @@ def test_clients_that_failed_are_closed():
     for address in ("nonsense://x", "127.0.0.1:notaport"):
         with pytest.raises(ValueError):
             dask._client(address)
-    left = [each for each in gc.get_objects() if isinstance(each, distributed.Client)]
+    left = [each for each in gc.get_objects() if type(each) is distributed.Client]
     assert all(each.status in ("closed", "newly-created") for each in left)
 
 

@@ -84,7 +84,7 @@ def test_a_command_that_fastfed_has_not_is_found():
     with pytest.raises(AssertionError, match="needs"):
         understood(good[:2])
     with pytest.raises(AssertionError):
-        understood(["deploy", "extend", "/data"])
+        understood(["deploy", "merge", "/data"])
     with pytest.raises(AssertionError, match="no use for"):
         understood([*good, "more"])
 

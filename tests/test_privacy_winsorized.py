@@ -251,6 +251,7 @@ def test_what_is_not_finite_counts_as_zero() -> None:
     assert np.isfinite(made().apply(vectors, *uniforms)).all()
 
 
+@pytest.mark.slow
 def test_noise_of_every_coordinate() -> None:
     mechanism = made(silos=1, radius=5.0)  # one bin: nothing but the Laplace noise is random
     draw = np.random.default_rng(7)

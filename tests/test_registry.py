@@ -242,6 +242,7 @@ def test_the_command_line_lists_around_broken_packages(broken):
     assert len(found["problems"]) == 5
 
 
+@pytest.mark.slow
 def test_built_in_names_play_beside_broken_packages(broken):
     spec = broken / "spec.toml"
     head = f'name = "x"\nhorizon = 6\nsilos = 2\n{SPHERE}\n[[curve]]\nbatch_size = 3\n'

@@ -244,6 +244,7 @@ def test_spec_lists_every_key(source: Source, folder: Path) -> None:
             assert line in spec
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(folder: Path, tmp_path: Path) -> None:
     """Run again elsewhere, with another number of threads: only the times differ."""
     run(an_experiment("first"), tmp_path / "again", threads=1)

@@ -237,7 +237,7 @@ def test_all_silos_and_one_aggregate_have_one_law_of_few_coins() -> None:
             assert stats.chisquare(seen, wanted).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("source", [SeededNoise, SystemNoise])
+@pytest.mark.parametrize("source", [SeededNoise, pytest.param(SystemNoise, marks=pytest.mark.slow)])
 def test_the_two_have_one_law_of_many_coins(made: SecureSum, source) -> None:
     runs = 250 if source is SystemNoise else 500
     rows = []
