@@ -208,7 +208,7 @@ def queried(connection: Any, query: str) -> _Table:
 
 def _parquet(path: Path) -> _Table:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise InputError(
             f"{path.name} needs pyarrow, which is not installed: pip install 'fastfed[export]'"
