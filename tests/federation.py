@@ -273,8 +273,12 @@ class World:
         if write.kind == "ended" and name != "hub":
             ended = self.parties[name]
             leaf = _ended(write).leaf
-            # Under masks a leaf is closed once its session was told, whatever the clock says next.
+            # A leaf is closed once it was charged, and under masks once its session was told,
+            # whatever the clock says next.
+            paid = {c.release for c in self.ledgers[name].charges("records")}
             closed = max(ended.done, ended.sessions.last)
+            while closed + 1 in paid:
+                closed += 1
             wanted = max(self.plan.document.calendar.period(self.clock(name)), closed + 1)
             if leaf and leaf != wanted:
                 raise Violation(

@@ -82,6 +82,24 @@ def test_a_record_never_enters_a_leaf_that_is_closed_even_if_the_clock_goes_back
     assert leaves(silo) == [1, 2] and silo.party.report(1) == before
 
 
+def test_a_charged_leaf_is_closed_though_its_report_is_not_sealed_yet():
+    """A silo is killed between charge and seal, and its clock goes back before it is again up."""
+    made = running()
+    silo = made.processes["silo0"]
+    made.now = 1050.0
+    first, second = silo.decide(ROWS).id, silo.decide(ROWS).id
+    silo.reward(first, 1.0)
+    made.settle()
+    charge, sealed = silo.party.tick(1100.0).writes
+    silo.ledger.charge(charge)
+    made.now = 1050.0
+    silo.reward(second, 1.0)
+    made.now = 1100.0
+    made.settle()
+    assert leaves(silo) == [1, 2] and silo.party.sealed[1] == sealed.value
+    assert not silo.party.lost and not silo.party.without
+
+
 def test_rewards_after_the_deadline_and_after_the_end_enter_no_leaf():
     made = running()
     silo = made.processes["silo0"]

@@ -209,8 +209,14 @@ class SiloParty(Speaker):
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def _leaf(self, now: float) -> int:
-        """The leaf that what becomes known now enters: one that is not closed."""
+        """The leaf that what becomes known now enters: one that is not closed.
+
+        A leaf is closed from its charge on, which names the report that is sealed next: a silo
+        that was killed in between must make the same one again.
+        """
         closed = max(self.done, self.sessions.last)
+        while self._paid(closed + 1) is not None:
+            closed += 1
         return max(self.deployed.document.calendar.period(now), closed + 1)
 
     def cancel(self, name: str, now: float) -> Step:
