@@ -17,7 +17,7 @@ from problems import ordinary_cases
 import fastfed
 from fastfed._system import account
 from fastfed.advice import plan
-from fastfed.advice.sentences import verdict_text
+from fastfed.advice.answer import verdict_text
 from fastfed.advice.successive_halving import (
     Contender,
     SuccessiveHalving,

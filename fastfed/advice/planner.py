@@ -11,8 +11,17 @@ import numpy as np
 
 from fastfed._random import check_seed
 from fastfed._validate import InputError, choice, integer, number, show
-from fastfed.advice.answer import BROKEN, READ, Advice, Baseline, Candidate, Verdict
-from fastfed.advice.sentences import scaling_text, unequal_text, verdict_text
+from fastfed.advice.answer import (
+    BROKEN,
+    READ,
+    Advice,
+    Baseline,
+    Candidate,
+    Verdict,
+    scaling_text,
+    unequal_text,
+    verdict_text,
+)
 from fastfed.advice.successive_halving import (
     Contender,
     SuccessiveHalving,

@@ -14,9 +14,8 @@ from fastfed._kernels import linalg
 from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
 from fastfed._validate import InputError, integer, number
-from fastfed.bandits.acting import Acting
 from fastfed.bandits.belief import make_memory
-from fastfed.bandits.linucb import check_actions
+from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import Plan, check_plan, of_kind
 from fastfed.protocols.protocol import Bits, Broadcast, Report

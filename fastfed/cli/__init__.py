@@ -17,9 +17,9 @@ COMMANDS = {
     ),
     "run": ("run", "Run the experiment of a spec, or what is missing of it."),
     "reproduce": ("run", "Reproduce figures of the papers, or all of them."),
-    "results": ("results", "Results of an output folder: table, JSON or CSV."),
-    "report": ("results", "Write page, pictures and tables of an output folder again."),
-    "compare": ("results", "Compare two output folders, curve by curve."),
+    "results": ("run", "Results of an output folder: table, JSON or CSV."),
+    "report": ("run", "Write page, pictures and tables of an output folder again."),
+    "compare": ("run", "Compare two output folders, curve by curve."),
     "privacy": ("privacy", "Privacy certificates of a spec, without running it."),
     "calibrate": ("privacy", "Calibrate the noise of a mechanism for a privacy budget."),
     "plan": (

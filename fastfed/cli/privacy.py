@@ -347,7 +347,7 @@ def _print(found: Advice) -> None:
         if any(c.bonus < 1.0 for c in found.candidates if c.trust == verdict.trust):
             click.echo("bonus below 1: less exploration; its bound holds what the ledger allows")
     click.echo()
-    from fastfed.advice.sentences import figure
+    from fastfed.advice.answer import figure
 
     print_table(
         ("to compare with", "regret", "privacy"),
@@ -360,7 +360,7 @@ def _print(found: Advice) -> None:
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
-    from fastfed.advice.sentences import figure
+    from fastfed.advice.answer import figure
     from fastfed.privacy.certificate import rounded_up
     from fastfed.reporting.table import sent
 

@@ -1,4 +1,4 @@
-"""`fastfed run` and `fastfed reproduce`."""
+"""Runs and what came of them: `fastfed run`, `reproduce`, `results`, `report`, `compare`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from fastfed.cli.output import run_options, say
+from fastfed.cli.output import json_option, print_json, print_results, print_table, run_options, say
 
 if TYPE_CHECKING:
+    from fastfed.reporting.comparison import Comparison
     from fastfed.simulation.dispatch import Resources
 
 
@@ -96,4 +97,158 @@ def reproduce(
         simulate_each(ready, folder, resources)
 
 
-COMMANDS = {"run": run, "reproduce": reproduce}
+# ---- `fastfed results` and `fastfed report` ------------------------------------------------------
+
+folder_argument = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+
+
+@click.command()
+@folder_argument
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="CSV on standard output, one row per curve.")
+def results(folder: Path, as_json: bool, as_csv: bool) -> None:
+    """Results of an output folder: table, JSON or CSV.
+
+    Of a run that is not finished it shows the finished replicates.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    from fastfed.reporting import table
+    from fastfed.reporting.claims import judge
+    from fastfed.reporting.figure import read_source
+
+    source = read_source(folder)
+    if as_json:
+        statements = [s.to_builtins() for s in judge(source.results)]
+        print_json({**source.results.to_builtins(), "statements": statements})
+    elif as_csv:
+        click.echo(table.as_csv(source), nl=False)
+    else:
+        print_results(source)
+
+
+@click.command()
+@folder_argument
+def report(folder: Path) -> None:
+    """Write page, pictures and tables of an output folder again.
+
+    Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
+    experiments in folders of their own, as `reproduce` leaves them, each gets its report, and
+    DIR/report.html is one page over all of them.
+    """
+    from fastfed.cli.execution import NO_MATPLOTLIB
+    from fastfed.reporting import page
+
+    for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
+        click.echo(path)
+    if not page.has_matplotlib():
+        say(NO_MATPLOTLIB)
+
+
+# ---- `fastfed compare` ---------------------------------------------------------------------------
+
+folder_type = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("a", type=folder_type, metavar="DIR_A")
+@click.argument("b", type=folder_type, metavar="DIR_B")
+@json_option
+def compare(a: Path, b: Path, as_json: bool) -> None:
+    """Compare two output folders, curve by curve.
+
+    Curves are matched by label: final group regret, B - A with its standard error, privacy,
+    synchronisations and bytes where they differ, and the keys that differ. Runs over the same
+    rounds are compared replicate by replicate. Folders of several experiments are compared by
+    name.
+    """
+    from fastfed.reporting import comparison
+
+    found = comparison.compare(a, b)
+    if as_json:
+        print_json(found.to_builtins())
+        return
+    click.echo(f"A: {a}\nB: {b}")
+    for each in found.comparisons:
+        click.echo()
+        _print(each)
+    for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
+        if names:
+            click.echo(f"\nonly in {side}: {', '.join(names)}")
+
+
+def _print(comparison: Comparison) -> None:
+    from fastfed.reporting.comparison import shown
+    from fastfed.reporting.table import plus_minus, sent, times
+    from fastfed.reporting.text import privacy_text
+
+    a, b = comparison.a, comparison.b
+    click.secho(comparison.name, bold=True)
+    click.echo(f"A: {a.setting}, {a.replicates}\nB: {b.setting}, {b.replicates}")
+    click.echo(_how(comparison))
+    if comparison.curves:
+        click.echo()
+        print_table(
+            ("curve", "A", "B", "B - A", "B's regret is"),
+            [
+                (
+                    pair.label,
+                    plus_minus(*pair.a.final().values()),
+                    plus_minus(*pair.b.final().values()),
+                    plus_minus(pair.mean, pair.stderr),
+                    pair.verdict,
+                )
+                for pair in comparison.curves
+            ],
+            right=(1, 2, 3),
+        )
+    _listed(
+        ("privacy", "A", "B"),
+        [
+            (p.label, privacy_text(p.a.certificate).short, privacy_text(p.b.certificate).short)
+            for p in comparison.curves
+            if not p.same_privacy
+        ],
+    )
+    _listed(
+        ("synchronised", "A", "B"),
+        [
+            (p.label, times(p.a.synchronisations), times(p.b.synchronisations))
+            for p in comparison.curves
+            if p.a.synchronisations != p.b.synchronisations
+        ],
+    )
+    _listed(
+        ("sent", "A", "B"),
+        [
+            (p.label, sent(p.a.bytes_sent), sent(p.b.bytes_sent))
+            for p in comparison.curves
+            if p.a.bytes_sent != p.b.bytes_sent
+        ],
+    )
+    _listed(("key", "A", "B"), [(d.key, shown(d.a), shown(d.b)) for d in comparison.spec])
+    for side, labels in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
+        if labels:
+            click.echo(f"\nonly in {side}: {'; '.join(labels)}")
+
+
+def _how(comparison: Comparison) -> str:
+    """Sentence that says if differences are paired, and why not."""
+    if comparison.paired:
+        return "paired, replicate by replicate: same environment, seed, silos and horizon"
+    return f"not paired, for they differ in {', '.join(comparison.unequal)}"
+
+
+def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None:
+    if rows:
+        click.echo()
+        print_table(headings, rows)
+
+
+COMMANDS = {
+    "run": run,
+    "reproduce": reproduce,
+    "results": results,
+    "report": report,
+    "compare": compare,
+}

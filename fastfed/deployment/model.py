@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from fastfed._kernels import environments, linalg
-from fastfed.bandits.acting import Acting
-from fastfed.bandits.linucb import Estimate
+from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.protocols.plan import Plan
 
 

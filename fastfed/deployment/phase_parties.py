@@ -13,8 +13,7 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import NoiseSource
-from fastfed.bandits.acting import Acting
-from fastfed.bandits.linucb import Estimate
+from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment import wire
 from fastfed.deployment._crypto import digest
 from fastfed.deployment.hub import Hub
