@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from fastfed._display import Displayed
-from fastfed._validate import InputError, nearest, show
+from fastfed._validate import InputError, nearest, plain, show
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
@@ -229,7 +229,7 @@ class Algorithm:
             if key not in known:
                 raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
         try:
-            return msgspec.convert(keys, self.config)
+            return msgspec.convert(plain(keys), self.config)
         except msgspec.ValidationError as error:
             # A check of ours keeps its own sentence; msgspec's type errors name the key.
             cause = error.__cause__

@@ -85,9 +85,22 @@ def number(
         (at_most is None or result <= at_most, f"<= {at_most:g}" if at_most is not None else ""),
     ]
     if not math.isfinite(result) or not all(ok for ok, _ in wanted):
-        bounds = " and ".join(text for _, text in wanted if text) or "finite"
+        bounds = " and ".join(text for _, text in wanted if text)
+        if not math.isfinite(result) or not bounds:
+            bounds = f"finite and {bounds}" if bounds else "finite"
         raise InputError(f"{name} must be {bounds}, got {show(value)}")
     return result
+
+
+def plain(value: Any) -> Any:
+    """Return plain data with NumPy's scalars, also in lists and tables, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return tuple(plain(inner) for inner in value) if type(value) is tuple else value
 
 
 def integer(

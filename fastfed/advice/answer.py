@@ -287,7 +287,8 @@ def _apart(
         f"with {_alone(verdict, regrets)}"
     )
     if best.mean > chance.mean - 2.0 * (chance.stderr + best.stderr):
-        text += f", and no less than chance with {figure(chance)}"
+        less = "no less than" if best.mean >= chance.mean else "not clearly less than"
+        text += f", and {less} chance with {figure(chance)}"
     if open_.mean >= alone.mean:
         what = "one model for all" if differ else "sharing"
         text += f"; nor would {what} without privacy help ({figure(open_)})"

@@ -154,15 +154,29 @@ def difference_text(difference: Difference, within: float | None = None) -> str:
     return text
 
 
+#: A cell that begins with one of these is a formula to a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 def as_csv(source: Source) -> str:
-    """Format the table as CSV, one row per curve, every number in full."""
+    """Format the table as CSV, one row per curve, every number in full.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
     file = io.StringIO()
-    records = [summary(curve) for curve in source.results.curves]
+    records = [
+        {name: _no_formula(value) for name, value in summary(curve).items()}
+        for curve in source.results.curves
+    ]
     if records:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
     return file.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _regret(curve: CurveResult, divisor: int) -> str:

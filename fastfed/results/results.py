@@ -119,9 +119,11 @@ class CurveResult(Displayed):
 
     def __repr__(self) -> str:
         end = self.final()
+        one = len(self.replicates) == 1
+        error = "" if one else f" ± {end['stderr']:.2g}"
         return (
-            f"<{self.label}: group regret {end['mean']:.6g} ± {end['stderr']:.2g} after "
-            f"{self.horizon} rounds, {len(self.replicates)} replicates, "
+            f"<{self.label}: group regret {end['mean']:.6g}{error} after {self.horizon} rounds, "
+            f"{len(self.replicates)} replicate{'' if one else 's'}, "
             f"privacy {self.certificate['status']}>"
         )
 

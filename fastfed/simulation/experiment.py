@@ -19,7 +19,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
-from fastfed._validate import InputError, integer, nearest, show
+from fastfed._validate import InputError, integer, nearest, plain, show
 from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
@@ -327,7 +327,7 @@ def make_experiment(
         label = table.get("label", str(table.get("algorithm")))
         if not isinstance(label, str) or not label.strip():
             raise InputError(f"label must be a text, got {show(label)}")
-        tables.append({**table, "label": label})
+        tables.append(plain({**table, "label": label}))
     marks = integer("checkpoints", checkpoints, at_least=1)
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:

@@ -267,6 +267,12 @@ def simulate(
     """
     if isinstance(environment, dict):
         environment = environment_from_spec(environment)
+    if isinstance(environment, type):
+        name = environment.__name__
+        raise InputError(
+            f"environment must be an environment, got the class {name}: write {name}(...), with "
+            "its arguments"
+        )
     if not hasattr(environment, "facts"):
         raise InputError(
             'environment must be an environment or a table such as {"kind": "sphere"}, '
