@@ -86,9 +86,8 @@ def number(
     ]
     if not math.isfinite(result) or not all(ok for ok, _ in wanted):
         bounds = " and ".join(text for _, text in wanted if text)
-        if not math.isfinite(result) or not bounds:
-            bounds = f"finite and {bounds}" if bounds else "finite"
-        raise InputError(f"{name} must be {bounds}, got {show(value)}")
+        tail = ": it must be finite" if math.isinf(result) and bounds else ""
+        raise InputError(f"{name} must be {bounds or 'finite'}, got {show(value)}{tail}")
     return result
 
 

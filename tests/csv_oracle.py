@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 MISSING = ("", "?", "NA", "nan", "NaN", "NAN")
+SIGNS = ("++", "+-", "-+", "--")
 Records = tuple[np.ndarray, list[int], list[int] | None]
 
 
@@ -18,7 +19,9 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     """(features, class of each record, silo of each record); None where it must be refused."""
     try:
         text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8-sig")
-        rows = [[c.strip() for c in row] for row in csv.reader(io.StringIO(text, ""), strict=True)]
+        comma = separator(text)
+        read = csv.reader(io.StringIO(text, ""), delimiter=comma, strict=True)
+        rows = [[c.strip() for c in row] for row in read]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error):
         return None
     rows = [row for row in rows if any(row)]
@@ -28,6 +31,14 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     if len(set(names)) != len(names) or label not in names or (silo and silo not in names):
         return None
     columns = {n: [row[i] for row in rows[1:]] for i, n in enumerate(rows[0]) if n}
+    if comma != ",":
+        for cells in columns.values():
+            present = [c for c in cells if c not in MISSING]
+            swapped = [c.replace(",", ".") for c in present]
+            whole = all(decimal(c) is not None and "." not in c for c in present if "," not in c)
+            some = [s for c, s in zip(present, swapped, strict=True) if "," in c]
+            if some and whole and all(decimal(s) is not None and s.count(".") == 1 for s in some):
+                cells[:] = [c.replace(",", ".") for c in cells]
     labels = columns.pop(label)
     numeric = all(decimal(cell) is not None for cell in labels)
     values = [decimal(cell) if numeric else cell for cell in labels]
@@ -48,6 +59,10 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
         numbers = [decimal(cell) for cell in present]
         if not present:
             continue
+        infinite = {"inf", "infinity"}
+        odd = [c for c, n in zip(present, numbers, strict=True) if n is None]
+        if odd and all(c.lstrip("+-").lower() in infinite and c[:2] not in SIGNS for c in odd):
+            return None
         if None not in numbers:
             if any(abs(float(cell)) == float("inf") for cell in present):
                 return None
@@ -65,6 +80,17 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     if not parts:
         return None
     return np.array(parts).T, [classes.index(value) for value in values], owners
+
+
+def separator(text: str) -> str:
+    """A comma if the header has one outside quotes, or no other separator; else the commonest."""
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if line.strip(' \t,;|"'):
+            bare = "".join(part for i, part in enumerate(line.split('"')) if i % 2 == 0)
+            counts = {mark: bare.count(mark) for mark in ";\t|"}
+            most = max(counts.values())
+            return "," if "," in bare or not most else next(m for m in counts if counts[m] == most)
+    return ","
 
 
 def decimal(cell: str) -> Fraction | None:

@@ -1,24 +1,17 @@
 """Classification as a bandit: an action for each class, reward 1 for the right one.
 
-Records of a CSV file (one silo per hospital, bank or campaign, if a column says so), or the digits
-of scikit-learn, become queries that offer one feature vector for each class.
+Records of a table (one silo per hospital, bank or campaign, if a column or the files say so), or
+the digits of scikit-learn, become queries that offer one feature vector for each class.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
-import io
 import math
 import os
-import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +21,24 @@ from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import MAX_DIMENSION
 from fastfed.environments.pool import MADE_BEFORE, Pool, PoolEnvironment
 from fastfed.environments.replay import CODINGS, DIMENSION, MAX_CLASSES, Records, records_pool
+from fastfed.environments.tables import (
+    MISSING,
+    NUMBER,
+    SILO,
+    Table,
+    digest_of,
+    is_table,
+    read_table,
+)
 
 MAX_CATEGORIES = 50  # distinct texts that a one-hot coded column may have
-_MISSING = frozenset({"", "?", "NA", "nan", "NaN", "NAN"})
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 # ---- The pool ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A CSV file: column names, cells as text, and the last line of each record."""
-
-    path: str
-    names: list[str]
-    cells: list[list[str]]
-    lines: list[int]
-
-    @cached_property
-    def positions(self) -> dict[str, int]:
-        """Position of each column that has a name."""
-        return {name: i for i, name in enumerate(self.names) if name}
-
-    def column(self, name: str) -> list[str]:
-        """Return the cells of a column."""
-        at = self.positions[name]
-        return [row[at] for row in self.cells]
-
-
 def classification_pool(
-    data: str | Path,
+    data: Any,
     silos: int | None,
     dimension: int,
     label: str | None = None,
@@ -78,17 +58,16 @@ def classification_pool(
 
     Parameters
     ----------
-    data : str or Path
+    data : str, path, list of paths, frame or mapping
         "digits" (scikit-learn's 1 797 images of 64 pixels), "randhie" (4 902 people of the RAND
-        health insurance experiment, from statsmodels) or the path of a CSV file with a header
-        (.csv, .csv.gz; UTF-8).
+        health insurance experiment, from statsmodels) or a table, see `tables.read_table`.
     silos : int or None
         M. Without a silo column the records are split into M equal contiguous blocks; with one,
         silos may be None or must be the number of its values.
     dimension : int
         d of the features phi(c, a) that the learner sees.
     label : str, optional
-        The column of the classes (CSV only, required there).
+        The column of the classes (tables only, required there).
     silo : str, optional
         The column that names each record's silo; silos are its values in order of first
         appearance. Neither label nor silo enters the features.
@@ -122,7 +101,7 @@ def classification_pool(
     seed = integer("seed", seed, at_least=0)
     if silos is not None:
         silos = integer("silos", silos, at_least=1)
-    if str(data) in SHIPPED:
+    if isinstance(data, str) and data in SHIPPED:
         given = {"label": label, "silo": silo, "columns": columns, "ranges": ranges}
         for name, value in given.items():
             if value is not None:
@@ -133,18 +112,19 @@ def classification_pool(
         notes: tuple[str, ...] = tuple(told)
         declared = True  # by limits that are known without the records
     else:
-        table = _read(data)
+        if not is_table(data):
+            raise _no_data(data)
+        table = read_table(data)
         known = _ranges(table, ranges)
         features, classes, owner, notes = _from_table(table, label, silo, columns, known)
+        notes = (*table.notes, *notes)
         count = len(_chosen(table, str(label), silo, columns))
         declared = len(known) == count
         if declared and norm is None:
             norm = math.sqrt(count + 1.0)
     if owner is None:
         if silos is not None and silos > len(features):
-            raise InputError(
-                f"silos must be at most the {len(features)} records of {data}, got {silos}"
-            )
+            raise InputError(f"silos must be at most the {len(features)} records, got {silos}")
     else:
         found = int(owner.max()) + 1
         if silos not in (None, found):
@@ -219,14 +199,19 @@ def _randhie() -> tuple[Any, ...]:
 SHIPPED: dict[str, Callable[[], tuple[Any, ...]]] = {"digits": _digits, "randhie": _randhie}
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"'
+def _no_data(data: object) -> InputError:
+    known = " or ".join(f'"{name}"' for name in SHIPPED)
+    hint = nearest(data, list(SHIPPED)) if isinstance(data, str) else ""
+    return InputError(
+        f"data must be {known}, an existing CSV file, a folder or list of them, or a data frame, "
+        f"got {show(data)}{hint}"
+    )
 
 
 # ---- Columns of a CSV file -----------------------------------------------------------------------
 
 
-def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
+def _ranges(table: Table, given: Any) -> dict[str, tuple[float, float] | list[str]]:
     """Return the declared interval or categories of each column."""
     if given is None:
         return {}
@@ -236,11 +221,11 @@ def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[s
         )
     found: dict[str, tuple[float, float] | list[str]] = {}
     for name, value in given.items():
-        _known("ranges", name, table)
+        table.check_name("ranges", name)
         where = f"ranges.{name}"
         entries = list(value) if isinstance(value, (list, tuple)) else []
         if entries and all(isinstance(entry, str) for entry in entries):
-            if len(set(entries)) < len(entries) or _MISSING & set(entries):
+            if len(set(entries)) < len(entries) or MISSING & set(entries):
                 raise InputError(f"{where} must name each category once, got {show(value)}")
             found[name] = entries
         elif len(entries) == 2:
@@ -255,7 +240,7 @@ def _ranges(table: _Table, given: Any) -> dict[str, tuple[float, float] | list[s
 
 
 def _from_table(
-    table: _Table,
+    table: Table,
     label: str | None,
     silo: str | None,
     columns: Sequence[str] | None,
@@ -267,15 +252,15 @@ def _from_table(
             f"label must name the column of the classes in {table.path}: one of "
             f"{', '.join(filter(None, table.names))}"
         )
-    _known("label", label, table)
+    table.check_name("label", label)
     if silo is not None:
-        _known("silo", silo, table)
+        table.check_name("silo", silo)
         if silo == label:
             raise InputError(f"silo must be another column than label, got {show(silo)} for both")
     classes = _classes(table, label)
     owner = None
     if silo is not None:
-        names = _complete(table, "silo", silo)
+        names = table.complete("silo", silo)
         first = {name: i for i, name in enumerate(dict.fromkeys(names))}
         owner = np.array([first[name] for name in names])
     chosen = _chosen(table, label, silo, columns)
@@ -286,9 +271,7 @@ def _from_table(
     return features, classes, owner, notes
 
 
-def _chosen(
-    table: _Table, label: str, silo: str | None, columns: Sequence[str] | None
-) -> list[str]:
+def _chosen(table: Table, label: str, silo: str | None, columns: Sequence[str] | None) -> list[str]:
     """Return the names of the feature columns."""
     if columns is None:
         chosen = [name for name in table.names if name and name not in (label, silo)]
@@ -298,7 +281,7 @@ def _chosen(
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise InputError(f"columns must be a list of column names, got {show(columns)}")
     for name in columns:
-        _known("columns", name, table)
+        table.check_name("columns", name)
         if name in (label, silo):
             role = "label" if name == label else "silo"
             raise InputError(f"columns must not list the {role} column, got {show(name)}")
@@ -308,7 +291,7 @@ def _chosen(
     return list(columns)
 
 
-def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
+def _declared(table: Table, name: str, known: tuple[float, float] | list[str]) -> np.ndarray:
     """Code a column by its declared range, with a mark of missing cells: (n, 2 or categories + 1).
 
     The width does not depend on the data, and at most one number of a row is not 0.
@@ -322,20 +305,20 @@ def _declared(table: _Table, name: str, known: tuple[float, float] | list[str]) 
     low, high = known
     scaled = np.zeros((len(cells), 2))
     for row, cell in enumerate(cells):
-        if cell in _MISSING:
+        if cell in MISSING:
             scaled[row, 1] = 1.0
-        elif _DECIMAL.fullmatch(cell):
+        elif NUMBER.fullmatch(cell):
             scaled[row, 0] = (min(max(float(cell), low), high) - low) / (high - low)
         else:
             raise InputError(
-                f"{table.path}:{table.lines[row]}: column {show(name)}, which ranges has as "
+                f"{table.where[row]}: column {show(name)}, which ranges has as "
                 f"numbers, must hold one, got {show(cell)}"
             )
     return scaled
 
 
 def _features(
-    table: _Table, names: list[str], known: Mapping[str, Any]
+    table: Table, names: list[str], known: Mapping[str, Any]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the scaled, one-hot and missing-marker columns (n, p - 1) of the named columns."""
     parts: list[np.ndarray] = []
@@ -347,12 +330,12 @@ def _features(
             parts.append(_declared(table, name, known[name]))
             continue
         cells = table.column(name)
-        absent = np.array([cell in _MISSING for cell in cells])
-        present = [cell for cell in cells if cell not in _MISSING]
+        absent = np.array([cell in MISSING for cell in cells])
+        present = [cell for cell in cells if cell not in MISSING]
         if not present:
             empty.append(name)
             continue
-        if all(_DECIMAL.fullmatch(cell) for cell in present):
+        if table.numbers(name):
             parts.append(_scaled(table, name, cells, absent))
         else:
             values = sorted(set(present))
@@ -369,10 +352,12 @@ def _features(
             missing = True
             parts.append(absent[:, None].astype(np.float64))
     if broad:
-        listed = ", ".join(show(name) for name in broad[:10]) + (", ..." if broad[10:] else "")
+        odd = {name: table.mixed(name) for name in broad}
+        each = [show(name) + (f" (no number: {odd[name]})" if odd[name] else "") for name in broad]
+        listed = ", ".join(each[:10]) + (", ..." if broad[10:] else "")
         raise InputError(
             f"{table.path}: text columns must have at most {MAX_CATEGORIES} distinct values, got "
-            f"more in {listed}: leave them out by listing the others in columns"
+            f"more in {listed}: correct them, or leave them out by listing the others in columns"
         )
     if not parts:
         raise InputError(f"{table.path} must have a feature column with values, found none")
@@ -388,18 +373,14 @@ def _features(
     return np.hstack(parts), tuple(notes)
 
 
-def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
+def _scaled(table: Table, name: str, cells: list[str], absent: np.ndarray) -> np.ndarray:
     """Scale a numeric column to [0, 1], (n, 1); 0 where it is absent or constant."""
     values = np.array(
         [0.0 if gone else float(cell) for cell, gone in zip(cells, absent.tolist(), strict=True)]
     )
     infinite = np.flatnonzero(~np.isfinite(values))
     if len(infinite):
-        row = int(infinite[0])
-        raise InputError(
-            f"{table.path}:{table.lines[row]}: column {show(name)} must be finite, "
-            f"got {show(cells[row])}"
-        )
+        table.refuse_infinite(name, int(infinite[0]))
     low, high = float(values[~absent].min()), float(values[~absent].max())
     width = high - low
     if not math.isfinite(width):
@@ -408,10 +389,10 @@ def _scaled(table: _Table, name: str, cells: list[str], absent: np.ndarray) -> n
     return np.where(absent, 0.0, scaled)[:, None]
 
 
-def _classes(table: _Table, label: str) -> np.ndarray:
+def _classes(table: Table, label: str) -> np.ndarray:
     """Return the class of each record, int64 (n,); numeric labels are sorted by size."""
-    cells = _complete(table, "label", label)
-    numeric = all(_DECIMAL.fullmatch(cell) for cell in cells)
+    cells = table.complete("label", label)
+    numeric = all(NUMBER.fullmatch(cell) for cell in cells)
     # Exact numbers: as floats, identifiers of many digits would become one class.
     keys: list[Any] = _exact(table, label, cells) if numeric else cells
     values = sorted(set(keys))
@@ -430,94 +411,17 @@ def _classes(table: _Table, label: str) -> np.ndarray:
     return classes
 
 
-def _exact(table: _Table, label: str, cells: list[str]) -> list[Decimal]:
+def _exact(table: Table, label: str, cells: list[str]) -> list[Decimal]:
     """Return numeric labels as exact decimals."""
     found = []
-    for cell, line in zip(cells, table.lines, strict=True):
+    for cell, line in zip(cells, table.where, strict=True):
         try:
             found.append(Decimal(cell))
         except InvalidOperation:
             raise InputError(
-                f"{table.path}:{line}: label {show(label)} must have an exponent within reach, "
-                f"got {show(cell)}"
+                f"{line}: label {show(label)} must have an exponent within reach, got {show(cell)}"
             ) from None
     return found
-
-
-def _complete(table: _Table, role: str, name: str) -> list[str]:
-    """Return the cells of a column; InputError if one is missing."""
-    cells = table.column(name)
-    for cell, line in zip(cells, table.lines, strict=True):
-        if cell in _MISSING:
-            raise InputError(
-                f"{table.path}:{line}: {role} {show(name)} must be given for every record, "
-                f"got {show(cell)}"
-            )
-    return cells
-
-
-def _known(key: str, name: object, table: _Table) -> None:
-    """Raise InputError unless name is a column of the table."""
-    if not isinstance(name, str) or name not in table.positions:
-        named = list(table.positions)
-        hint = nearest(str(name), named) or "; it has " + ", ".join(named[:20])
-        raise InputError(f"{key} must be a column of {table.path}, got {show(name)}{hint}")
-
-
-def _read(data: str | Path) -> _Table:
-    """Read header and records of a CSV file; cells are stripped, blank lines skipped."""
-    path = Path(data)
-    if not os.path.isfile(path):
-        hint = nearest(str(data), list(SHIPPED))
-        raise InputError(
-            f"data must be {' or '.join(map(_quoted, SHIPPED))} or a CSV file (.csv, .csv.gz), "
-            f"got {show(str(data))}{hint}"
-        )
-    names: list[str] = []
-    cells: list[list[str]] = []
-    lines: list[int] = []
-    for line, row in _records(path):
-        if not names:
-            names = row
-            twice = [name for name, many in Counter(names).items() if name and many > 1]
-            if twice:
-                raise InputError(
-                    f"{path}:{line}: column names must differ, got {show(twice[0])} twice"
-                )
-            continue
-        if len(row) != len(names):
-            raise InputError(
-                f"{path}:{line}: expected {len(names)} cells as in the header, got {len(row)}"
-            )
-        cells.append(row)
-        lines.append(line)
-    if not cells:
-        raise InputError(f"{path} must hold a header and at least one record, found none")
-    return _Table(str(path), names, cells, lines)
-
-
-def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, stripped cells) of every record that is not blank."""
-    try:
-        with path.open("rb") as raw:
-            packed = path.name.endswith(".gz")
-            stream = io.BytesIO(gzip.decompress(raw.read())) if packed else raw
-            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-                reader = csv.reader(text, strict=True)
-                for row in reader:
-                    if any("\0" in cell for cell in row):
-                        raise InputError(f"{path}:{reader.line_num}: must be text, got a NUL byte")
-                    if any(cell.strip() for cell in row):
-                        yield reader.line_num, [cell.strip() for cell in row]
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise InputError(f"{path} must be UTF-8 text, got byte {byte:#04x}") from None
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: must be CSV, got damage: {error}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} must be a whole gzip file, got damage: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 # ---- The environment -----------------------------------------------------------------------------
@@ -533,15 +437,17 @@ class Classification(PoolEnvironment):
 
     Parameters
     ----------
-    data : str or Path
+    data : str, path, list of paths, frame or mapping
         "digits" (scikit-learn's, ten classes), "randhie" (the RAND health insurance experiment,
-        from statsmodels: two classes, 4 902 people) or a CSV file. ``from_arrays`` takes arrays.
+        from statsmodels: two classes, 4 902 people); a CSV file; a folder or list of CSV files, or
+        a mapping of names to tables, one for each silo; or a data frame (pandas, polars, Arrow),
+        see `tables.read_table`. ``from_arrays`` takes arrays.
     dimension : int
         d of the projection.
     label : str, optional
-        The column of the classes, required for a CSV file.
+        The column of the classes, required for a table.
     silo : str, optional
-        The column that names each record's silo.
+        The column that names each record's silo; "silo" where each has a table of its own.
     columns : list of str, optional
         The feature columns; all others by default.
     projection_seed : int
@@ -590,12 +496,21 @@ class Classification(PoolEnvironment):
         if isinstance(self.data, Records):
             for name in ("ranges", "norm"):
                 if getattr(self, name) is not None:
-                    raise InputError(f"{name} goes with a CSV file; arrays come by from_arrays")
+                    raise InputError(f"{name} goes with a table; arrays come by from_arrays")
             return
-        named = isinstance(self.data, (str, Path))
-        if not named or (str(self.data) not in SHIPPED and not os.path.exists(self.data)):
-            known = " or ".join(map(_quoted, SHIPPED))
-            raise InputError(f"data must be {known} or an existing CSV file, got {self.data!r}")
+        if self._shipped:
+            return
+        if not is_table(self.data):
+            raise _no_data(self.data)
+        several = isinstance(self.data, (list, tuple, Mapping)) or (
+            isinstance(self.data, (str, Path)) and os.path.isdir(self.data)
+        )
+        if several and self.silo is None:
+            self.silo = SILO
+
+    @property
+    def _shipped(self) -> bool:
+        return isinstance(self.data, str) and self.data in SHIPPED
 
     @classmethod
     def from_arrays(
@@ -617,8 +532,8 @@ class Classification(PoolEnvironment):
         ----------
         features : array_like, shape (n, p)
             Records.
-        classes : array_like of int, shape (n,)
-            Classes, 0 to K - 1.
+        classes : array_like, shape (n,)
+            Classes: integers 0 to K - 1, or texts, whose classes are in alphabetical order.
         silo : array_like, shape (n,), optional
             Silo of each record, by any values; silos are numbered in order of first appearance.
         norm : float, optional
@@ -680,9 +595,9 @@ class Classification(PoolEnvironment):
         if isinstance(self.data, Records):
             digest = self.data.digest()
         else:
-            name = Path(self.data).name
-            if str(self.data) not in SHIPPED:
-                digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()
+            name = Path(self.data).name if isinstance(self.data, (str, Path)) else "tables"
+            if not self._shipped:
+                digest = digest_of(self.data)
         # The default coding is left out, so that results of earlier versions keep their identity.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
         for name in ("ranges", "norm"):

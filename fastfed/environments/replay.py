@@ -52,6 +52,9 @@ class Records:
         count = len(features)
         if count == 0:
             raise InputError("features must hold at least one record, got none")
+        given = np.asarray(classes)
+        if given.dtype.kind in "UO" and all(isinstance(one, str) for one in given.flat):
+            classes = np.unique(given, return_inverse=True)[1].reshape(given.shape)
         labels = array("classes", classes, shape=(count,))
         numbers = labels.astype(np.int64)
         fits = (numbers == labels).all() and numbers.min() >= 0 and numbers.max() < MAX_CLASSES

@@ -459,6 +459,8 @@ def find_beside(environment: Any, path: Path) -> None:
         return
     for key in PATH_KEYS:
         value = environment.get(key)
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            environment[key] = [str(path.parent / one) for one in value]
         if isinstance(value, str) and value != "digits" and not Path(value).is_absolute():
             beside = path.parent / value
             environment[key] = str(beside if os.path.exists(beside) else Path(value))
