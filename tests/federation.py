@@ -13,8 +13,8 @@ from fastfed.deployment import plans, wire
 from fastfed.deployment._crypto import Identity, digest, keyed_digest
 from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Charge, Ledger
-from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.party import Step
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.silo import SiloParty

@@ -25,8 +25,8 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
 from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo, Lost
 from fastfed.deployment.export import model_of
+from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.ledger import Charge, Ledger, charge_of, together
-from fastfed.deployment.parties import hub_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report

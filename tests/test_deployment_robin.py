@@ -24,9 +24,9 @@ from fastfed.deployment import codec, extend, phases, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
 from fastfed.deployment.export import model_of
+from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.ledger import Ledger, charge_of
 from fastfed.deployment.observe import hub_numbers, silo_numbers
-from fastfed.deployment.parties import hub_of
 from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Broadcast, Refused, Report
@@ -74,20 +74,20 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     assert phases.ATTENDED in found.conditions and phases.LATE in found.conditions
     assert not any("simulation" in caveat for caveat in found.caveats)
     again = plans.load(plan.as_bytes())
-    assert again.digest == plan.digest and again.phases == plan.phases
+    assert again.digest == plan.digest and again.executed == plan.executed
 
 
 def test_a_plan_whose_noise_is_less_than_its_certificate_says_is_refused():
     plan = plan_of()
     louder = tuple(
         msgspec.structs.replace(mean, epsilon_coordinate=2.0 * mean.epsilon_coordinate)
-        for mean in plan.phases.means
+        for mean in plan.executed.means
     )
     for changed in (
-        replace(plan.phases, means=louder),
-        replace(plan.phases, means=plan.phases.means[:-1]),
-        replace(plan.phases, local=replace(plan.phases.local, clip=None)),
-        replace(plan.phases, initial=3),
+        replace(plan.executed, means=louder),
+        replace(plan.executed, means=plan.executed.means[:-1]),
+        replace(plan.executed, local=replace(plan.executed.local, clip=None)),
+        replace(plan.executed, initial=3),
     ):
         document = msgspec.structs.replace(plan.document, plan=codec.encode(changed))
         with pytest.raises(InputError):
@@ -189,7 +189,7 @@ def test_releases_are_charged_what_they_add_and_together_no_more_than_the_whole(
 def test_deployed_parties_make_the_bits_of_client_and_averager():
     plan = plan_of(dimension=3)
     noise, p = SeededNoise(7), plan.plan
-    clients, averager = [Client(plan.phases, i) for i in range(3)], Averager(plan.phases, noise)
+    clients, averager = [Client(plan.executed, i) for i in range(3)], Averager(plan.executed, noise)
     made = federation.Federation(plan, noise)
     made.settle()
     rng = np.random.default_rng(3)
@@ -288,9 +288,9 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
     huge = plan.wire.made(liar, "silo0", 1, Report(wire.packed(np.array([1e300, -1e300]))))
     for write in hub.handle(huge, 0.0).writes:
         hub.fold(write)
-    mean = plan.phases.means[0]
+    mean = plan.executed.means[0]
     estimates = [LocalEstimate(2, values(plan, huge, Report) * (i == 0), i) for i in range(3)]
-    model = Averager(plan.phases).combine(estimates).values
+    model = Averager(plan.executed).combine(estimates).values
     assert np.abs(model).max() <= hub._range.broadcast(1)[0] < 1e3 * mean.noise_stds["mean"]
 
 

@@ -18,9 +18,9 @@ from test_deployment_hub_restore import CALENDAR
 from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.deployment import codec, expert_plans, plans, wire
+from fastfed.deployment.expert_parties import SparseHub, SparseSilo
+from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.ledger import Ledger, charge_of
-from fastfed.deployment.parties import hub_of
-from fastfed.deployment.sparse_parties import SparseHub, SparseSilo
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertChoice

@@ -73,10 +73,13 @@ def outline(plan: Experts) -> Plan:
     )
 
 
-def start_of(plan: Experts, digest: bytes) -> np.ndarray:
-    """The weights (d,) before the first release: of all experts, or of one that nobody chose."""
-    if isinstance(plan, FrankWolfePlan):
-        return np.full(plan.experts, 1.0 / plan.experts)
+def even_start(plan: FrankWolfePlan) -> np.ndarray:
+    """The weights (d,) before the first phase: those of all experts are the same."""
+    return np.full(plan.experts, 1.0 / plan.experts)
+
+
+def chosen_start(plan: SparseVectorPlan, digest: bytes) -> np.ndarray:
+    """The weights (d,) before the first exchange: all of one expert, whom nobody chose."""
     made = np.zeros(plan.experts)
     made[first_expert(digest, plan.experts)] = 1.0
     return made
@@ -87,10 +90,8 @@ def first_expert(digest: bytes, experts: int) -> int:
     return int.from_bytes(digest[:8], "big") * experts >> 64
 
 
-def message_size(plan: Experts) -> int:
-    """Numbers of a message: d, and where there are trees, d for each of the most of a phase."""
-    if not isinstance(plan, FrankWolfePlan):
-        return plan.experts
+def tree_numbers(plan: FrankWolfePlan) -> int:
+    """Numbers of a message: d for each of the trees of a phase, where it has most."""
     return plan.experts * max(phase.trees for phase in plan.phases)
 
 
@@ -158,6 +159,15 @@ def totals(event: Scores) -> tuple[float, float]:
 def budget_of(event: Scores) -> Budget:
     """The budget of a plan of experts."""
     return event.budget if isinstance(event, SparseSwitching) else event.noises[0].budget
+
+
+def charged(plan: Experts) -> tuple[float, float] | None:
+    """(epsilon asked for, epsilon charged) of a plan; None of one that is refused later."""
+    event = next(iter(released(plan) or ()), None)
+    # Of delta = 0 a ledger says no epsilon.
+    if not isinstance(event, Scores) or not budget_of(event).delta:
+        return None
+    return budget_of(event).epsilon, charged_epsilon(event)
 
 
 def charged_epsilon(event: Scores) -> float:

@@ -15,6 +15,7 @@ import msgspec
 
 from fastfed._validate import InputError, show
 from fastfed.deployment import codec
+from fastfed.deployment.kinds import kind_of
 from fastfed.deployment.ledger import charge_of
 from fastfed.deployment.model import Model
 from fastfed.deployment.wire import Broadcast, check_entries
@@ -75,7 +76,7 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 def _check_units(document: Document, earlier: DeployedPlan) -> None:
     """Refuse plans in phases, whose certificates are of another unit."""
-    if not all(isinstance(p, Plan) for p in (earlier.executed, codec.decode(document.plan))):
+    if not (earlier.kind.linear and kind_of(codec.decode(document.plan)).linear):
         raise InputError(
             "a plan of robin or of experts continues no other, and no other continues it: what "
             "their certificates protect is not one person's record; make a plan of its own"

@@ -17,8 +17,8 @@ from fastfed._validate import InputError
 from fastfed.deployment._crypto import Identity
 from fastfed.deployment.export import model_of
 from fastfed.deployment.helper import Helper
+from fastfed.deployment.kinds import hub_of, silo_of
 from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.parties import hub_of, silo_of
 from fastfed.deployment.plans import DeployedPlan, load
 from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import make_secret, read_secret

@@ -16,7 +16,7 @@ import msgspec
 
 from fastfed._validate import InputError, number
 from fastfed.deployment.counts import charge
-from fastfed.deployment.expert_plans import Experts
+from fastfed.deployment.expert_plans import Scores
 from fastfed.deployment.expert_plans import totals as totals_of_scores
 from fastfed.deployment.phases import totals as totals_of_means
 from fastfed.deployment.store import opened
@@ -27,8 +27,6 @@ from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.releases.factorised import Factor
-from fastfed.protocols.plan import Plan
-from fastfed.protocols.serverless import PhasePlan
 
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12
@@ -244,7 +242,7 @@ def _of_secure(event: SecureSum) -> tuple[float, float]:
 
 
 def charge_of(
-    plan: Plan | PhasePlan | Experts,
+    plan: Any,
     digest: bytes,
     dataset: str,
     release: int,
@@ -258,12 +256,12 @@ def charge_of(
     """
     events = released(plan)
     assert events is not None
-    if isinstance(plan, Experts):
+    event: Any = events[0]
+    if isinstance(event, Scores):
         # A loss is in one phase, whichever: the first release pays for all.
-        event: Any = events[0]
         parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
         return Charge(dataset, digest, release, *(parts if release <= 1 else (0.0, 0.0, report)))
-    totals = _totals(events[0], plan.releases)
+    totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
     (after, told), (before, known) = totals[release], totals[release - 1]

@@ -7,7 +7,7 @@ which its reward became known, reports are charged and sealed, sets are opened o
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,10 +107,14 @@ class _Points:
         return made
 
 
+def of_phases(deployed: DeployedPlan) -> PhasePlan:
+    """The numbers of a plan in phases."""
+    return cast(PhasePlan, deployed.executed)
+
+
 def _starting(deployed: DeployedPlan) -> PhaseModel:
     """What a silo acts on in the initial phases."""
-    assert deployed.phases is not None
-    return PhaseModel(deployed.phases.local)
+    return PhaseModel(of_phases(deployed).local)
 
 
 class PhaseSilo(SiloParty):
@@ -134,8 +138,7 @@ class PhaseSilo(SiloParty):
 
     @property
     def _phases(self) -> PhasePlan:
-        assert self.deployed.phases is not None
-        return self.deployed.phases
+        return of_phases(self.deployed)
 
     def fold(self, write: Write) -> None:
         """Take in a write that is durable."""
@@ -171,8 +174,7 @@ class PhaseHub(Hub):
 
     @property
     def _phases(self) -> PhasePlan:
-        assert self.deployed.phases is not None
-        return self.deployed.phases
+        return of_phases(self.deployed)
 
     def _combined(self, release: int, opened: Opened) -> np.ndarray:
         """The model (d,) of a set; a silo that is not in it counts with an estimate of 0."""

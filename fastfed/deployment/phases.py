@@ -24,7 +24,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from fastfed._validate import InputError
-from fastfed.privacy.account import WinsorizedMeans
+from fastfed.privacy.account import WinsorizedMeans, released
 from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.certificate import Condition
@@ -117,6 +117,14 @@ def totals(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
     for k in range(1, count + 1):
         made.append((max(squared(k * mean.padded, half, told), made[-1][0]), told))
     return tuple(made)
+
+
+def charged(plan: PhasePlan) -> tuple[float, float] | None:
+    """(epsilon asked for, epsilon charged) of a plan."""
+    event = next(iter(released(plan) or ()), None)
+    if not isinstance(event, WinsorizedMeans):
+        return None
+    return plan.means[0].budget.epsilon, charged_epsilon(event)
 
 
 def charged_epsilon(event: WinsorizedMeans) -> float:

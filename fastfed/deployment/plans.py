@@ -28,27 +28,20 @@ from fastfed.deployment import codec, expert_plans, extension, guard
 from fastfed.deployment._crypto import KEY, Identity, digest, verified
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
-from fastfed.deployment.expert_plans import Experts
-from fastfed.deployment.phases import check_phases, outline
+from fastfed.deployment.kinds import Executed, Kind, affordable, certified, kind_of
 from fastfed.deployment.schema import Schema, check_schema
 from fastfed.deployment.supported import (
     added_up,
-    affordable,
-    certified,
     check_least,
     check_sum,
-    check_supported,
     system_keys,
 )
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.certificate import Certificate
-from fastfed.protocols.plan import Plan, check_plan
-from fastfed.protocols.serverless import PhasePlan
+from fastfed.protocols.plan import Plan
 
-#: What parties execute.
-Executed = Plan | PhasePlan | Experts
 #: Format of plan files.
 FORMAT = 1
 HUB, HELPER = "hub", "helper"
@@ -167,25 +160,18 @@ class DeployedPlan:
     def wire(self) -> Wire:
         """Makes and reads this plan's messages."""
         keys = {party.name: party.sign for party in self.parties}
-        size = self.plan.statistic_size
-        if isinstance(self.executed, PhasePlan):
-            # A message is an estimate, or a model.
-            size = self.plan.dimension
-        elif isinstance(self.executed, Experts):
-            size = expert_plans.message_size(self.executed)
-        return Wire(self.digest, keys, size)
+        return Wire(self.digest, keys, self.kind.message_size(self.executed))
 
     @cached_property
     def executed(self) -> Executed:
         """The numbers that are executed, of which certificate and charges are made."""
-        found = codec.decode(self.document.plan)
-        assert isinstance(found, PhasePlan | Experts | Plan)
-        return self.plan if isinstance(found, Plan) else found
+        found: Executed = codec.decode(self.document.plan)
+        return self.plan if kind_of(found).linear else found
 
     @property
-    def phases(self) -> PhasePlan | None:
-        """The numbers of a plan in phases; None of other plans."""
-        return self.executed if isinstance(self.executed, PhasePlan) else None
+    def kind(self) -> Kind:
+        """What tells its plan from those of other systems."""
+        return kind_of(self.executed)
 
     @cached_property
     def parties(self) -> tuple[Party, ...]:
@@ -334,7 +320,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
     if algorithm in EXPERTS:
         problem = expert_plans.problem_of(len(silos), horizon, len(schema.columns))
     system = affordable({**ALGORITHMS, **EXPERTS}[algorithm], keys, problem)
-    plan = _rounds_of(system.plan)
+    plan = kind_of(system.plan).rounds(system.plan)
     federation = dict(tables.get("federation", {}))
     _only("federation", federation, ("name", "least", "explore", "sum", "influence"))
     check_sum(federation.get("sum"), protocol, helper is not None)
@@ -439,14 +425,18 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     """The plan of a document, if everything in it fits together; InputError otherwise."""
     if document.format != FORMAT:
         raise InputError(f"the plan file must be of format {FORMAT}, got {document.format}")
-    plan, problem = codec.decode(document.plan), codec.decode(document.problem)
-    wanted = ExpertProblem if isinstance(plan, Experts) else ProblemSpec
-    if not isinstance(plan, Plan | PhasePlan | Experts) or not isinstance(problem, wanted):
-        raise InputError("the plan file must hold a Plan and a ProblemSpec")
-    if wanted is ExpertProblem and (document.schema.records is not None or document.explore):
+    plan: Any = codec.decode(document.plan)
+    kind = kind_of(plan)
+    problem: Any = codec.decode(document.problem)
+    if not isinstance(problem, kind.problem):
+        raise InputError("the plan file must hold a plan that is deployed, and its problem")
+    if kind.experts and (document.schema.records is not None or document.explore):
         raise InputError("a plan of experts has no columns of records and no explore")
-    plan = _rounds_of(plan)
-    _check_document(document, plan, problem)
+    plan = kind.rounds(plan)
+    _check_document(document, plan)
+    sizes = (problem.silos, problem.horizon, kind.dimension(problem))
+    if sizes != (plan.silos, plan.horizon, plan.dimension):
+        raise InputError("the plan's problem must have its silos, horizon and dimension")
     made = DeployedPlan(document, plan, dict(signatures))
     if made.earlier is not None:
         extension.check_extension(document, plan, made.earlier)
@@ -456,17 +446,7 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
     return made
 
 
-def _rounds_of(plan: Executed) -> Plan:
-    """The plan whose rounds parties follow; InputError for one that is not deployed."""
-    if isinstance(plan, Experts):
-        return expert_plans.outline(expert_plans.check_experts(plan))
-    if isinstance(plan, PhasePlan):
-        return outline(check_phases(plan))
-    check_supported(check_plan(plan))
-    return plan
-
-
-def _check_document(document: Document, plan: Plan, problem: ProblemSpec | ExpertProblem) -> None:
+def _check_document(document: Document, plan: Plan) -> None:
     """Refuse parties, calendar or schema that do not fit the plan."""
     names = [p.name for p in (*document.silos, document.hub)]
     names += [document.helper.name] if document.helper else []
@@ -484,10 +464,6 @@ def _check_document(document: Document, plan: Plan, problem: ProblemSpec | Exper
         raise InputError(f"public keys must have {KEY} bytes")
     if not 1 <= len(document.silos) <= MOST_SILOS or len(document.silos) != plan.silos:
         raise InputError(f"the plan is of {plan.silos} silos, got {len(document.silos)} parties")
-    dimension = problem.dimension if isinstance(problem, ProblemSpec) else problem.experts
-    sizes = (problem.silos, problem.horizon, dimension)
-    if sizes != (plan.silos, plan.horizon, plan.dimension):
-        raise InputError("the plan's problem must have its silos, horizon and dimension")
     if document.helper is not None and not added_up(plan):
         raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)

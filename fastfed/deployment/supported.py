@@ -8,23 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fastfed._system import Algorithm, System, account
 from fastfed._validate import InputError, choice, show
-from fastfed.bandits import ProblemSpec
-from fastfed.deployment import expert_plans, phases
 from fastfed.deployment.counts import charge, late_epsilon
-from fastfed.deployment.expert_plans import Experts, Scores
-from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.privacy.account import (
     SAME,
-    WinsorizedMeans,
     event_epsilon,
     released,
 )
-from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
-from fastfed.protocols.plan import Plan
+from fastfed.privacy.certificate import DRAWS, Certificate, Condition
+from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
-from fastfed.protocols.serverless import PhasePlan
 
 #: Protocols that the parties of this package run.
 SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
@@ -88,31 +81,32 @@ EXACT_BITS = (
 _MASKS = "the masks' keys"
 
 
-def certified(
-    plan: Plan | PhasePlan | Experts,
-    problem: ProblemSpec | ExpertProblem,
-    helper: bool = False,
-) -> Certificate:
-    """The certificate of a deployed plan, from its numbers.
-
-    helper: sums are hidden by shares for hub and helper, and else by masks.
-    """
-    found = deployed(account(plan, problem))
-    own: tuple[Condition, ...]
-    if isinstance(plan, PhasePlan):
-        own = (KEPT, phases.LATE, phases.ATTENDED)
-    elif isinstance(plan, Experts):
-        own = (KEPT, expert_plans.OWN, expert_plans.PRESENT)
-    if not isinstance(plan, Plan):
-        return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
-    conditions = [c for c in found.conditions if not c.text.startswith(_MASKS)]
-    own = (KEPT, DELAYED)
+def conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
+    """Return what the deployment of a plan takes on trust, by how its sums are hidden."""
     if added_up(plan) and helper:
-        own += (SPLIT if plan.protocol.bits else APART,)
-    elif added_up(plan) and plan.silos > 1:
-        own += (MASKED,)
+        return DELAYED, SPLIT if plan.protocol.bits else APART
+    return (DELAYED, MASKED) if added_up(plan) and plan.silos > 1 else (DELAYED,)
+
+
+def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
+    """Return a certificate with a deployment's conditions, in place of those of a simulation."""
+    kept = [c for c in found.conditions if not c.text.startswith(_MASKS)]
     caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
-    return msgspec.structs.replace(found, conditions=(*conditions, *own), caveats=caveats)
+    return msgspec.structs.replace(found, conditions=(*kept, *own), caveats=caveats)
+
+
+def rounds(plan: Plan) -> Plan:
+    """Return a plan that is deployed; InputError for any other."""
+    check_supported(check_plan(plan))
+    return plan
+
+
+def charged(plan: Plan) -> tuple[float, float] | None:
+    """Return (epsilon asked for, epsilon charged) of noise bits; None of other noise."""
+    events: Any = released(plan)
+    if plan.protocol.bits and plan.releases:
+        return events[0].budget.epsilon, charge(events[0])[0]
+    return None
 
 
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -263,42 +257,3 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
                 f"silos, got {least}: the certificate counts on the noise bits of so many; "
                 "honest_fraction below 1 counts on fewer"
             )
-
-
-def affordable(
-    algorithm: Algorithm, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
-) -> System:
-    """The system of a spec, with a charge that is within the epsilon that was asked for.
-
-    A ledger keeps one pair (mu^2, told) of a plan, for users of whichever batch. Of noise bits in
-    batches that differ it may say a little more than the certificate, which takes another pair for
-    each batch: some 10^-4 of epsilon, by which the system is then asked for less. Of private means
-    it says some hundredths more, as a Gaussian mechanism stands for them.
-    """
-    system = algorithm.make(keys, problem)
-    asked = None
-    for _ in range(6):
-        made = _charged(system.plan)
-        if made is None:
-            break
-        budget, found = made
-        asked = budget if asked is None else asked
-        if found <= asked or not math.isfinite(found):
-            break
-        keys = keys | {"epsilon": budget * asked / found * (1.0 - 1e-6)}
-        system = algorithm.make(keys, problem)
-    return system
-
-
-def _charged(plan: Any) -> tuple[float, float] | None:
-    """(epsilon asked for, epsilon charged) of a plan whose charge is not its certificate's."""
-    events: Any = released(plan)
-    if isinstance(plan, PhasePlan) and isinstance(events[0], WinsorizedMeans):
-        return plan.means[0].budget.epsilon, phases.charged_epsilon(events[0])
-    if isinstance(plan, Experts) and isinstance(events[0], Scores):
-        budget = expert_plans.budget_of(events[0])
-        # Of delta = 0 it says no epsilon; such plans are refused later.
-        return (budget.epsilon, expert_plans.charged_epsilon(events[0])) if budget.delta else None
-    if isinstance(plan, Plan) and plan.protocol.bits and plan.releases:
-        return events[0].budget.epsilon, charge(events[0])[0]
-    return None
