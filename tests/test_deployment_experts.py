@@ -2,64 +2,47 @@
 
 import math
 import sqlite3
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
+import exchanges
 import federation
-from click.testing import CliRunner
-from federation import Violation, World
-from test_deployment_hub_restore import CALENDAR
+from exchanges import LOSSES, ExpertWorld, Moving, Redrawing, Uncharged
+from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
-from fastfed.cli import cli
-from fastfed.deployment import codec, expert_plans, extend, plans, wire
+from fastfed.deployment import expert_plans, extend, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
-from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo, Lost
+from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo
 from fastfed.deployment.export import model_of
+from fastfed.deployment.ledger import Charge, Ledger, together
 from fastfed.deployment.kinds import hub_of
-from fastfed.deployment.ledger import Charge, Ledger, charge_of, together
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.privacy.account import released
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
-LOSSES = [0.9, 0.1, 0.8]
 
 
 def spec(silos=3, dimension=3, federation_=None, **system):
-    made = federation.spec(silos=silos, dimension=dimension)
-    made["federation"] |= federation_ or {}
-    made["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(dimension)]
-    made["system"] = {
-        "algorithm": "fed-dp-ope-stoch",
-        "horizon": 63,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "batch": "largest",
-        "smoothness": 60.0,
-    } | system
-    return made
+    system = {
+        "algorithm": "fed-dp-ope-stoch", "horizon": 63, "batch": "largest", "smoothness": 60.0,
+    } | system  # fmt: skip
+    return exchanges.spec_of_experts(system, silos, dimension, federation_)
 
 
 @lru_cache
 def plan_of(**keys):
     return plans.compile_plan(spec(**keys))
-
-
-def means_of(plan, data):
-    return np.frombuffer(plan.wire.body(plan.wire.read(data), Report).values)
 
 
 # ---- plan files and charges ----------------------------------------------------------------------
@@ -82,15 +65,13 @@ def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
     made = plan.executed
     quiet = tuple(replace(p, scales=tuple(s / 2.0 for s in p.scales)) for p in made.phases)
     wide = made.bounds._replace(high=2.0)
-    for changed in (
+    exchanges.check_refused(
+        plan,
         replace(made, phases=quiet),
         replace(made, phases=made.phases[:-1]),
         replace(made, bounds=wide),
         replace(made, linear=False),
-    ):
-        document = msgspec.structs.replace(plan.document, plan=codec.encode(changed))
-        with pytest.raises(InputError):
-            plans.checked(document, {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,20 +97,7 @@ def test_a_plan_of_experts_continues_no_other():
 
 
 def test_one_charge_covers_a_loss_of_whichever_phase():
-    plan, ledger = plan_of(), Ledger(":memory:")
-    (event,) = released(plan.executed)
-    ledger.set_ceiling("records", 1.0, 1e-6)
-    for k in range(1, plan.plan.releases + 1):
-        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
-        assert 0.99 < ledger.epsilon("records") <= 1.0
-    mu2, told = expert_plans.totals(event)
-    for delta in (1e-6, 1e-4, 1e-2):
-        # The certificate's bound is above the truth by 10^-4 of it at most.
-        least = event.exact(delta) * (1.0 - 2e-4)
-        assert gaussian_epsilon(math.sqrt(mu2), delta - told) >= least
-        assert ledger.epsilon("records", delta) >= least
-    with pytest.raises(InputError, match="ceiling"):
-        ledger.charge(charge_of(plan.executed, plan.digest, "records", -1))
+    exchanges.check_one_charge(plan_of(), 0.99)
 
 
 def test_pure_charges_are_added_up_where_that_is_less_and_beside_others():
@@ -239,7 +207,7 @@ def test_a_loss_enters_its_own_place_or_none():
     gone = never.processes["hub"].party.reports
     moved = {key for key in here if here[key] != gone[key]}
     assert moved <= {(1, 1)}
-    change = np.abs(means_of(plan, here[1, 1]) - means_of(plan, gone[1, 1])).max()
+    change = np.abs(exchanges.values(plan, here[1, 1]) - exchanges.values(plan, gone[1, 1])).max()
     assert change <= 1.0 / plan.executed.phases[0].batch
 
 
@@ -328,40 +296,8 @@ def test_calls_of_an_application():
 # ---- schedules and planted faults ----------------------------------------------------------------
 
 
-class ExpertWorld(World):
-    """A world whose applications report losses, and that checks whose place they enter."""
-
-    def act(self, name):
-        silo, rng = self.parties[name], self.random
-        if self.now < self.down.get(name, 0):
-            return
-        with suppress(InputError):
-            if self.open[name] and rng.random() < 0.5:
-                decision = self.open[name].pop(rng.randrange(len(self.open[name])))
-                loss = [rng.random() for _ in range(3)]
-                while not self.perform(name, self.parties[name].losses(decision, loss, self.now)):
-                    pass
-            else:
-                step, made = silo.decide(None, self.now)
-                if self.perform(name, step):
-                    self.open[name].append(made.id)
-
-    def check_write(self, name, write):
-        super().check_write(name, write)
-        if write.kind == "ended" and name != "hub":
-            ended = msgspec.msgpack.decode(write.value, type=Lost)
-            own = self.parties[name].decisions[write.key].time
-            if ended.leaf not in (0, self.plan.document.calendar.period(own)):
-                raise Violation(f"a loss of {name} entered another phase than its own")
-
-
 def schedules(seeds, kinds=KINDS, **chances):
-    worlds = []
-    for seed in seeds:
-        world = ExpertWorld(plan_of(), seed, kinds=kinds, **chances)
-        world.run()
-        worlds.append(world)
-    return worlds
+    return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
@@ -372,48 +308,11 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
 
 
 def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_weights():
-    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
-    worlds = []
-    for seed in range(5):
-        world = ExpertWorld(plan, seed, kinds=KINDS, hub_restore=0.7)
-        for _ in range(6):
-            for _ in range(40):
-                world.moment()
-            world.backups["hub"].append(list(world.stores["hub"].writes()))
-            world.calm(10)
-            world.restore_hub()
-        world.heal()
-        worlds.append(world)
+    worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(5), KINDS, ExpertWorld)
     assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
 
 
-class Redrawing(ExpertHub):
-    """A hub whose noise is no function: what it makes again differs."""
-
-    def _serving(self, noise):
-        return super()._serving(SystemNoise())
-
-
-class Moving(ExpertSilo):
-    """A silo that lets a late loss into the phase that is open when it comes."""
-
-    def losses(self, name, losses, now):
-        step = super().losses(name, losses, now)
-        ended = msgspec.msgpack.decode(step.writes[0].value, type=Lost) if step.writes else None
-        if ended is None or ended.why != "late" or self._leaf(now) > self.plan.releases:
-            return step
-        moved = msgspec.structs.replace(ended, leaf=self._leaf(now), why="")
-        return step._replace(writes=(step.writes[0]._replace(value=wire.encoded(moved)),))
-
-
-class Uncharged(ExpertSilo):
-    """A silo that seals what it has not paid for."""
-
-    def _charge(self, release, report=b""):
-        return ()
-
-
-class Unordered(ExpertSilo):
+class Unordered:
     """A silo that takes its losses in another order whenever it makes a report."""
 
     def report(self, release):
@@ -422,7 +321,7 @@ class Unordered(ExpertSilo):
 
 
 @pytest.mark.parametrize(
-    ("party", "faulty", "message"),
+    ("party", "fault", "message"),
     [
         ("hub", Redrawing, "broadcast|log"),
         ("silo", Moving, "another phase"),
@@ -430,34 +329,16 @@ class Unordered(ExpertSilo):
         ("silo", Unordered, "invariant|two|another"),
     ],
 )
-def test_planted_faults_are_caught(party, faulty, message):
+def test_planted_faults_are_caught(party, fault, message):
     with pytest.raises((Violation, InputError), match=message):
-        schedules(range(30), KINDS | {party: faulty}, kill=0.1)
+        schedules(range(30), exchanges.with_fault(KINDS, party, fault), kill=0.1)
 
 
 # ---- commands ------------------------------------------------------------------------------------
 
 
 def test_commands_make_join_and_open_a_plan_of_experts(tmp_path):
-    def run(*words):
-        done = CliRunner().invoke(cli, ["deploy", *map(str, words)])
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    names = ("silo0", "silo1", "hub")
-    keys = {name: folders.make_keys(tmp_path / name) for name in names}
-    text = "[federation]\nname = 'experts'\n[calendar]\nstart = 1000\nperiod = 100\n[system]\n"
-    text += "".join(f"{key} = {value!r}\n" for key, value in spec()["system"].items())
-    text += "".join(f"[[columns]]\nname = 'e{i}'\nlow = 0.0\nhigh = 1.0\n" for i in range(3))
-    for name in names:
-        text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
-        text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
-    (tmp_path / "spec.toml").write_text(text)
-    assert "replace" in run("new", tmp_path / "spec.toml", tmp_path / "plan")
-    for name in names:
-        ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
-        run("join", tmp_path / name, tmp_path / "plan", *ceiling)
-    processes = {name: folders.opened(tmp_path / name) for name in names}
+    processes = exchanges.opened(tmp_path, spec(), "replace")
     for process in processes.values():
         process.clock = lambda: 1050.0
     silo = processes["silo0"]

@@ -11,16 +11,15 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import exchanges
 import federation
-from click.testing import CliRunner
-from federation import Violation, World
-from test_deployment_hub_restore import CALENDAR
+from exchanges import Redrawing, Uncharged, values
+from federation import Violation
 
 from fastfed import InputError
-from fastfed._random import SeededNoise, SystemNoise
+from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client
-from fastfed.cli import cli
-from fastfed.deployment import codec, extend, phases, plans, wire
+from fastfed.deployment import extend, phases, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
 from fastfed.deployment.export import model_of
@@ -59,10 +58,6 @@ def plan_of(**keys):
     return plans.compile_plan(spec(**keys))
 
 
-def values(plan, data, kind):
-    return np.frombuffer(plan.wire.body(plan.wire.read(data), kind).values)
-
-
 # ---- plan files and charges ----------------------------------------------------------------------
 
 
@@ -83,15 +78,13 @@ def test_a_plan_whose_noise_is_less_than_its_certificate_says_is_refused():
         msgspec.structs.replace(mean, epsilon_coordinate=2.0 * mean.epsilon_coordinate)
         for mean in plan.executed.means
     )
-    for changed in (
+    exchanges.check_refused(
+        plan,
         replace(plan.executed, means=louder),
         replace(plan.executed, means=plan.executed.means[:-1]),
         replace(plan.executed, local=replace(plan.executed.local, clip=None)),
         replace(plan.executed, initial=3),
-    ):
-        document = msgspec.structs.replace(plan.document, plan=codec.encode(changed))
-        with pytest.raises(InputError):
-            plans.checked(document, {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,12 +305,7 @@ def test_a_model_that_no_mean_and_noise_can_be_is_refused():
 
 
 def schedules(seeds, kinds=KINDS, **chances):
-    worlds = []
-    for seed in seeds:
-        world = World(plan_of(), seed, kinds=kinds, **chances)
-        world.run()
-        worlds.append(world)
-    return worlds
+    return exchanges.schedules(plan_of(), seeds, kinds, **chances)
 
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
@@ -329,43 +317,18 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
 
 def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
     """Silos are away for 200 seconds at most: the hub that was put back waits for them."""
-    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
-    worlds = []
-    for seed in range(8):
-        world = World(plan, seed, kinds=KINDS, hub_restore=0.7)
-        for _ in range(6):
-            for _ in range(40):
-                world.moment()
-            world.backups["hub"].append(list(world.stores["hub"].writes()))
-            world.calm(10)
-            world.restore_hub()
-        world.heal()
-        worlds.append(world)
+    worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(8), KINDS)
     assert sum(w.hub_restores for w in worlds) > 15 and sum(w.behind for w in worlds) > 3
 
 
-class Redrawing(PhaseHub):
-    """A hub whose noise is no function: what it makes again differs."""
-
-    def _serving(self, noise):
-        return super()._serving(SystemNoise())
-
-
-class Twice(PhaseSilo):
+class Twice:
     """A silo that lets what becomes known late into a phase that is sealed."""
 
     def _leaf(self, now):
         return max(1, self.deployed.document.calendar.period(now) - 1)
 
 
-class Uncharged(PhaseSilo):
-    """A silo that seals what it has not paid for."""
-
-    def _charge(self, release, report=b""):
-        return ()
-
-
-class Whimsical(PhaseSilo):
+class Whimsical:
     """A silo whose estimate is another one whenever it is made."""
 
     def report(self, release):
@@ -374,7 +337,7 @@ class Whimsical(PhaseSilo):
 
 
 @pytest.mark.parametrize(
-    ("party", "faulty", "message"),
+    ("party", "fault", "message"),
     [
         ("hub", Redrawing, "broadcast|log"),
         ("silo", Twice, "invariant 3"),
@@ -382,37 +345,16 @@ class Whimsical(PhaseSilo):
         ("silo", Whimsical, "invariant|two"),
     ],
 )
-def test_planted_faults_are_caught(party, faulty, message):
+def test_planted_faults_are_caught(party, fault, message):
     with pytest.raises((Violation, InputError), match=message):
-        schedules(range(12), KINDS | {party: faulty}, kill=0.1)
+        schedules(range(12), exchanges.with_fault(KINDS, party, fault), kill=0.1)
 
 
 # ---- commands ------------------------------------------------------------------------------------
 
 
 def test_commands_make_join_and_open_a_plan_of_robin(tmp_path):
-    def run(*words):
-        done = CliRunner().invoke(cli, ["deploy", *map(str, words)])
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    names = ("silo0", "silo1", "hub")
-    keys = {name: folders.make_keys(tmp_path / name) for name in names}
-    system = "\n".join(
-        f"{key} = {value!r}" for key, value in spec()["system"].items()
-    ).replace("'", '"')  # fmt: skip
-    text = f"[federation]\nname = 'r'\nleast = 2\n[system]\n{system}\n"
-    text += "[calendar]\nstart = 1000\nperiod = 100\n"
-    text += "".join(f"[[columns]]\nname = 'x{i}'\nlow = -1.0\nhigh = 1.0\n" for i in "ab")
-    for name in names:
-        text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
-        text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
-    (tmp_path / "spec.toml").write_text(text)
-    assert "silo" in run("new", tmp_path / "spec.toml", tmp_path / "plan")
-    for name in names:
-        ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
-        run("join", tmp_path / name, tmp_path / "plan", *ceiling)
-    processes = {name: folders.opened(tmp_path / name) for name in names}
+    processes = exchanges.opened(tmp_path, spec(), "silo")
     assert isinstance(processes["silo0"].party, PhaseSilo)
     assert isinstance(processes["hub"].party, PhaseHub)
     for process in processes.values():

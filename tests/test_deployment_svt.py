@@ -10,40 +10,36 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import exchanges
 import federation
+from exchanges import LOSSES, ExpertWorld, Moving, Redrawing, Uncharged
 from federation import Violation
-from test_deployment_experts import LOSSES, ExpertWorld, Moving, Uncharged
-from test_deployment_hub_restore import CALENDAR
 
 from fastfed import InputError
-from fastfed._random import SeededNoise, SystemNoise
-from fastfed.deployment import codec, expert_plans, plans, wire
-from fastfed.deployment.expert_parties import SparseHub, SparseSilo
+from fastfed._random import SeededNoise
+from fastfed.deployment import expert_plans, plans, wire
 from fastfed.deployment.kinds import hub_of
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.expert_parties import SparseHub, SparseSilo
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertChoice
-from fastfed.privacy.account import released
-from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 KINDS = {"silo": SparseSilo, "hub": SparseHub}
 
 
 def spec(silos=3, **system):
-    made = federation.spec(silos=silos, dimension=3)
-    made["columns"] = [{"name": f"e{i}", "low": 0.0, "high": 1.0} for i in range(3)]
-    made["system"] = {
-        "algorithm": "fed-svt",
-        "horizon": 40,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "phase_length": 10,
-        "optimal_loss": 0.0,
-        "switches": 3,
-        "threshold": 4.0,
-    } | system
-    return made
+    return exchanges.spec_of_experts(
+        {
+            "algorithm": "fed-svt",
+            "horizon": 40,
+            "phase_length": 10,
+            "optimal_loss": 0.0,
+            "switches": 3,
+            "threshold": 4.0,
+        }
+        | system,
+        silos,
+    )
 
 
 @lru_cache
@@ -65,35 +61,20 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
 
 def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
     made = plan_of().executed
-    for changed in (
+    exchanges.check_refused(
+        plan_of(),
         replace(made, noise=msgspec.structs.replace(made.noise, query_scale=0.5)),
         replace(made, noise=msgspec.structs.replace(made.noise, switches=9)),
         replace(made, phase_length=5),
         replace(made, linear=False),
-    ):
-        document = msgspec.structs.replace(plan_of().document, plan=codec.encode(changed))
-        with pytest.raises(InputError):
-            plans.checked(document, {})
+    )
     with pytest.raises(InputError, match="delta = 0"):
         plans.compile_plan(spec(delta=0.0))
 
 
 @pytest.mark.parametrize("switches", [3, 60])
 def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
-    plan, ledger = plan_of(switches=switches), Ledger(":memory:")
-    (event,) = released(plan.executed)
-    ledger.set_ceiling("records", 1.0, 1e-6)
-    for k in range(1, 5):
-        ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
-        assert 0.97 < ledger.epsilon("records") <= 1.0
-    mu2, told = expert_plans.totals(event)
-    for delta in (1e-6, 1e-4, 1e-2):
-        # The certificate's bound is above the truth by 10^-4 of it at most.
-        least = event.exact(delta) * (1.0 - 2e-4)
-        assert gaussian_epsilon(math.sqrt(mu2), delta - told) >= least
-        assert ledger.epsilon("records", delta) >= least
-    with pytest.raises(InputError, match="ceiling"):
-        ledger.charge(charge_of(plan.executed, plan.digest, "records", -1))
+    exchanges.check_one_charge(plan_of(switches=switches), 0.97)
 
 
 def test_deployed_parties_make_the_bits_of_client_and_server():
@@ -158,11 +139,7 @@ def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
     never, after, here = (played(late).processes["hub"].party for late in (99, 1, 0))
     assert never.reports == after.reports and never.broadcasts == after.broadcasts
     assert {key for key in here.reports if here.reports[key] != never.reports[key]} == {(1, 1)}
-    wire_of = plan_of().wire
-    sums = [
-        np.frombuffer(wire_of.body(wire_of.read(each.reports[1, 1]), Report).values)
-        for each in (here, never)
-    ]
+    sums = [exchanges.values(plan_of(), each.reports[1, 1]) for each in (here, never)]
     assert np.allclose(sums[0] - sums[1], LOSSES)
 
 
@@ -224,12 +201,7 @@ def test_sums_that_no_losses_have_are_refused(bad):
 
 
 def schedules(seeds, kinds=KINDS, **chances):
-    worlds = []
-    for seed in seeds:
-        world = ExpertWorld(plan_of(), seed, kinds=kinds, **chances)
-        world.run()
-        worlds.append(world)
-    return worlds
+    return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 
 def test_any_schedule_of_kills_and_restores_ends_in_one_model():
@@ -240,47 +212,21 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
 
 
 def test_a_hub_that_is_put_back_opens_the_same_sets_and_plays_the_same_experts():
-    plan = plans.compile_plan(spec() | {"calendar": CALENDAR})
-    worlds = []
-    for seed in range(5):
-        world = ExpertWorld(plan, seed, kinds=KINDS, hub_restore=0.7)
-        for _ in range(6):
-            for _ in range(40):
-                world.moment()
-            world.backups["hub"].append(list(world.stores["hub"].writes()))
-            world.calm(10)
-            world.restore_hub()
-        world.heal()
-        worlds.append(world)
+    worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(5), KINDS, ExpertWorld)
     assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
 
 
-class Redrawing(SparseHub):
-    """A hub whose noise is no function: what it makes again differs."""
-
-    def _serving(self, noise):
-        return super()._serving(SystemNoise())
-
-
-class MovingSums(Moving, SparseSilo):
-    """A silo that lets a late loss into the exchange that is next when it comes."""
-
-
-class UnchargedSums(Uncharged, SparseSilo):
-    """A silo that seals what it has not paid for."""
-
-
 @pytest.mark.parametrize(
-    ("party", "faulty", "message"),
+    ("party", "fault", "message"),
     [
         ("hub", Redrawing, "broadcast|log"),
-        ("silo", MovingSums, "another phase"),
-        ("silo", UnchargedSums, "invariant 5"),
+        ("silo", Moving, "another phase"),
+        ("silo", Uncharged, "invariant 5"),
     ],
 )
-def test_planted_faults_are_caught(party, faulty, message):
+def test_planted_faults_are_caught(party, fault, message):
     # Small noise and a low threshold: experts are switched.
     plan = plan_of(epsilon=4.0, threshold=0.2)
+    kinds = exchanges.with_fault(KINDS, party, fault)
     with pytest.raises((Violation, InputError), match=message):
-        for seed in range(30):
-            ExpertWorld(plan, seed, kinds=KINDS | {party: faulty}, kill=0.1).run()
+        exchanges.schedules(plan, range(30), kinds, ExpertWorld, kill=0.1)
