@@ -75,17 +75,15 @@ def number(
         result = float(value)
     except OverflowError:
         result = math.inf if value > 0 else -math.inf
-    wanted = [
-        (above is None or result > above, f"> {above:g}" if above is not None else ""),
-        (
-            at_least is None or result >= at_least,
-            f">= {at_least:g}" if at_least is not None else "",
-        ),
-        (below is None or result < below, f"< {below:g}" if below is not None else ""),
-        (at_most is None or result <= at_most, f"<= {at_most:g}" if at_most is not None else ""),
-    ]
-    if not math.isfinite(result) or not all(ok for ok, _ in wanted):
-        bounds = " and ".join(text for _, text in wanted if text)
+    if not (
+        math.isfinite(result)
+        and (above is None or result > above)
+        and (at_least is None or result >= at_least)
+        and (below is None or result < below)
+        and (at_most is None or result <= at_most)
+    ):
+        limits = ((">", above), (">=", at_least), ("<", below), ("<=", at_most))
+        bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
         tail = ": it must be finite" if math.isinf(result) and bounds else ""
         raise InputError(f"{name} must be {bounds or 'finite'}, got {show(value)}{tail}")
     return result
@@ -122,6 +120,20 @@ def integer(
     return result
 
 
+def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
+    """Return value as a C-contiguous array of dtype."""
+    try:
+        if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
+            raise TypeError
+        # Infinity and NaN, a signalling one too, are refused by the caller.
+        floats = np.dtype(dtype).kind == "f"
+        with np.errstate(over="ignore", invalid="ignore" if floats else "warn"):
+            result = np.ascontiguousarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
+    return result.reshape(()) if np.ndim(value) == 0 else result
+
+
 def array(
     name: str,
     value: Any,
@@ -132,20 +144,11 @@ def array(
     finite: bool = True,
 ) -> np.ndarray:
     """Return value as a C-contiguous array of dtype; None in shape leaves that axis free."""
-    try:
-        if np.iscomplexobj(value) or getattr(value, "dtype", np.dtype(float)).kind in "mM":
-            raise TypeError
-        # Infinity and NaN, a signalling one too, are refused below.
-        floats = np.dtype(dtype).kind == "f"
-        with np.errstate(over="ignore", invalid="ignore" if floats else "warn"):
-            result = np.ascontiguousarray(value, dtype=dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name} must be an array of numbers, got {show(value)}") from None
-    if np.ndim(value) == 0:
-        result = result.reshape(())
+    ready = type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
+    result = value if ready and value.flags.aligned else _converted(name, value, dtype)
     if ndim is not None and result.ndim != ndim:
         raise InputError(f"{name} must have {ndim} axes, got shape {result.shape}")
-    if shape is not None:
+    if shape is not None and result.shape != shape:
         fits = result.ndim == len(shape) and all(
             want is None or want == have for want, have in zip(shape, result.shape, strict=True)
         )

@@ -22,8 +22,8 @@ from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
 from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo
 from fastfed.deployment.export import model_of
-from fastfed.deployment.ledger import Charge, Ledger, together
 from fastfed.deployment.kinds import hub_of
+from fastfed.deployment.ledger import Charge, Ledger, together
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report

@@ -18,8 +18,8 @@ from federation import Violation
 from fastfed import InputError
 from fastfed._random import SeededNoise
 from fastfed.deployment import expert_plans, plans, wire
-from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.expert_parties import SparseHub, SparseSilo
+from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
 from fastfed.experts.plan import ExpertChoice

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
@@ -30,10 +30,17 @@ def _nodes() -> list[tuple[float, float]]:
     return list(zip(nodes.tolist(), weights.tolist(), strict=True))
 
 
+@cache
+def _special() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """erfcx and ndtr, imported once: a search asks for them a thousand times."""
+    from scipy.special import erfcx, ndtr
+
+    return erfcx, ndtr
+
+
 def _erfcx_slope(z: float) -> float:
     """Compute -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z) without its cancellation at large z."""
-    from scipy.special import erfcx
-
+    erfcx, _ = _special()
     if z > 50.0:
         q = 1.0 / (z * z)
         return q / math.sqrt(math.pi) * (1.0 - q * (1.5 - q * (3.75 - q * 13.125)))
@@ -47,8 +54,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
     since epsilon = b^2 - a^2; the rest is erfcx(a) - erfcx(b), with no exponentials left to cancel
     and e^epsilon never formed.
     """
-    from scipy.special import erfcx, ndtr
-
+    erfcx, ndtr = _special()
     a = (epsilon / mu - mu / 2.0) / math.sqrt(2.0)
     b = (epsilon / mu + mu / 2.0) / math.sqrt(2.0)
     if not math.isfinite(a * a):
@@ -96,6 +102,7 @@ def delta_of(epsilon: float, mu: float) -> float:
     return gaussian_delta(number("epsilon", epsilon, at_least=0), number("mu", mu, at_least=0))
 
 
+@lru_cache(4096)
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Compute `delta_of` for arguments that were checked before."""
     return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
@@ -130,6 +137,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return gaussian_epsilon(mu, number("delta", delta, at_least=0, below=1))
 
 
+@lru_cache(4096)
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Compute `epsilon_of` for arguments that were checked before."""
     from scipy.optimize import brentq
@@ -182,6 +190,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     return gaussian_mu(epsilon, number("delta", delta, at_least=0, below=1))
 
 
+@lru_cache(4096)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Compute `mu_of` for arguments that were checked before, such as a Budget's."""
     from scipy.optimize import brentq

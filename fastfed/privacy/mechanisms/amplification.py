@@ -7,6 +7,7 @@ noise always holds too; the reported one is the better of both.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from fastfed._validate import InputError, choice, integer, number
@@ -130,6 +131,7 @@ def amplified_std(
     return sensitivity * found if found < math.inf else None
 
 
+@lru_cache(8192)
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
     """Noise per unit of sensitivity at this inner delta; infinite where it cannot be had."""
     from scipy.optimize import brentq
