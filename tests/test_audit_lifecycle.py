@@ -90,7 +90,9 @@ def test_copies_of_one_object_are_caught(name: str, refusing: pytest.MonkeyPatch
     for each in {name, "SystemNoise"} if name == "User" else {name}:
         refusing.setattr(CLASSES[each], "__deepcopy__", copied, raising=False)
     assert (name, "copy.deepcopy") in audits.copies()
-    found = run_audit("copies", 300)
+    # The noise is the operating system's, so no seed helps: of 300 runs' bounds some are below 1,
+    # of 1000 all are between 2 and 3.5.
+    found = run_audit("copies", 1000)
     assert found.verdict == "caught" and found.epsilon_lower_bound > 1.0
 
 
