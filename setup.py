@@ -1,7 +1,7 @@
 """Build of the compiled core; everything else stands in pyproject.toml.
 
-OpenMP and dispatch by processor (GNU ifunc) are probed. Without them the build is plain, slower
-and gives the same bits; the build log and `fastfed doctor` say which it was.
+Threads (pthreads and C11 atomics) and dispatch by processor (GNU ifunc) are probed. Without them
+the build is plain, slower and gives the same bits; the build log and `fastfed doctor` say which it was.
 
 Where there is dispatch, the compiler clones the loops that it vectorises by itself. Vectors that
 are written out should be as wide as a processor's registers, which is known only when a whole file
@@ -68,9 +68,19 @@ NAMED_PROBE = """
 #error
 #endif
 """
-OPENMP_PROBE = """
-#include <omp.h>
-int main(void) { return omp_get_max_threads() < 1; }
+THREADS_PROBE = """
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+static _Atomic int made;
+static void *serve(void *nothing) { made = 1; return nothing; }
+int main(void)
+{
+    pthread_t other;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return pthread_create(&other, NULL, serve, NULL) || pthread_join(other, NULL) || !made;
+}
 """
 
 
@@ -150,11 +160,12 @@ class BuildKernels(build_ext):
             "-Wno-psabi",
         ]
         link_args, macros = [], []
-        if self.compiles(OPENMP_PROBE, "-fopenmp"):
-            compile_args.append("-fopenmp")
-            link_args.append("-fopenmp")
+        if self.compiles(THREADS_PROBE, "-std=gnu11", "-pthread"):
+            compile_args.append("-pthread")
+            link_args.append("-pthread")
+            macros.append(("FF_THREADS", "1"))
         else:
-            print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
+            print("fastfed: no pthreads found: one replicate uses one thread", file=sys.stderr)
         if PLAIN:
             print("fastfed: plain build: for the processor that CC and CFLAGS name, no clones")
         elif self.compiles(CLONES_PROBE):

@@ -10,6 +10,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import pytest
 
+from fastfed._kernels import driver
+
 #: Files that take longest, which begin first: a worker that begins one last leaves the other idle.
 LONGEST = (
     *("engines", "memory", "audit", "instruction_sets", "extending", "registry", "report_page"),
@@ -34,6 +36,14 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path_factory, monkeypatch):
     """No test reads or writes the user's cache."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_work():
+    """Threads share all work, however small, so that tests with several see them."""
+    before = driver.share_from(-1.0)
+    yield
+    driver.share_from(before)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ cdef extern from *:
     #else
     #define FF_HAS_CLONES 0
     #endif
-    #ifdef _OPENMP
-    #define FF_HAS_OPENMP 1
+    #ifdef FF_THREADS
+    #define FF_HAS_THREADS 1
     #else
-    #define FF_HAS_OPENMP 0
+    #define FF_HAS_THREADS 0
     #endif
     """
     int FF_HAS_CLONES
-    int FF_HAS_OPENMP
+    int FF_HAS_THREADS
 
 HAS_TARGET_CLONES = bool(FF_HAS_CLONES)
-HAS_OPENMP = bool(FF_HAS_OPENMP)
+HAS_THREADS = bool(FF_HAS_THREADS)

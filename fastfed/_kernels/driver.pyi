@@ -10,6 +10,7 @@ CANDIDATES_SIZE: int
 SKIP_BOUND_SIZE: int
 RECOMPUTE_MAX: int
 
+def share_from(seconds: float) -> float: ...
 def snapshot_size(d: int) -> int: ...
 
 class Run:

@@ -13,13 +13,13 @@ from fastfed._kernels.headers cimport *
 
 cdef extern from *:
     """
-    #ifdef _OPENMP
-    #define FF_HAS_OPENMP 1
+    #ifdef FF_THREADS
+    #define FF_HAS_THREADS 1
     #else
-    #define FF_HAS_OPENMP 0
+    #define FF_HAS_THREADS 0
     #endif
     """
-    int FF_HAS_OPENMP
+    int FF_HAS_THREADS
 
 #: Bytes of the candidate set of a silo.
 CANDIDATES_SIZE = sizeof(ff_candidates)
@@ -27,6 +27,15 @@ CANDIDATES_SIZE = sizeof(ff_candidates)
 SKIP_BOUND_SIZE = sizeof(ff_skip_bound) // sizeof(double)
 #: Up to this dimension the determinant trigger recomputes determinants; above, it updates a factor.
 RECOMPUTE_MAX = FF_RECOMPUTE_MAX
+
+
+def share_from(double seconds):
+    """Share work of more than so many seconds among threads; below zero all of it. Returns what it
+    was before. Results are the same; tests of threads would else see none, for their work is small.
+    """
+    global ff_least_shared
+    before, ff_least_shared = ff_least_shared, seconds
+    return before
 
 
 def snapshot_size(int64_t d):
@@ -73,7 +82,7 @@ cdef class Run:
         self.c.checkpoints = &checkpoints[0] if checkpoints.shape[0] else NULL
         self.c.checkpoint_count = checkpoints.shape[0]
         self.c.curves, self.c.curve_count = &self.curves[0], len(curves)
-        self.c.threads = min(threads, silos) if FF_HAS_OPENMP else 1
+        self.c.threads = min(threads, silos) if FF_HAS_THREADS else 1
         # Aligned and padded, so that vectors lie in one cache line and threads share none.
         most = max(curve["levels"] for curve in curves)
         self.c.scratch_size = ff_run_scratch(environment.c.actions, d, most, len(curves))

@@ -378,6 +378,9 @@ cdef extern from "ff_driver.h" nogil:
     int64_t ff_run_initialise(ff_run *run)
     int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
 
+cdef extern from "ff_threads.h" nogil:
+    double ff_least_shared
+
 cdef extern from "ff_rewind.h" nogil:
     int64_t ff_snapshot_size(int64_t dimension)
 

@@ -87,6 +87,7 @@ def _build(problems: list[str]) -> dict[str, Any]:
         problems.append(f"the compiled core cannot be loaded: {error}")
         return {
             "compiled": False,
+            "threaded": None,
             "openmp": None,
             "target_clones": None,
             "short_sieve": None,
@@ -94,7 +95,8 @@ def _build(problems: list[str]) -> dict[str, Any]:
         }
     return {
         "compiled": True,
-        "openmp": _native.HAS_OPENMP,
+        "threaded": _native.HAS_THREADS,
+        "openmp": _native.HAS_THREADS,  # the name of `threaded` before threads were our own
         "target_clones": _native.HAS_TARGET_CLONES,
         "short_sieve": linalg.has_screen_i16(),
         "threads": default_threads(),
@@ -145,8 +147,8 @@ def _print(found: dict[str, Any]) -> None:
     without = {True: "yes", False: "no", None: "-"}
     build = found["build"]
     click.echo(
-        f"compiled core: {without[build['compiled']]}; OpenMP: {without[build['openmp']]}; "
-        f"processor clones: {without[build['target_clones']]}; "
+        f"compiled core: {without[build['compiled']]}; "
+        f"threads in a run: {without[build['threaded']]}; processor clones: {without[build['target_clones']]}; "
         f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if found["memory"] is not None:

@@ -6,36 +6,27 @@
 #include "ff_protocol.h"
 #include "ff_rewind.h"
 
-/* Runs `body` for every silo i, shared among the threads by the schedule `how`. Neighbouring silos
- * have cache lines in common, which two threads would pass back and forth: so silos are laid out in
- * a table row by row and taken column by column, one column a thread. With one thread there is no
- * parallel region, which would cost more than a short round. */
-#ifdef _OPENMP
-#include <omp.h>
-#define THREAD omp_get_thread_num()
-#define PRAGMA(text) _Pragma(#text)
-#define EACH_SILO(run, how, body)                                                               \
-    if ((run)->threads > 1) {                                                                   \
-        const int64_t columns = (run)->threads, rows = ((run)->silos + columns - 1) / columns; \
-        PRAGMA(omp parallel for num_threads((int)(run)->threads) schedule(how))                 \
-        for (int64_t n = 0; n < rows * columns; n++) {                                           \
-            const int64_t i = n % columns * rows + n / columns;                                  \
-            if (i < (run)->silos)                                                               \
-                body;                                                                            \
-        }                                                                                        \
-    } else {                                                                                     \
-        for (int64_t i = 0; i < (run)->silos; i++)                                              \
-            body;                                                                                \
-    }
-#else
-#define THREAD 0
-#define EACH_SILO(run, how, body)                                                               \
-    for (int64_t i = 0; i < (run)->silos; i++)                                                  \
-        body;
-#endif
+/* What threads do for each silo. */
+typedef struct {
+    ff_run *run;
+    ff_curve *curve; /* where it is of one curve */
+    int64_t first, last, watch, release;
+} ff_segment;
 
-/* The scratch of this thread. */
-#define SCRATCH(run) ((run)->scratch + THREAD * (run)->scratch_size)
+/* The scratch of a thread. */
+static double *scratch_of(const ff_run *run, int64_t thread)
+{
+    return run->scratch + thread * run->scratch_size;
+}
+
+/* The first silo's status that is a failure, or FF_OK. */
+static int64_t status_of(const ff_run *run)
+{
+    for (int64_t i = 0; i < run->silos; i++)
+        if (run->status[i] != FF_OK)
+            return run->status[i];
+    return FF_OK;
+}
 
 /* One round of one silo and curve: choose, draw the reward, clip, accumulate, learn. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
@@ -171,11 +162,24 @@ static void set_ridges(ff_curve *c, int64_t k)
         c->belief.ridge[g] = c->own_ridges[k * c->belief.count + g];
 }
 
+static void report_one(void *work, int64_t silo, int64_t thread)
+{
+    const ff_segment *s = work;
+    ff_protocol_report(s->run, s->curve, silo, s->release, scratch_of(s->run, thread));
+}
+
+static void begin_own_one(void *work, int64_t silo, int64_t thread)
+{
+    const ff_segment *s = work;
+    s->run->status[silo] = begin_own(s->run, s->curve, silo, scratch_of(s->run, thread));
+}
+
 /* After `round`: all silos report, the server combines, all adopt the new estimate. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
 {
     const int64_t k = c->released + 1;
-    EACH_SILO(run, static, ff_protocol_report(run, c, i, k, SCRATCH(run)))
+    ff_segment segment = {.run = run, .curve = c, .release = k};
+    ff_team_each(run->team, &run->reports, run->silos, 1.0, report_one, &segment);
     ff_protocol_combine(run, c, k, run->scratch);
     c->released = k;
     const int64_t next = checkpoint_from(run, round);
@@ -189,11 +193,8 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round)
     if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
     set_ridges(c, k);
-    EACH_SILO(run, static, run->status[i] = begin_own(run, c, i, SCRATCH(run)))
-    for (int64_t i = 0; i < run->silos; i++)
-        if (run->status[i] != FF_OK)
-            return run->status[i];
-    return FF_OK;
+    ff_team_each(run->team, &run->own, run->silos, 1.0, begin_own_one, &segment);
+    return status_of(run);
 }
 
 int64_t ff_run_initialise(ff_run *run)
@@ -210,14 +211,19 @@ int64_t ff_run_initialise(ff_run *run)
     return FF_OK;
 }
 
+static void run_one(void *work, int64_t silo, int64_t thread)
+{
+    const ff_segment *s = work;
+    s->run->status[silo] =
+        run_silo(s->run, silo, s->first, s->last, s->watch, scratch_of(s->run, thread));
+}
+
 /* Rounds first..last of all silos, without a synchronisation in between. */
 static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch)
 {
-    EACH_SILO(run, dynamic, run->status[i] = run_silo(run, i, first, last, watch, SCRATCH(run)))
-    for (int64_t i = 0; i < run->silos; i++)
-        if (run->status[i] != FF_OK)
-            return run->status[i];
-    return FF_OK;
+    ff_segment segment = {.run = run, .first = first, .last = last, .watch = watch};
+    ff_team_each(run->team, &run->rounds, run->silos, (double)(last - first + 1), run_one, &segment);
+    return status_of(run);
 }
 
 /* Rewinds a silo that went past round `last` and runs rounds first..last again. */
@@ -229,6 +235,12 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
     ff_rewind(run, c, silo);
     c->candidates[silo].x = NULL;
     run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
+}
+
+static void rerun_one(void *work, int64_t silo, int64_t thread)
+{
+    const ff_segment *s = work;
+    rerun(s->run, s->curve, silo, s->first, s->last, scratch_of(s->run, thread));
 }
 
 /* Rounds first..last at most, up to the first in which any trigger fires: every silo runs on its
@@ -256,7 +268,9 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
     if (!earliest)
         return last;
     if (earliest < last) {
-        EACH_SILO(run, dynamic, rerun(run, c, i, first, earliest, SCRATCH(run)))
+        ff_segment segment = {.run = run, .curve = c, .first = first, .last = earliest};
+        ff_team_each(run->team, &run->rounds, silos, (double)(earliest - first + 1), rerun_one,
+                     &segment);
     }
     for (int64_t i = 0; i < silos; i++) {
         if (run->status[i] != FF_OK)
@@ -294,10 +308,9 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
-int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
+/* The same by a schedule that is fixed. */
+static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
 {
-    if (run->curves[0].trigger.kind)
-        return run_by_trigger(run, first, last);
     while (first <= last) {
         /* Up to the next synchronisation of any curve. */
         int64_t end = last;
@@ -316,4 +329,14 @@ int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
         first = end + 1;
     }
     return FF_OK;
+}
+
+int64_t ff_run_rounds(ff_run *run, int64_t first, int64_t last)
+{
+    run->team = ff_team_open(run->threads);
+    const int64_t status = run->curves[0].trigger.kind ? run_by_trigger(run, first, last)
+                                                       : run_by_schedule(run, first, last);
+    ff_team_close(run->team);
+    run->team = NULL;
+    return status;
 }

@@ -4,22 +4,7 @@
 
 #include "ff_environment.h"
 #include "ff_random.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#define THREAD omp_get_thread_num()
-#define PRAGMA(text) _Pragma(#text)
-#define PARALLEL_FOR(threads) PRAGMA(omp parallel for num_threads((int)(threads)) schedule(dynamic))
-#define CRITICAL PRAGMA(omp critical(ff_losses))
-#define ATOMIC_READ PRAGMA(omp atomic read)
-#define ATOMIC_WRITE PRAGMA(omp atomic write)
-#else
-#define THREAD 0
-#define PARALLEL_FOR(threads)
-#define CRITICAL
-#define ATOMIC_READ
-#define ATOMIC_WRITE
-#endif
+#include "ff_threads.h"
 
 /* Rows that a thread adds up before it hands its sums over. */
 #define BLOCK_ROWS 256
@@ -50,12 +35,6 @@ static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
 {
     for (int64_t n = 0; n < d; n++)
         total[n] += times * (int64_t)row[n];
-}
-
-static void add_sums(const int64_t *restrict sums, int64_t d, int64_t *restrict total)
-{
-    for (int64_t n = 0; n < d; n++)
-        total[n] += sums[n];
 }
 
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
@@ -109,51 +88,66 @@ static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return FF_OK;
 }
 
+/* What threads do for each block of rounds. */
+typedef struct {
+    const ff_losses *l;
+    uint64_t seed;
+    int64_t replicate, block, rounds, segments;
+    const int64_t *edges;
+    const ff_losses_scratch *scratch;
+    int64_t *totals; /* whole numbers, so their order changes nothing */
+    int64_t failed;
+} ff_blocks;
+
+static void sum_block(void *work, int64_t index, int64_t thread)
+{
+    ff_blocks *b = work;
+    /* Nothing more is asked of a function that has failed. */
+    if (FF_ATOMIC_READ(&b->failed) != FF_OK)
+        return;
+    const ff_losses_scratch *mine = &b->scratch[thread];
+    const int64_t d = b->l->experts, at = index * b->block, *edges = b->edges;
+    const int64_t past = at + b->block < b->rounds ? at + b->block : b->rounds;
+    const int64_t from = edges[0] + at, end = edges[0] + past;
+    int64_t low = 0, high = b->segments;
+    /* The segment that the block begins in. */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (edges[middle] <= from)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (int64_t done = from; done < end; low++) {
+        const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
+        if (last <= done)
+            continue;
+        const int64_t status = sum_rows(b->l, b->seed, b->replicate, done + 1, last, mine);
+        if (status < 0) {
+            FF_ATOMIC_WRITE(&b->failed, status);
+            return;
+        }
+        done = last;
+        for (int64_t n = 0; n < d; n++)
+            FF_ATOMIC_ADD(&b->totals[low * d + n], mine->sums[n]);
+    }
+}
+
 int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, const int64_t *edges,
                        int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
                        int64_t *totals)
 {
-    const int64_t d = l->experts, from = edges[0], rounds = edges[segments] - from;
-    const int64_t rows = l->common ? 1 : l->silos;
-    const int64_t block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
-    int64_t failed = FF_OK;
-    memset(totals, 0, (size_t)(segments * d) * sizeof *totals);
-    PARALLEL_FOR(threads)
-    for (int64_t at = 0; at < rounds; at += block) {
-        /* Nothing more is asked of a function that has failed. */
-        int64_t stop;
-        ATOMIC_READ
-        stop = failed;
-        if (stop < 0)
-            continue;
-        const ff_losses_scratch *mine = &scratch[THREAD];
-        const int64_t end = from + (at + block < rounds ? at + block : rounds);
-        int64_t low = 0, high = segments, status = FF_OK;
-        /* The segment that the block begins in. */
-        while (high - low > 1) {
-            int64_t middle = (low + high) / 2;
-            if (edges[middle] <= from + at)
-                low = middle;
-            else
-                high = middle;
-        }
-        for (int64_t done = from + at; done < end && status == FF_OK; low++) {
-            const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
-            if (last <= done)
-                continue;
-            status = sum_rows(l, seed, replicate, done + 1, last, mine);
-            done = last;
-            CRITICAL
-            {
-                if (status < 0) {
-                    ATOMIC_WRITE
-                    failed = status;
-                } else
-                    add_sums(mine->sums, d, &totals[low * d]);
-            }
-        }
-    }
-    return failed;
+    const int64_t rounds = edges[segments] - edges[0], rows = l->common ? 1 : l->silos;
+    ff_blocks blocks = {.l = l, .seed = seed, .replicate = replicate, .rounds = rounds,
+                        .segments = segments, .edges = edges, .scratch = scratch,
+                        .totals = totals};
+    blocks.block = rows < BLOCK_ROWS ? BLOCK_ROWS / rows : 1;
+    memset(totals, 0, (size_t)(segments * l->experts) * sizeof *totals);
+    ff_pace pace = {0};
+    ff_team *team = ff_team_open(threads);
+    ff_team_each(team, &pace, (rounds + blocks.block - 1) / blocks.block, 1.0, sum_block, &blocks);
+    ff_team_close(team);
+    return blocks.failed;
 }
 
 double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
@@ -224,28 +218,44 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
     return FF_OK;
 }
 
+/* What threads do for each silo. */
+typedef struct {
+    const ff_losses *l;
+    uint64_t seed;
+    int64_t replicate, n;
+    const int64_t *rounds;
+    const double *x, *parent;
+    const ff_gradient_bounds *bounds;
+    const ff_losses_scratch *scratch;
+    double *totals;
+    int64_t failed;
+} ff_gradients;
+
+static void gradients_of(void *work, int64_t silo, int64_t thread)
+{
+    ff_gradients *g = work;
+    if (FF_ATOMIC_READ(&g->failed) != FF_OK)
+        return;
+    const int64_t status =
+        add_gradients(g->l, g->seed, g->replicate, silo, g->rounds + silo * g->n, g->n, g->x,
+                      g->parent, g->bounds, &g->scratch[thread], g->totals + silo * g->l->experts);
+    if (status < 0)
+        FF_ATOMIC_WRITE(&g->failed, status);
+}
+
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                             const int64_t *rounds, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
                             int64_t threads, const ff_losses_scratch *scratch, double *totals)
 {
-    const int64_t m = l->silos, d = l->experts;
-    int64_t failed = FF_OK;
-    PARALLEL_FOR(threads)
-    for (int64_t silo = 0; silo < m; silo++) {
-        int64_t stop;
-        ATOMIC_READ
-        stop = failed;
-        if (stop < 0)
-            continue;
-        int64_t status = add_gradients(l, seed, replicate, silo, rounds + silo * n, n, x, parent,
-                                       bounds, &scratch[THREAD], totals + silo * d);
-        if (status < 0) {
-            ATOMIC_WRITE
-            failed = status;
-        }
-    }
-    return failed;
+    ff_gradients gradients = {.l = l, .seed = seed, .replicate = replicate, .n = n,
+                              .rounds = rounds, .x = x, .parent = parent, .bounds = bounds,
+                              .scratch = scratch, .totals = totals};
+    ff_pace pace = {0};
+    ff_team *team = ff_team_open(threads);
+    ff_team_each(team, &pace, l->silos, 1.0, gradients_of, &gradients);
+    ff_team_close(team);
+    return gradients.failed;
 }
 
 double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,

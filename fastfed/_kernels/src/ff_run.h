@@ -17,6 +17,7 @@
 #include "ff_linalg.h"
 #include "ff_random.h"
 #include "ff_scores.h"
+#include "ff_threads.h"
 #include "ff_trigger.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and how the server combines it (the
@@ -147,6 +148,8 @@ typedef struct {
     int64_t belief_scratch; /* of it, for own rounds */
     int64_t scratch_size;
     int64_t *status; /* (M) */
+    ff_team *team;   /* of one call, or NULL */
+    ff_pace rounds, reports, own; /* of silos' rounds, their reports, the beginnings of own rounds */
 } ff_run;
 
 /* The most curves of a run. */

@@ -1,0 +1,289 @@
+#include "ff_threads.h"
+
+static void each_alone(int64_t first, int64_t count, ff_item item, void *work)
+{
+    for (int64_t i = first; i < count; i++)
+        item(work, i, 0);
+}
+
+double ff_least_shared = 60e-6;
+
+#ifndef FF_THREADS
+
+ff_team *ff_team_open(int64_t threads)
+{
+    (void)threads;
+    return NULL;
+}
+
+void ff_team_close(ff_team *team) { (void)team; }
+
+void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
+                  void *work)
+{
+    (void)team, (void)pace, (void)units;
+    each_alone(0, count, item, work);
+}
+
+#else
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE __asm__ __volatile__("isb")
+#else
+#define PAUSE
+#endif
+
+/* Pauses before a thread sleeps: 10 to 50 microseconds, about what waking it takes. */
+#define SPINS 1000
+/* Pieces of work before several threads are judged, and the fewest and most that are done alone
+ * after a judgement against them. */
+#define JUDGED 8
+#define FEWEST 16
+#define MOST 4096
+/* Weight of the newest piece of work in what is known of its kind. */
+#define NEWEST .25
+
+/* What is left of a thread's part: items low..high-1, as (high << 32) | low. In a cache line of its
+ * own. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t left;
+} part;
+
+struct ff_team {
+    int64_t asked, threads; /* none yet: 0 */
+    part *parts;
+    /* One piece of work. Written while nobody holds an item; whoever takes one may read it. */
+    ff_item item;
+    void *work;
+    _Alignas(64) _Atomic int64_t done;
+    _Alignas(64) _Atomic uint64_t turn; /* how many pieces of work there have been */
+    _Atomic int closing, sleeping, waiting;
+    pthread_mutex_t lock;
+    pthread_cond_t more, all_done;
+    int64_t total;
+    pthread_t *others;
+    _Atomic int64_t named;
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* An item of a part, from its beginning (own) or its end; -1 if none is left. */
+static int64_t take(part *p, int own)
+{
+    uint64_t left = atomic_load_explicit(&p->left, memory_order_relaxed);
+    for (;;) {
+        const uint64_t low = left & 0xffffffffu, high = left >> 32;
+        if (low >= high)
+            return -1;
+        const uint64_t rest = own ? (high << 32 | (low + 1)) : ((high - 1) << 32 | low);
+        if (atomic_compare_exchange_weak_explicit(&p->left, &left, rest, memory_order_acquire,
+                                                  memory_order_relaxed))
+            return (int64_t)(own ? low : high - 1);
+    }
+}
+
+/* Takes and does items until none is left. Returns how many. */
+static int64_t help(ff_team *team, int64_t thread)
+{
+    int64_t all = 0;
+    for (int64_t n = 0; n < team->threads; n++) {
+        const int64_t of = (thread + n) % team->threads;
+        int64_t finished = 0, i;
+        while ((i = take(&team->parts[of], n == 0)) >= 0) {
+            team->item(team->work, i, thread);
+            finished++;
+        }
+        if (!finished)
+            continue;
+        all += finished;
+        const int64_t total = team->total;
+        if (atomic_fetch_add(&team->done, finished) + finished == total &&
+            atomic_load(&team->waiting)) {
+            pthread_mutex_lock(&team->lock);
+            pthread_cond_signal(&team->all_done);
+            pthread_mutex_unlock(&team->lock);
+        }
+    }
+    return all;
+}
+
+static void *serve(void *argument)
+{
+    ff_team *team = argument;
+    const int64_t thread = atomic_fetch_add(&team->named, 1);
+    uint64_t seen = 0;
+    for (;;) {
+        for (int n = 0; n < SPINS && atomic_load(&team->turn) == seen; n++)
+            PAUSE;
+        if (atomic_load(&team->turn) == seen) {
+            pthread_mutex_lock(&team->lock);
+            atomic_fetch_add(&team->sleeping, 1);
+            while (atomic_load(&team->turn) == seen)
+                pthread_cond_wait(&team->more, &team->lock);
+            atomic_fetch_sub(&team->sleeping, 1);
+            pthread_mutex_unlock(&team->lock);
+        }
+        seen = atomic_load(&team->turn);
+        if (atomic_load(&team->closing))
+            return NULL;
+        help(team, thread);
+    }
+}
+
+/* Shows the others that there is something new. */
+static void call(ff_team *team)
+{
+    atomic_fetch_add(&team->turn, 1);
+    if (atomic_load(&team->sleeping)) {
+        pthread_mutex_lock(&team->lock);
+        pthread_cond_broadcast(&team->more);
+        pthread_mutex_unlock(&team->lock);
+    }
+}
+
+/* Returns how long the caller took for an item. */
+static double each_together(ff_team *team, int64_t first, int64_t count, ff_item item, void *work)
+{
+    const int64_t left = count - first;
+    const double begin = now();
+    team->item = item;
+    team->work = work;
+    team->total = left;
+    atomic_store(&team->done, 0);
+    /* Neighbouring silos have cache lines in common: so a part is a stretch of them. */
+    for (int64_t n = 0; n < team->threads; n++) {
+        const uint64_t low = (uint64_t)(first + left * n / team->threads);
+        const uint64_t high = (uint64_t)(first + left * (n + 1) / team->threads);
+        atomic_store_explicit(&team->parts[n].left, high << 32 | low, memory_order_release);
+    }
+    call(team);
+    const int64_t own = help(team, 0);
+    const double took = (now() - begin) / (double)(own ? own : 1);
+    for (int n = 0; n < SPINS && atomic_load(&team->done) < left; n++)
+        PAUSE;
+    if (atomic_load(&team->done) < left) {
+        pthread_mutex_lock(&team->lock);
+        atomic_store(&team->waiting, 1);
+        while (atomic_load(&team->done) < left)
+            pthread_cond_wait(&team->all_done, &team->lock);
+        atomic_store(&team->waiting, 0);
+        pthread_mutex_unlock(&team->lock);
+    }
+    return took;
+}
+
+/* Makes the other threads, if that has not been done. 0 if there can be none. */
+static int started(ff_team *team)
+{
+    if (team->threads)
+        return team->threads > 1;
+    pthread_mutex_init(&team->lock, NULL);
+    pthread_cond_init(&team->more, NULL);
+    pthread_cond_init(&team->all_done, NULL);
+    /* Signals are for Python's threads. */
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    int64_t made = 1;
+    while (made < team->asked && pthread_create(&team->others[made], NULL, serve, team) == 0)
+        made++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    /* The others read it after the first call only. */
+    team->threads = made;
+    return made > 1;
+}
+
+static double mixed(double known, double newest)
+{
+    return known > 0.0 ? known + NEWEST * (newest - known) : newest;
+}
+
+void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
+                  void *work)
+{
+    if (!team || count < 2 || count > INT32_MAX) {
+        each_alone(0, count, item, work);
+        return;
+    }
+    int64_t first = 0;
+    double begin = now();
+    if (pace->alone <= 0.0) {
+        item(work, first++, 0);
+        const double end = now();
+        pace->alone = (end - begin) / units;
+        begin = end;
+    }
+    const double all = (double)(count - first) * units;
+    const int always = ff_least_shared < 0.0;
+    if ((!always && (pace->hold > 0 || pace->alone * all < ff_least_shared)) || !started(team)) {
+        each_alone(first, count, item, work);
+        pace->alone = mixed(pace->alone, (now() - begin) / all);
+        pace->hold -= pace->hold > 0;
+        return;
+    }
+    /* What the caller took for its own items says what all would take it now. */
+    pace->alone = mixed(pace->alone, each_together(team, first, count, item, work) / units);
+    pace->together = mixed(pace->seen ? pace->together : 0.0, (now() - begin) / all);
+    if (++pace->seen < JUDGED)
+        return;
+    if (pace->together > pace->alone) {
+        pace->back = 2 * pace->back < FEWEST ? FEWEST : 2 * pace->back < MOST ? 2 * pace->back : MOST;
+        pace->hold = pace->back;
+        pace->seen = 0;
+    } else {
+        pace->back = 0;
+    }
+}
+
+ff_team *ff_team_open(int64_t threads)
+{
+    if (threads < 2)
+        return NULL;
+    ff_team *team = aligned_alloc(64, (sizeof *team + 63) / 64 * 64);
+    part *parts = aligned_alloc(64, (size_t)threads * sizeof *parts);
+    pthread_t *others = malloc((size_t)threads * sizeof *others);
+    if (!team || !parts || !others) {
+        free(team), free(parts), free(others);
+        return NULL;
+    }
+    memset(team, 0, sizeof *team);
+    memset(parts, 0, (size_t)threads * sizeof *parts);
+    team->asked = threads;
+    team->parts = parts;
+    team->others = others;
+    atomic_store(&team->named, 1);
+    return team;
+}
+
+void ff_team_close(ff_team *team)
+{
+    if (!team)
+        return;
+    if (team->threads) {
+        atomic_store(&team->closing, 1);
+        call(team);
+        for (int64_t n = 1; n < team->threads; n++)
+            pthread_join(team->others[n], NULL);
+        pthread_cond_destroy(&team->all_done);
+        pthread_cond_destroy(&team->more);
+        pthread_mutex_destroy(&team->lock);
+    }
+    free(team->others);
+    free(team->parts);
+    free(team);
+}
+
+#endif
