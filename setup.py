@@ -1,7 +1,8 @@
 """Build of the compiled core; everything else stands in pyproject.toml.
 
 Threads (pthreads and C11 atomics) and dispatch by processor (GNU ifunc) are probed. Without them
-the build is plain, slower and gives the same bits; the build log and `fastfed doctor` say which it was.
+the build is plain, slower and gives the same bits; the build log and `fastfed doctor` say which it
+was.
 
 Where there is dispatch, the compiler clones the loops that it vectorises by itself. Vectors that
 are written out should be as wide as a processor's registers, which is known only when a whole file

@@ -148,7 +148,8 @@ def _print(found: dict[str, Any]) -> None:
     build = found["build"]
     click.echo(
         f"compiled core: {without[build['compiled']]}; "
-        f"threads in a run: {without[build['threaded']]}; processor clones: {without[build['target_clones']]}; "
+        f"threads in a run: {without[build['threaded']]}; "
+        f"processor clones: {without[build['target_clones']]}; "
         f"screening in 16 bits: {without[build['short_sieve']]}; threads: {build['threads'] or '-'}"
     )
     if found["memory"] is not None:
