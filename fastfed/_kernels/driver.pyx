@@ -221,6 +221,36 @@ cdef class Run:
             status = ff_run_rounds(&self.c, first, last)
         self.raise_if(status)
 
+    def numbers(self):
+        """What the curves have reached beside their arrays, (curves, n): with these it is all that
+        `resume` needs between two calls of `simulate`."""
+        cdef int64_t i, g
+        found = []
+        for i in range(self.c.curve_count):
+            c = &self.curves[i]
+            found.append([
+                c.released, c.second_bonus, c.inflation, c.bonus, c.ledger, c.log_inflation,
+                c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due,
+                *[c.belief.ridge[g] for g in range(FF_MAX_GRID)],
+            ])
+        return np.array(found, np.float64)
+
+    def resume(self, const double[:, ::1] numbers):
+        """Go on from what `numbers` gave, with arrays as they were then. After `initialise`."""
+        cdef int64_t i, g
+        cdef ff_curve *c
+        for i in range(self.c.curve_count):
+            c = &self.curves[i]
+            c.released = <int64_t>numbers[i, 0]
+            c.second_bonus, c.inflation, c.bonus = numbers[i, 1], numbers[i, 2], numbers[i, 3]
+            c.ledger, c.log_inflation, c.log_det = numbers[i, 4], numbers[i, 5], numbers[i, 6]
+            c.trigger.before, c.trigger.ridge = numbers[i, 7], numbers[i, 8]
+            c.trigger.last, c.trigger.due = <int64_t>numbers[i, 9], <int64_t>numbers[i, 10]
+            for g in range(FF_MAX_GRID):
+                c.belief.ridge[g] = numbers[i, 11 + g]
+            # Bounds of another W than that of the last release: none until the next.
+            c.bonus_cache.release = 0
+
     cdef raise_if(self, int64_t status):
         if status:
             raise self.environment.error() or status_error(status)

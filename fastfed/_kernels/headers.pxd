@@ -93,6 +93,7 @@ cdef extern from "ff_bonus_cache.h" nogil:
         int64_t *made
         int64_t *useless
         double *factor
+        int64_t release
     int64_t ff_bonus_cache_size(int64_t d)
 
 cdef extern from "ff_mean.h" nogil:
@@ -257,6 +258,10 @@ cdef extern from "ff_trigger.h" nogil:
         double extra
         ff_noise_std std
         int64_t levels
+        double before
+        double ridge
+        int64_t last
+        int64_t due
         ff_skip_bound *skip_bound
         double *aggregate_factor
         double *nodes
@@ -324,12 +329,16 @@ cdef extern from "ff_run.h" nogil:
         ff_belief_model belief
         const double *own_ridges
         double own_bonus
+        int64_t released
         int64_t *synchronised
         uint8_t *requested
         uint8_t *synchronised_rounds
         double second_bonus
         double inflation
         double bonus
+        double ledger
+        double log_inflation
+        double log_det
         ff_choice *choice
         ff_candidates *candidates
         ff_bonus_cache bonus_cache
