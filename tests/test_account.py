@@ -32,8 +32,8 @@ from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
-from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import Clip, NoiseStd, Plan

@@ -20,7 +20,7 @@ from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.environments import Sphere
 from fastfed.privacy import compose, epsilon_of, user_sensitivity
-from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.releases.prefix_sums import depth
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.simulation.systems import problem_spec
 

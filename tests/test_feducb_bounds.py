@@ -18,7 +18,7 @@ from fastfed.bandits import feducb_constants as constants
 from fastfed.bandits.noise_distributions import largest_eigenvalue
 from fastfed.privacy.accounting.gdp import delta_of
 from fastfed.privacy.releases import gaussian_release
-from fastfed.privacy.releases.tree import depth, max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import depth, max_prefix_nodes
 
 RELEASES = (1, 2, 3, 4, 7, 8, 9, 400, 10**5, 10**7)
 # releases, epsilon, delta, L, d, M, alpha

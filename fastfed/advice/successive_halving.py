@@ -21,7 +21,7 @@ from fastfed.environments import (
     RewardDistribution,
     Sphere,
 )
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.protocols.plan import KEEPING, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
 from fastfed.simulation import dispatch, memory

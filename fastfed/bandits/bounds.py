@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 
 from fastfed._validate import integer, number
-from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.releases.prefix_sums import depth
 
 
 def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:

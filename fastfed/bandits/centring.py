@@ -2,7 +2,7 @@
 
 Rows are x = (z, c) with a constant c that the code writes, and theta0 = (0, r0 / c), so that
 <x, theta0> = r0 for every allowed x. Statistics of y - r0 then estimate theta* - theta0. Proofs are
-in docs/centred.md, the statistics' privacy is in `fastfed.privacy.centred`.
+in docs/centred.md, the statistics' privacy is in `fastfed.privacy.sensitivity`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from fastfed._validate import InputError, array, number, show
-from fastfed.privacy.centred import FEATURE_BOUND, constant_of
+from fastfed.privacy.sensitivity import FEATURE_BOUND, constant_of
 
 
 @dataclass(frozen=True)

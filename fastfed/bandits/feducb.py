@@ -73,7 +73,7 @@ from fastfed.privacy.releases.gaussian_release import (
     Privatizer,
     calibrate_privatizer,
 )
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
 from fastfed.protocols.network import GRAPHS, Graph
 from fastfed.protocols.plan import Clip, NoiseStd, Plan

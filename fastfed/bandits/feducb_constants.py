@@ -41,7 +41,7 @@ from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory, reward_conditions
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import Privatizer, privatizer_levels
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.protocols.plan import Clip, Radius
 from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT, Trigger
 

@@ -20,7 +20,7 @@ from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import Theory
 from fastfed.bandits.system import Config
-from fastfed.privacy.accounting.sampling import sampled_mu
+from fastfed.privacy.accounting.gdp import sampled_mu
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.plan import Plan
@@ -227,7 +227,7 @@ def tossed(mechanism: Noisy, share: Share | None) -> Noisy:
     Notes
     -----
     Guarantee: (epsilon, delta) of the budget for replacing one user, before an observer who does
-    not see the coin, `fastfed.privacy.accounting.sampling`.
+    not see the coin, `fastfed.privacy.accounting.gdp`.
     """
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism

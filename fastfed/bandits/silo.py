@@ -11,9 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastfed._kernels import linalg
-from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
-from fastfed._validate import InputError, integer, number
+from fastfed._validate import InputError, Once, integer, number, once
 from fastfed.bandits.belief import make_memory
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.protocols import make_randomizer

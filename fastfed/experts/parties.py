@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfed._kernels import aggregation
-from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise, is_exact
 from fastfed._system import account
-from fastfed._validate import InputError, array, integer
+from fastfed._validate import InputError, Once, array, integer, once
 from fastfed.experts.plan import (
     Collector,
     ExpertChoice,

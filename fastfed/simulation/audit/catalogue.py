@@ -18,7 +18,7 @@ from fastfed.privacy.audit import mechanisms as mechanisms
 from fastfed.privacy.audit import secure_sum as of_secure_sum
 from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
-from fastfed.privacy.releases.tree import touches
+from fastfed.privacy.releases.prefix_sums import touches
 from fastfed.protocols.network import Network
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
