@@ -38,9 +38,9 @@ from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import ADD, AGENT_PROTOCOLS, PROTOCOLS, REPLACE
+from fastfed.protocols.schedule import DETERMINANT, Trigger
 from fastfed.protocols.secure_sum import simulated_keys
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
-from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server
 from fastfed.simulation.dispatch import run_steps
 from fastfed.simulation.systems import ALGORITHMS

@@ -17,9 +17,8 @@ from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
 from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
 from fastfed.protocols.protocol import Protocol, statistic_size
-from fastfed.protocols.schedule import OwnRounds
+from fastfed.protocols.schedule import OwnRounds, Trigger
 from fastfed.protocols.score import Score
-from fastfed.protocols.trigger import Trigger
 
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.secure_sum import SecureSum

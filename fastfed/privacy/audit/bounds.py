@@ -422,9 +422,7 @@ def audit_function(
             array("statistic", [_number(statistic(run(each))) for _ in range(trials)])
             for each in (data, neighbour)
         )
-    return audit(
-        called, first, second, claimed_epsilon=epsilon, delta=delta, confidence=confidence
-    )
+    return audit(called, first, second, claimed_epsilon=epsilon, delta=delta, confidence=confidence)
 
 
 def _projected(

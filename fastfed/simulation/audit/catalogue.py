@@ -19,13 +19,12 @@ from fastfed.privacy.audit import secure_sum as of_secure_sum
 from fastfed.privacy.audit.bounds import AuditResult, audit, epsilon_lower_bound, judged
 from fastfed.privacy.audit.mechanisms import WORST_PAIR
 from fastfed.privacy.releases.prefix_sums import touches
-from fastfed.protocols.network import Network
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import REPLACE
 from fastfed.protocols.randomizer import Shuffler
+from fastfed.protocols.schedule import DETERMINANT
 from fastfed.protocols.server import Server
-from fastfed.protocols.serverless import PeerPlan, Sums
-from fastfed.protocols.trigger import DETERMINANT
+from fastfed.protocols.serverless import Network, PeerPlan, Sums
 from fastfed.simulation.audit import experts as of_experts
 from fastfed.simulation.audit import lifecycle as of_lifecycle
 from fastfed.simulation.audit import own_rounds as of_own_rounds
