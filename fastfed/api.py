@@ -238,7 +238,7 @@ def audit(
     """
     if isinstance(mechanism, str):
         from fastfed._validate import InputError
-        from fastfed.simulation.audit.catalogue import run_audit
+        from fastfed.simulation.audit import run_audit
 
         if data is not None or neighbour is not None or claim:
             raise InputError(
