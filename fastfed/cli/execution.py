@@ -42,7 +42,7 @@ from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_l
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
 from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
-from fastfed.simulation.engines.base import EngineError
+from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
 
 KEPT = "what was played is kept, and the same command continues"
