@@ -50,6 +50,7 @@ import math
 from collections.abc import Iterable
 
 from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.bandits.problem import checked_sizes
 from fastfed.privacy.releases.gaussian_release import privatizer_levels
 from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 
@@ -259,15 +260,6 @@ def decentralised_threshold(
 # ---- Argument checks of the bounds, and terms that they share ------------------------------------
 
 
-def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """T, M and d, checked."""
-    return (
-        integer("horizon", horizon, at_least=1),
-        integer("silos", silos, at_least=1),
-        integer("dimension", dimension, at_least=1),
-    )
-
-
 def _threshold(threshold: float) -> float:
     """D, checked."""
     return number("threshold", threshold, above=0)
@@ -313,7 +305,7 @@ def proposition_1_main_text(
 
     A misprint of the appendix: for small G it is no bound.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     return 2.0 * math.sqrt(d * t / _threshold(threshold)) * growth + 4.0
 
@@ -333,7 +325,7 @@ def proposition_1_appendix(
     length t_k raises ln det S by at least D/t_k, and by Cauchy-Schwarz there are no more than
     sqrt(d T G/D) of them. With privacy unproven: the trigger's own M (rho_max - rho_min) I fires.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     return 2.0 * math.sqrt(d * t * growth / _threshold(threshold)) + 4.0
 
@@ -351,7 +343,7 @@ def proposition_1_derived(
 
     Proven without privacy, as `proposition_1_appendix`.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     ratio = d * growth / _threshold(threshold)
     return 2.0 * math.sqrt(t * ratio) + ratio + 2.0
@@ -372,7 +364,7 @@ def batch_size_proposition_1(
     data. B is in [1, T]. With rho_min and rho_max of `noise_bound` at T releases, T // B is the
     number of releases for which the noise may be calibrated anew.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     most = proposition_1_appendix(t, d, threshold, rho_min, rho_max, feature_bound=feature_bound)
     return -(-t // math.ceil(most))
 
@@ -403,7 +395,7 @@ def beta_bar(
     that no proof has given (zhou-chowdhury-2024, footnote 5). gamma > 1 covers rounds after a
     clique's first synchronisation.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=gamma)
     width = _scale(reward_scale) * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
     return width + _offset(m, rho_max, kappa, parameter_bound)
@@ -432,7 +424,7 @@ def theorem_1(
     what the proof gives: from `theorem_1_explicit` it drops sqrt(d) beside G and sqrt(G) beside the
     other terms, and it multiplies the last two by sigma. Beside a curve draw `theorem_1_two_terms`.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     inside = growth + math.sqrt(_log_failure(failure_probability))
     inside += _offset(m, rho_max, kappa, parameter_bound)
@@ -459,7 +451,7 @@ def theorem_1_two_terms(
     2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
     as far as `beta_bar`; the constant leaves out the round that triggers.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     bar = beta_bar(
         t,
@@ -494,7 +486,7 @@ def theorem_1_explicit(
     Unproven: at its own D = 2 T d / (G + 1) the second of the two terms is larger than the first
     by about sqrt(M) d, which is dropped here.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     bar = beta_bar(
         t,
@@ -536,7 +528,7 @@ def theorem_2(
     where `cliques` in [1, M] cover the graph's gamma-th power; T d is read inside the root, as the
     proof has it. The order is unproven, for what is missing in `theorem_1`.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     hops = integer("gamma", gamma, at_least=1)
     cover = integer("cliques", cliques, at_least=1, at_most=m)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
@@ -577,7 +569,7 @@ def theorem_2_two_terms(
     if not sizes:
         raise InputError(f"clique_sizes must hold at least one clique, got {show(sizes)}")
     sizes = [integer(f"clique_sizes[{i}]", size, at_least=1) for i, size in enumerate(sizes)]
-    t, m, d = _sizes(horizon, sum(sizes), dimension)
+    t, m, d = checked_sizes(horizon, sum(sizes), dimension)
     hops = integer("gamma", gamma, at_least=1)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
     bar = beta_bar(

@@ -1,11 +1,11 @@
-"""The problem that a linear bandit system is built for, and how far theta* can be from a centre."""
+"""The problem that a linear bandit system is built for; a public centre; checks of arguments."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from fastfed._validate import InputError, array, number, show
+from fastfed._validate import InputError, array, integer, number, show
 from fastfed.privacy.certificate import Condition
 from fastfed.privacy.sensitivity import FEATURE_BOUND, constant_of
 
@@ -169,3 +169,30 @@ def _interval(name: str, value: object) -> tuple[float, float]:
     if low > high:
         raise InputError(f"{name} must be (low, high) with low <= high, got {show(value)}")
     return low, high
+
+
+# ---- Argument checks that the papers' bounds share -----------------------------------------------
+
+
+def checked_sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
+    """T, M and d, checked."""
+    return (
+        integer("horizon", horizon, at_least=1),
+        integer("silos", silos, at_least=1),
+        integer("dimension", dimension, at_least=1),
+    )
+
+
+def checked_batch(batch_size: int, horizon: int) -> int:
+    """B, checked."""
+    return integer("batch_size", batch_size, at_least=1, at_most=horizon)
+
+
+def checked_budget(epsilon: float, delta: float) -> tuple[float, float]:
+    """epsilon and delta, checked."""
+    return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
+
+
+def checked_constant(constant: float) -> float:
+    """The hidden constant, checked."""
+    return number("constant", constant, above=0)
