@@ -858,9 +858,9 @@ BAD: dict[str, list[Any]] = {
     "row": ["fed", 3],
 }
 FUNCTIONS = {
-    name: function
-    for name, function in vars(bounds).items()
-    if inspect.isfunction(function) and not name.startswith("_")
+    name: getattr(bounds, name)
+    for name in bounds.__all__
+    if inspect.isfunction(getattr(bounds, name))
 }
 
 
