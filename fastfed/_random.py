@@ -16,9 +16,8 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 
 from fastfed._kernels import rng
-from fastfed._once import Once, once
 from fastfed._sampling import Laplaces, Normals, Uniforms, fair_binomials
-from fastfed._validate import InputError, integer
+from fastfed._validate import InputError, Once, integer, once
 
 T = TypeVar("T")
 

@@ -1,15 +1,19 @@
-"""Input checks of the public API: each error says the name, the value and what was expected.
+"""Checks of input and of use: each error says the name, the value and what was expected.
 
-Kernels trust their arguments, so whatever a user passes is checked here once.
+Kernels trust their arguments, so whatever a user passes is checked here once. Objects that release
+private data act once (`Once`).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -159,3 +163,55 @@ def array(
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
         raise InputError(f"{name} must be finite, got {result[where]} at index {where}")
     return result
+
+
+# ---- Objects that must not be duplicated ---------------------------------------------------------
+#
+# They hold private data or its noise. A copy, a pickle or a forked process that releases the same
+# data again draws other noise for it, and the average of many such releases is the data. So they
+# cannot be copied or pickled, work only in the process that made them, and run one call at a time.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Once:
+    """Base of classes that must not be duplicated.
+
+    Methods that change or release anything are decorated with ``once``.
+    """
+
+    def __new__(cls, *args: Any, **keys: Any) -> Any:
+        made: Any = super().__new__(cls)
+        made._process = os.getpid()
+        made._turn = threading.RLock()
+        return made
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Raise InputError: this object cannot be copied, pickled or shared."""
+        raise InputError(
+            f"a {type(self).__name__} cannot be {what}: two of it would release the same data "
+            "under two noises; keep one object in one process (save and load, which seal what was "
+            "released, come with deployments)"
+        )
+
+    def __copy__(self) -> NoReturn:
+        self._refuse("copied")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self._refuse("copied")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self._refuse("pickled")
+
+
+def once(method: F) -> F:
+    """Make a method run for one caller at a time, and only in the process that made the object."""
+
+    @wraps(method)
+    def guarded(self: Any, *args: Any, **keys: Any) -> Any:
+        if os.getpid() != self._process:
+            self._refuse("used in a forked process")
+        with self._turn:
+            return method(self, *args, **keys)
+
+    return guarded  # type: ignore[return-value]

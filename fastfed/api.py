@@ -204,7 +204,8 @@ def audit(
         Of a function: the claim, epsilon >= 0 and delta in [0, 1).
     statistic : callable, optional
         Of a function: from one output to a number; the best is the log likelihood ratio of the two
-        datasets. Default: a projection of the output, see `fastfed.privacy.audit.function`.
+        datasets. Default: a projection of the output, see
+        `fastfed.privacy.audit.bounds.audit_function`.
     confidence : float
         Of a function: in (0, 1), by default 0.95.
     name : str, optional
@@ -237,14 +238,14 @@ def audit(
     """
     if isinstance(mechanism, str):
         from fastfed._validate import InputError
-        from fastfed.simulation.audit.catalogue import run_audit
+        from fastfed.simulation.audit import run_audit
 
         if data is not None or neighbour is not None or claim:
             raise InputError(
                 f'audit "{mechanism}" brings its own datasets and claim: give trials and seed alone'
             )
         return run_audit(mechanism, trials, seed)
-    from fastfed.privacy.audit.function import audit as audit_function
+    from fastfed.privacy.audit.bounds import audit_function
 
     if trials is not None:
         claim["trials"] = trials

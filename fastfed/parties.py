@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from fastfed._random import SeededNoise, SystemNoise
 from fastfed.bandits.silo import Client, Peer, Silo
-from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.protocols.network import Graph
+from fastfed.experts.plan import ExpertClient, ExpertServer
 from fastfed.protocols.protocol import Broadcast, Report
 from fastfed.protocols.randomizer import Shuffler, User
 from fastfed.protocols.secure_sum import Encoded
 from fastfed.protocols.server import Averager, Server
-from fastfed.protocols.serverless import LocalEstimate, Model
+from fastfed.protocols.serverless import Graph, LocalEstimate, Model
 from fastfed.protocols.vector_sum import VectorSum
 
 __all__ = [

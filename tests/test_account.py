@@ -32,15 +32,15 @@ from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
-from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import user_sensitivity
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import ADD, AGENT_PROTOCOLS, PROTOCOLS, REPLACE
+from fastfed.protocols.schedule import DETERMINANT, Trigger
 from fastfed.protocols.secure_sum import simulated_keys
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
-from fastfed.protocols.trigger import DETERMINANT, Trigger
 from fastfed.simulation import compiled, experts, peers, phases, server
 from fastfed.simulation.dispatch import run_steps
 from fastfed.simulation.systems import ALGORITHMS

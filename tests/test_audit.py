@@ -35,8 +35,13 @@ from fastfed.privacy.audit.mechanisms import (
     release_statistics,
 )
 from fastfed.privacy.mechanisms.laplace import Laplace
-from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.gaussian_release import calibrate_release
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_coefficients,
+    node_count,
+    node_number,
+    toeplitz_factor,
+)
 
 KEYS = ["name", "delta", "claimed_epsilon", "epsilon_lower_bound", "confidence", "trials"]
 
@@ -201,12 +206,12 @@ def test_releases_leak_what_their_prefixes_can_tell(name: str) -> None:
     runs = [release_statistics(release, 3000, 7, world) for world in (0, 1)]
     if name == "toeplitz":
         expected = release.mu()
-        rows = toeplitz.factor(12)
+        rows = toeplitz_factor(12)
     else:
-        rows = np.zeros((12, honaker.node_count(12)))
+        rows = np.zeros((12, node_count(12)))
         for k in range(1, 13):
-            for node, c in honaker.coefficients(k).items():
-                rows[k - 1, honaker.node_number(*node) - 1] = c
+            for node, c in honaker_coefficients(k).items():
+                rows[k - 1, node_number(*node) - 1] = c
         inverse = np.linalg.inv(rows @ rows.T)
         squared = max(inverse[j:, j:].sum() for j in range(12))
         expected = 2.0 * math.sqrt(squared) / release.noise_std

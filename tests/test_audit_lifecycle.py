@@ -12,8 +12,8 @@ import pytest
 import fastfed
 from fastfed._random import SystemNoise
 from fastfed.protocols.score import score_signature
+from fastfed.simulation.audit import ABOUT, AUDITS, FAULTY, TRIALS, listed, run_audit
 from fastfed.simulation.audit import lifecycle as audits
-from fastfed.simulation.audit.catalogue import ABOUT, AUDITS, FAULTY, TRIALS, listed, run_audit
 
 CLASSES = {
     name: getattr(fastfed, name, None)

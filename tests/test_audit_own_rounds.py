@@ -14,7 +14,7 @@ from fastfed.bandits.silo import Silo
 from fastfed.privacy import epsilon_of
 from fastfed.privacy.account import released
 from fastfed.simulation.audit import own_rounds as audits
-from fastfed.simulation.audit.catalogue import run_audit
+from fastfed.simulation.audit import run_audit
 
 #: The audits of coins and of shared users are slow.
 ORDINARY = ("own-rounds", "fault-own-rounds-in-leaf", "fault-own-rounds-peek")

@@ -15,13 +15,13 @@ from oracle.centred import Release
 from scipy import stats
 
 from fastfed._validate import InputError
-from fastfed.bandits.centring import centred_norm
 from fastfed.bandits.noise_distributions import (
     NoiseDistribution,
     Remainder,
     _rounded,
     norm_quantile,
 )
+from fastfed.bandits.problem import centred_norm
 from fastfed.privacy import centred_sensitivity, layout_stds, user_sensitivity
 from fastfed.protocols.plan import NoiseStd
 

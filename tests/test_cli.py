@@ -207,7 +207,7 @@ def test_calibrate_scales_noise_with_the_sensitivity() -> None:
 
 
 def test_audit_list_names_every_audit() -> None:
-    from fastfed.simulation.audit.catalogue import AUDITS
+    from fastfed.simulation.audit import AUDITS
 
     found = json.loads(fastfed("audit", "list", "--json").stdout)
     assert [each["name"] for each in found] == list(AUDITS)

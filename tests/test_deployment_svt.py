@@ -21,8 +21,7 @@ from fastfed.deployment import expert_plans, plans, wire
 from fastfed.deployment.expert_parties import SparseHub, SparseSilo
 from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.wire import Refused, Report
-from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.experts.plan import ExpertChoice
+from fastfed.experts.plan import ExpertChoice, ExpertClient, ExpertServer
 
 KINDS = {"silo": SparseSilo, "hub": SparseHub}
 

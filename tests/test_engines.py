@@ -21,14 +21,15 @@ from test_run import spec
 import fastfed
 from fastfed.results.store import FILE
 from fastfed.simulation.dispatch import RunBatch
-from fastfed.simulation.engines import ENGINES, open_engine
-from fastfed.simulation.engines.base import (
+from fastfed.simulation.engines import (
+    ENGINES,
     HOPELESS,
     EngineError,
     Finished,
     Left,
     PoisonBatch,
     Tally,
+    open_engine,
     pack,
     run_all_rounds,
     unpack,

@@ -23,7 +23,11 @@ from fastfed._random import SystemNoise
 from fastfed._sampling import ERROR, Laplaces, Normals, Uniforms
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.privacy import centred_sensitivity, exact
-from fastfed.privacy.releases import honaker, toeplitz
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_coefficients,
+    node_number,
+    toeplitz_coefficients,
+)
 from fastfed.privacy.sensitivity import layout_stds, user_sensitivity
 from fastfed.protocols.plan import Clip, NoiseStd
 from fastfed.protocols.release import ExactAdder, fixed_point, make_adder, spread
@@ -298,16 +302,14 @@ def test_a_prefix_is_the_combination_of_its_draws(release):
         assert count >= len(terms) and 0 <= sizes - float(sum(terms.values())) < 1e-9
         released = adder.prefix(total, step)
         if release == "toeplitz":
-            f = toeplitz.coefficients(k)
+            f = toeplitz_coefficients(k)
             wanted = {j: f[step - j] for j in range(1, step + 1)}
         elif release == "factorised":
             row = plan.factor.matrix[step - 1]
             wanted = {j: row[j - 1] for j in range(1, step + 1)}
             assert all(Fraction(float(row[j - 1])) == terms[j] for j in terms)
         else:
-            wanted = {
-                honaker.node_number(*node): c for node, c in honaker.coefficients(step).items()
-            }
+            wanted = {node_number(*node): c for node, c in honaker_coefficients(step).items()}
         assert terms.keys() == wanted.keys()
         for number, c in terms.items():
             assert float(c) == pytest.approx(wanted[number], rel=1e-14)

@@ -16,8 +16,7 @@ pytest.importorskip("cryptography")
 
 import federation
 
-from fastfed.cli import cli
-from fastfed.cli.lazy import LazyCommand
+from fastfed.cli import LazyCommand, cli
 from fastfed.deployment.plans import compile_plan
 
 ROOT = Path(__file__).parents[1]

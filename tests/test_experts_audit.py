@@ -13,9 +13,9 @@ from scipy import stats
 
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.experts.parties import ExpertServer
+from fastfed.experts.plan import ExpertServer
 from fastfed.privacy.audit import mechanisms as mechanisms
-from fastfed.simulation.audit import catalogue as registry
+from fastfed.simulation import audit as registry
 from fastfed.simulation.audit import experts as audits
 from fastfed.simulation.audit.experts import SWITCHING, VERTICES, Switching, Vertices
 

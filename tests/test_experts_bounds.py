@@ -12,7 +12,7 @@ import pytest
 from scipy import integrate, optimize, special
 
 from fastfed._validate import InputError
-from fastfed.experts import bounds, stoch_bounds
+from fastfed.experts import bounds
 from fastfed.experts.bounds import PhaseNoise
 
 RNG = np.random.default_rng
@@ -33,7 +33,7 @@ def test_largest_laplace_is_its_integral(d: int) -> None:
 
     up = integrate.quad(above, 0, 60, epsabs=1e-12)[0]
     down = integrate.quad(lambda x: (0.5 * math.exp(x)) ** d, -60, 0, epsabs=1e-12)[0]
-    assert stoch_bounds._largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
+    assert bounds._largest_laplace(d) == pytest.approx(up - down, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_largest_error_is_above_and_near_what_is_drawn(
     largest = error.max(axis=1)
     low = largest.mean() - 4 * largest.std() / math.sqrt(runs)
     # Chernoff's bound costs the most, 1.41, where error and one draw of noise are alike.
-    assert low <= stoch_bounds._largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
+    assert low <= bounds._largest_error(variance, draws, scale, d) <= 1.5 * largest.mean()
 
 
 def test_largest_error_is_the_least_chernoff_bound() -> None:
     for variance, draws, scale, d in product((0.0, 1e-4, 1.0, 1e4), (2, 50), (1e-3, 2.0), (2, 900)):
         u = np.geomspace(1e-6, 1, 400_001)[:-1] / scale
         grid = math.log(d) + u * u * variance / 2 - draws * np.log1p(-((u * scale) ** 2))
-        agree(stoch_bounds._largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
+        agree(bounds._largest_error(variance, draws, scale, d), (grid / u).min(), 1e-5)
 
 
 def leaves_of(trees: int) -> list[list[tuple[int, int]]]:
@@ -858,9 +858,9 @@ BAD: dict[str, list[Any]] = {
     "row": ["fed", 3],
 }
 FUNCTIONS = {
-    name: function
-    for name, function in vars(bounds).items()
-    if inspect.isfunction(function) and not name.startswith("_")
+    name: getattr(bounds, name)
+    for name in bounds.__all__
+    if inspect.isfunction(getattr(bounds, name))
 }
 
 

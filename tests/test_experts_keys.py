@@ -24,7 +24,7 @@ from fastfed.experts import ALGORITHMS, ProblemSpec, System, bounds
 from fastfed.experts.baselines import HedgePlan
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.parties import SumsPlan
+from fastfed.experts.plan import SumsPlan
 from fastfed.privacy.accounting.gdp import epsilon_of_rho, rho_of_bounded_range
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
 from fastfed.privacy.certificate import SIMULATION, Certificate, ClaimCondition

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from fastfed import _sampling as sampling
 from fastfed._random import SeededNoise, SystemNoise, entries
 from fastfed._validate import InputError
-from fastfed.privacy.accounting.fair_binomial import effective_std
+from fastfed.privacy.accounting.binomial import effective_std
 from fastfed.privacy.accounting.gdp import delta_of
 
 BIG = 2**73

@@ -20,8 +20,8 @@ from fastfed.bandits.system import System
 from fastfed.cli import cli
 from fastfed.environments import Sphere
 from fastfed.privacy import compose, epsilon_of, user_sensitivity
-from fastfed.privacy.releases.tree import depth
-from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
+from fastfed.privacy.releases.prefix_sums import depth
+from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.simulation.systems import problem_spec
 
 SETTING = ProblemSpec(silos=3, horizon=100, dimension=4)

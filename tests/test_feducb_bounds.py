@@ -14,11 +14,10 @@ from oracle import dubey_pentland_2020 as oracle
 
 from fastfed._validate import InputError
 from fastfed.bandits import feducb_bounds as bounds
-from fastfed.bandits import feducb_constants as constants
 from fastfed.bandits.noise_distributions import largest_eigenvalue
 from fastfed.privacy.accounting.gdp import delta_of
 from fastfed.privacy.releases import gaussian_release
-from fastfed.privacy.releases.tree import depth, max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import depth, max_prefix_nodes
 
 RELEASES = (1, 2, 3, 4, 7, 8, 9, 400, 10**5, 10**7)
 # releases, epsilon, delta, L, d, M, alpha
@@ -48,17 +47,17 @@ def test_privatizer_is_the_oracles() -> None:
         assert gaussian_release.privatizer_levels(n) == m
         std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
         agree(std, oracle.node_noise_std(epsilon, delta, m, L))
-        big = constants.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
+        big = bounds.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
         agree(big, oracle.big_lambda(epsilon, delta, m, L, d, n, M, alpha))
-        kappa = constants.bias_bound(d, M, epsilon, n, alpha, feature_bound=L)
+        kappa = bounds.bias_bound(d, M, epsilon, n, alpha, feature_bound=L)
         agree(kappa, oracle.kappa_printed(epsilon, m, L, d, n, M, alpha))
         nodes = oracle.prefix_nodes(n)
         agree(
-            constants.noise_bound_from_std(d, M, std, n, alpha),
+            bounds.noise_bound_from_std(d, M, std, n, alpha),
             oracle.lambda_from_noise(std, nodes, d, n, M, alpha),
         )
         agree(
-            constants.bias_bound_from_std(d, M, std, big, n, alpha),
+            bounds.bias_bound_from_std(d, M, std, big, n, alpha),
             oracle.kappa_from_noise(std, nodes, big, d, n, M, alpha),
         )
 
@@ -68,19 +67,19 @@ def test_gamma_trees_are_more_releases_of_the_same_tree() -> None:
     m, nodes = oracle.levels(n), oracle.prefix_nodes(n)
     common = {"gamma": gamma}
     agree(
-        constants.noise_bound(5, 7, 1.0, 0.1, n, 0.01, **common),
+        bounds.noise_bound(5, 7, 1.0, 0.1, n, 0.01, **common),
         oracle.big_lambda(1.0, 0.1, m, 1.0, 5, gamma * n, 7, 0.01),
     )
     agree(
-        constants.bias_bound(5, 7, 1.0, n, 0.01, **common),
+        bounds.bias_bound(5, 7, 1.0, n, 0.01, **common),
         oracle.kappa_printed(1.0, m, 1.0, 5, gamma * n, 7, 0.01),
     )
     agree(
-        constants.noise_bound_from_std(5, 7, 3.0, n, 0.01, **common),
+        bounds.noise_bound_from_std(5, 7, 3.0, n, 0.01, **common),
         oracle.lambda_from_noise(3.0, nodes, 5, gamma * n, 7, 0.01),
     )
     agree(
-        constants.bias_bound_from_std(5, 7, 3.0, 2.0, n, 0.01, **common),
+        bounds.bias_bound_from_std(5, 7, 3.0, 2.0, n, 0.01, **common),
         oracle.kappa_from_noise(3.0, nodes, 2.0, 5, gamma * n, 7, 0.01),
     )
 
@@ -106,24 +105,24 @@ def test_delta_below_the_reach_of_a_quotient() -> None:
     assert gaussian_release.node_noise_std(1.0, tiny, 1) == pytest.approx(
         8.0 * (math.log(2.0) + 310.0 * math.log(10.0))
     )
-    assert math.isfinite(constants.noise_bound(3, 4, 1.0, tiny, 9, tiny))
+    assert math.isfinite(bounds.noise_bound(3, 4, 1.0, tiny, 9, tiny))
 
 
 def test_printed_lambda_is_never_below_the_proven_one() -> None:
     for n, epsilon, delta, L, d, M, alpha in PRIVACY:
         std = gaussian_release.node_noise_std(epsilon, delta, n, feature_bound=L)
-        printed = constants.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
-        assert printed > constants.noise_bound_from_std(d, M, std, n, alpha)
+        printed = bounds.noise_bound(d, M, epsilon, delta, n, alpha, feature_bound=L)
+        assert printed > bounds.noise_bound_from_std(d, M, std, n, alpha)
 
 
 def test_printed_kappa_is_no_bound_at_small_delta() -> None:
     n, d, M, alpha = 10**5, 10, 100, 0.01
-    printed = constants.bias_bound(d, M, 1.0, n, alpha)
+    printed = bounds.bias_bound(d, M, 1.0, n, alpha)
     assert printed == pytest.approx(34.2, rel=2e-3)
     for delta, needed in [(0.1, 20.7), (1e-3, 35.1), (1e-5, 45.2)]:
         std = gaussian_release.node_noise_std(1.0, delta, n)
-        big = constants.noise_bound(d, M, 1.0, delta, n, alpha)
-        proven = constants.bias_bound_from_std(d, M, std, big, n, alpha)
+        big = bounds.noise_bound(d, M, 1.0, delta, n, alpha)
+        proven = bounds.bias_bound_from_std(d, M, std, big, n, alpha)
         # The figures quoted take m nodes in a prefix; there are fewer.
         share = max_prefix_nodes(n) / gaussian_release.privatizer_levels(n)
         assert proven == pytest.approx(needed * math.sqrt(share), rel=3e-3)
@@ -136,7 +135,7 @@ def test_lambda_from_std_covers_the_largest_eigenvalue(dimension: int) -> None:
     n, M, alpha, std = 50, 10, 0.02, 1.7
     spread = std * math.sqrt(max_prefix_nodes(n))
     exact = spread * largest_eigenvalue(dimension, alpha / (8 * n * M))
-    bound = constants.noise_bound_from_std(dimension, M, std, n, alpha)
+    bound = bounds.noise_bound_from_std(dimension, M, std, n, alpha)
     assert exact <= bound < 1.8 * exact
 
 
@@ -148,8 +147,8 @@ def test_noise_stays_in_its_bounds() -> None:
     d, n, M, std, alpha, draws = 3, 7, 1, 1.5, 0.35, 20_000
     rho_min = 4.0
     rng = np.random.default_rng(20200711)
-    wide = constants.noise_bound_from_std(d, M, std, n, alpha)
-    far = constants.bias_bound_from_std(d, M, std, rho_min, n, alpha) * math.sqrt(rho_min)
+    wide = bounds.noise_bound_from_std(d, M, std, n, alpha)
+    far = bounds.bias_bound_from_std(d, M, std, rho_min, n, alpha) * math.sqrt(rho_min)
     squares = (
         std * math.sqrt(3) * rng.standard_normal((draws, d + 1, d + 1))
     )  # leaves 1..7: 3 nodes
@@ -169,23 +168,23 @@ def test_growth_and_thresholds_are_the_oracles() -> None:
         at = (T, d, low, ratio * low)
         for gamma in (1, 3):
             agree(
-                constants.log_growth(*at, feature_bound=L, gamma=gamma),
+                bounds.log_growth(*at, feature_bound=L, gamma=gamma),
                 oracle.log_growth(**sizes, gamma=gamma),
                 rel=LOST,
             )
             agree(
-                constants.decentralised_threshold(T, d, gamma, low, ratio * low, feature_bound=L),
+                bounds.decentralised_threshold(T, d, gamma, low, ratio * low, feature_bound=L),
                 oracle.decentralised_threshold(**sizes, gamma=gamma),
             )
-        for communication in constants.THRESHOLDS:
+        for communication in bounds.THRESHOLDS:
             agree(
-                constants.threshold(communication, T, M, d, low, ratio * low, feature_bound=L),
+                bounds.threshold(communication, T, M, d, low, ratio * low, feature_bound=L),
                 oracle.threshold(communication, M=M, **sizes),
             )
 
 
 def test_growth_below_rounding() -> None:
-    agree(constants.log_growth(1, 1, 1e20, 1e20), 1e-20, rel=1e-14)
+    agree(bounds.log_growth(1, 1, 1e20, 1e20), 1e-20, rel=1e-14)
 
 
 # -- Proposition 1 ---------------------------------------------------------------------------------
@@ -251,8 +250,8 @@ def test_batch_size_of_proposition_1() -> None:
         assert 1 <= B <= T
         assert most >= T // B
     # T = 1e5 with printed Lambda: G is hardly more than ln 3, and 2 sqrt(G (G + 1) / 2) + 4 = 6.1.
-    big = constants.noise_bound(10, 100, 1.0, 0.1, 10**5, 0.01)
-    limit = constants.threshold("log-T", 10**5, 100, 10, big, 3 * big)
+    big = bounds.noise_bound(10, 100, 1.0, 0.1, 10**5, 0.01)
+    limit = bounds.threshold("log-T", 10**5, 100, 10, big, 3 * big)
     found = bounds.batch_size_proposition_1(10**5, 10, limit, big, 3 * big)
     assert found == math.ceil(10**5 / 7)
     assert bounds.batch_size_proposition_1(1, 1, 1.0, 1.0, 1.0) == 1
@@ -321,18 +320,18 @@ def test_full_size() -> None:
     """T = 1e7, M = 100, d = 10, epsilon 1, delta .1, alpha .01, sigma 1/2, L = S = 1."""
     T, M, d = FULL["T"], FULL["M"], FULL["d"]
     assert gaussian_release.privatizer_levels(T) == 25
-    big = constants.noise_bound(d, M, 1.0, 0.1, T, 0.01)
+    big = bounds.noise_bound(d, M, 1.0, 0.1, T, 0.01)
     assert M * big == pytest.approx(6.75e6, rel=2e-3)
-    kappa = constants.bias_bound(d, M, 1.0, T, 0.01)
+    kappa = bounds.bias_bound(d, M, 1.0, T, 0.01)
     assert bounds.beta_bar(T, M, d, big, 3 * big, kappa, 0.5, 0.01) == pytest.approx(4950, rel=2e-3)
     # x adds little to M rho_min: the trigger's left side is d ln 3.
-    D = constants.threshold("log-T", T, M, d, big, 3 * big)
+    D = bounds.threshold("log-T", T, M, d, big, 3 * big)
     assert D / (d * math.log(3)) == pytest.approx(4.7e6, rel=0.01)
 
 
 def test_the_last_step_of_theorem_1_drops_a_factor() -> None:
     at = (1.0, 1.0, 0.0, 0.5, 0.01)
-    D = constants.threshold("log-T", 10**6, 100, 10, 1.0, 1.0)
+    D = bounds.threshold("log-T", 10**6, 100, 10, 1.0, 1.0)
     whole = bounds.theorem_1_two_terms(10**6, 100, 10, D, *at)
     explicit = bounds.theorem_1_explicit(10**6, 100, 10, *at)
     assert whole / explicit == pytest.approx(0.5 * math.sqrt(100) * 10, rel=0.1)
@@ -378,12 +377,12 @@ def test_constants_move_as_they_should() -> None:
         (0, 11, False), (1, 101, False), (2, 2.0, True), (3, 0.2, True), (4, 2000, False),
         (5, 0.02, True),
     ]:  # fmt: skip
-        assert lower(constants.noise_bound, noise, place, more) is falls
+        assert lower(bounds.noise_bound, noise, place, more) is falls
     bias = (10, 100, 1.0, 1000, 0.01)
     for place, more, falls in [
         (0, 11, False), (1, 101, False), (2, 2.0, True), (3, 2000, False), (4, 0.02, True),
     ]:  # fmt: skip
-        assert lower(constants.bias_bound, bias, place, more) is falls
+        assert lower(bounds.bias_bound, bias, place, more) is falls
     # Twice the threshold: fewer synchronisations.
     for bound in (
         bounds.proposition_1_main_text,
@@ -403,10 +402,10 @@ def test_numpy_integers_do_not_overflow() -> None:
          bounds.theorem_2(10**7, 100, 10, *at, 50, 10**7)),
         (bounds.theorem_1_two_terms(T, M, d, 3.0, *at),
          bounds.theorem_1_two_terms(10**7, 100, 10, 3.0, *at)),
-        (constants.threshold("M1.5", T, M, d, 2.0, 6.0),
-         constants.threshold("M1.5", 10**7, 100, 10, 2.0, 6.0)),
-        (constants.noise_bound(d, M, 1.0, 0.1, T, 0.1),
-         constants.noise_bound(10, 100, 1.0, 0.1, 10**7, 0.1)),
+        (bounds.threshold("M1.5", T, M, d, 2.0, 6.0),
+         bounds.threshold("M1.5", 10**7, 100, 10, 2.0, 6.0)),
+        (bounds.noise_bound(d, M, 1.0, 0.1, T, 0.1),
+         bounds.noise_bound(10, 100, 1.0, 0.1, 10**7, 0.1)),
     ]:  # fmt: skip
         assert ours == theirs
 
@@ -442,9 +441,8 @@ PUBLIC: list[Callable[..., Any]] = [
 ]
 PUBLIC += [
     function
-    for module in (constants, bounds)
-    for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__
+    for name, function in inspect.getmembers(bounds, inspect.isfunction)
+    if function.__module__ == bounds.__name__
     and not name.startswith("_")
     # Formulas; those that read a Config get checked values.
     and "config" not in inspect.signature(function).parameters
@@ -466,7 +464,7 @@ def test_every_argument_is_checked() -> None:
 
 def test_types_are_checked() -> None:
     with pytest.raises(InputError, match=r"silos must be an integer, got 8\.0"):
-        constants.noise_bound(5, 8.0, 1.0, 0.1, 9, 0.1)  # type: ignore[arg-type]
+        bounds.noise_bound(5, 8.0, 1.0, 0.1, 9, 0.1)  # type: ignore[arg-type]
     sizes: Any
     for sizes, sentence in [
         (8, "clique_sizes must be a list of integers, got 8"),

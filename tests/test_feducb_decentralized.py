@@ -26,11 +26,10 @@ from fastfed import InputError
 from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
 from fastfed.bandits.silo import Message
 from fastfed.environments import Replay, Sphere
-from fastfed.protocols.network import Graph, Network
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import Report
-from fastfed.protocols.serverless import Part, PeerPlan, Request, Sums
-from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
+from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
+from fastfed.protocols.serverless import Graph, Network, Part, PeerPlan, Request, Sums
 from fastfed.reporting.figure import read_source
 from fastfed.reporting.page import page
 from fastfed.reporting.sections import Drawn

@@ -15,7 +15,7 @@ import fastfed
 from fastfed._random import SeededNoise
 from fastfed.environments import Python, Replay, RewardDistribution, Sphere
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.trigger import DETERMINANT, Clock
+from fastfed.protocols.schedule import DETERMINANT, Clock
 from fastfed.simulation import compiled, server
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment, make_experiment

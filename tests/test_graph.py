@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from fastfed._kernels import rng
 from fastfed._random import INSTANCE
 from fastfed._validate import InputError
-from fastfed.protocols.network import GRAPHS, Graph, Network
+from fastfed.protocols.serverless import GRAPHS, Graph, Network
 
 FALSE_ALARM = 1e-6
 

@@ -12,7 +12,7 @@ from fastfed import kernels
 from fastfed._kernels import rng
 from fastfed._random import SeededNoise
 from fastfed._validate import InputError
-from fastfed.privacy.releases.tree import prefix_nodes
+from fastfed.privacy.releases.prefix_sums import prefix_nodes
 from fastfed.privacy.sensitivity import LAYOUTS, layout_stds
 
 BOTH = pytest.mark.parametrize("implementation", ["compiled", "numpy"], indirect=True)

@@ -20,20 +20,19 @@ ALLOWED = {
     "counter_rng": set(),
     "keyed": {"counter_rng"},
     "_display": set(),
-    "_once": {"_validate"},
     "_sampling": {"_kernels"},
-    "_random": {"_kernels", "_validate", "_once", "_sampling"},
+    "_random": {"_kernels", "_validate", "_sampling"},
     "kernels": {"_kernels", "_validate", "_random", "privacy", "protocols"},
-    "privacy": {"_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "_display"},
+    "privacy": {"_kernels", "_registry", "_validate", "_random", "_sampling", "_display"},
     "protocols": {
-        "_kernels", "_registry", "_validate", "_random", "_once", "_sampling", "privacy",
+        "_kernels", "_registry", "_validate", "_random", "_sampling", "privacy",
     },
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
-        "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
+        "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
     },
     "experts": {
-        "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
+        "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
     },
     "deployment": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",

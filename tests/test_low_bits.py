@@ -17,7 +17,7 @@ from fastfed.privacy.audit.low_bits import (
 )
 from fastfed.privacy.audit.mechanisms import AUDITS
 from fastfed.simulation.audit import low_bits as system
-from fastfed.simulation.audit.catalogue import run_audit
+from fastfed.simulation.audit import run_audit
 
 SCALES = (1e-3, 0.37, 1.0, 1.9999, 6.295, 8.9925, 1024.0, 1e6)
 SLOW = ("winsorized-mean", "averager")  # a tenth of a second a message

@@ -16,10 +16,9 @@ from fastfed import InputError
 from fastfed._memory import available, format_size, parse_size
 from fastfed.cli import cli
 from fastfed.results.store import FILE, Store
-from fastfed.simulation import compiled, dispatch, driver, memory
-from fastfed.simulation.dispatch import Resources
+from fastfed.simulation import compiled, dispatch, driver
+from fastfed.simulation.dispatch import OutOfMemory, Resources, estimate, fit
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.memory import OutOfMemory, estimate, fit
 
 LDP = {
     "algorithm": "private-fedlinucb", "protocol": "silo-ldp", "epsilon": 1.0, "delta": 1e-5,
@@ -116,7 +115,7 @@ CHILD = """
 import json, sys, tempfile
 import fastfed
 from fastfed.simulation.experiment import experiment_from_spec
-from fastfed.simulation.memory import estimate
+from fastfed.simulation.dispatch import estimate
 from fastfed.simulation.dispatch import Resources
 spec, driver = json.loads(sys.argv[1]), sys.argv[2]
 experiment = experiment_from_spec(spec)
@@ -218,7 +217,7 @@ def test_what_a_users_environment_says_is_counted():
     )
     plans = [made().curves[0].system.plan] * 2
     facts = plain.facts(4, 20)
-    found = [memory.total(memory.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]
+    found = [dispatch.total(dispatch.of_pass(e, facts, plans, 5, 1)) for e in (plain, large)]
     assert found[1] - found[0] == 2 * 10**9
 
 
@@ -291,7 +290,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     needed = estimate(experiment, Resources(1)).bytes
     with pytest.raises(InputError, match=r"memory_limit is 1 kB: .*tries all the same"):
         fastfed.run(experiment, tmp_path / "out", memory_limit=1000)
-    monkeypatch.setattr(memory, "available", lambda: 1000)
+    monkeypatch.setattr(dispatch, "available", lambda: 1000)
     with pytest.raises(InputError, match="1 kB are available"):
         fastfed.run(experiment, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -300,7 +299,7 @@ def test_a_limit_of_ones_own_takes_the_place_of_what_is_available(tmp_path, monk
     read = estimate(experiment, Resources(1), done=2).bytes
     assert read < needed
     fastfed.run(experiment, tmp_path / "out", threads=1, memory_limit=read)
-    monkeypatch.setattr(memory, "available", lambda: None)
+    monkeypatch.setattr(dispatch, "available", lambda: None)
     assert fit(experiment, Resources()).reduced == ""
 
 
@@ -427,7 +426,7 @@ def test_a_dry_run_says_how_much_memory(tmp_path):
 
 
 def test_a_plan_plays_as_many_at_once_as_fit(monkeypatch):
-    terms = [memory.Term("silo states", 400, "4 silos", "silos")]
+    terms = [dispatch.Term("silo states", 400, "4 silos", "silos")]
     for have, workers in ((None, 3), (1200, 3), (1199, 2), (400, 1)):
         monkeypatch.setattr(driver, "available", lambda have=have: have)
         assert driver.that_fit(terms, 3) == workers

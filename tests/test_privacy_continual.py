@@ -15,10 +15,27 @@ from problems import ordinary_cases
 from fastfed._kernels import aggregation
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, calibrate_tree, delta_of, mu_of
-from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import SHARED, GaussianRelease, calibrate_release
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_coefficients,
+    honaker_combine,
+    honaker_group_sensitivity_squared,
+    honaker_prefix_variance,
+    honaker_sensitivity_squared,
+    honaker_weight,
+    honaker_worst_leaf,
+    max_prefix_nodes,
+    node_count,
+    node_number,
+    nodes_at,
+    optimal_factor,
+    toeplitz_coefficients,
+    toeplitz_factor,
+    toeplitz_group_sensitivity_squared,
+    toeplitz_prefix_noise,
+    toeplitz_prefix_variances,
+    toeplitz_sensitivity_squared,
+)
 
 # K, S_K; worst variance of Toeplitz, tree, Honaker; mean of each; unit mu* = D = 1. Honaker's as if
 # all nodes were seen.
@@ -44,10 +61,10 @@ def gram(releases: int) -> np.ndarray:
 
     Sigma: covariance of the prefixes' noises; column j of A: ones from prefix j on.
     """
-    rows = np.zeros((releases, honaker.node_count(releases)))
+    rows = np.zeros((releases, node_count(releases)))
     for k in range(1, releases + 1):
-        for node, c in honaker.coefficients(k).items():
-            rows[k - 1, honaker.node_number(*node) - 1] = c
+        for node, c in honaker_coefficients(k).items():
+            rows[k - 1, node_number(*node) - 1] = c
     prefixes = np.tri(releases)
     return prefixes.T @ np.linalg.solve(rows @ rows.T, prefixes)
 
@@ -65,43 +82,43 @@ def complete_nodes(releases: int) -> dict[tuple[int, int], range]:
 
 
 def test_toeplitz_coefficients() -> None:
-    assert toeplitz.coefficients(5).tolist() == [1.0, 0.5, 0.375, 0.3125, 0.2734375]
+    assert toeplitz_coefficients(5).tolist() == [1.0, 0.5, 0.375, 0.3125, 0.2734375]
     exact = [float(Fraction(math.comb(2 * k, k), 4**k)) for k in range(400)]
-    np.testing.assert_allclose(toeplitz.coefficients(400), exact, rtol=1e-13)
-    assert toeplitz.coefficients(0).shape == (0,) and toeplitz.coefficients(1).tolist() == [1.0]
+    np.testing.assert_allclose(toeplitz_coefficients(400), exact, rtol=1e-13)
+    assert toeplitz_coefficients(0).shape == (0,) and toeplitz_coefficients(1).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("releases", [1, 2, 3, 40, 257])
 def test_toeplitz_factor_is_a_square_root_of_prefix_sums(releases: int) -> None:
-    c = toeplitz.factor(releases)
+    c = toeplitz_factor(releases)
     assert not np.triu(c, 1).any()
     np.testing.assert_allclose(c @ c, np.tri(releases), atol=1e-13)
     columns = (c**2).sum(axis=0)
-    assert toeplitz.sensitivity_squared(releases) == pytest.approx(columns.max(), rel=1e-13)
+    assert toeplitz_sensitivity_squared(releases) == pytest.approx(columns.max(), rel=1e-13)
     assert columns.argmax() == 0
-    np.testing.assert_allclose(toeplitz.prefix_variances(releases), (c**2).sum(axis=1), rtol=1e-13)
+    np.testing.assert_allclose(toeplitz_prefix_variances(releases), (c**2).sum(axis=1), rtol=1e-13)
 
 
 def test_toeplitz_noise_is_a_row_of_the_factor() -> None:
     z = np.random.default_rng(4).normal(size=(30, 3))
-    noise = toeplitz.factor(30) @ z
+    noise = toeplitz_factor(30) @ z
     for k in range(1, 31):
-        np.testing.assert_allclose(toeplitz.prefix_noise(z[:k]), noise[k - 1], atol=1e-13)
+        np.testing.assert_allclose(toeplitz_prefix_noise(z[:k]), noise[k - 1], atol=1e-13)
 
 
 def test_toeplitz_sensitivity_grows_like_the_logarithm() -> None:
     for k in (1000, 100_000):
         expected = (math.log(k) + np.euler_gamma + math.log(16)) / math.pi
-        assert toeplitz.sensitivity_squared(k) == pytest.approx(expected, abs=1 / k)
+        assert toeplitz_sensitivity_squared(k) == pytest.approx(expected, abs=1 / k)
 
 
 @pytest.mark.parametrize("leaves", [[1], [5], [1, 1, 1], [2, 3, 17], [20, 20, 1], []])
 def test_toeplitz_groups(leaves: list[int]) -> None:
     counts = np.bincount(leaves, minlength=21)[1:] if leaves else np.zeros(20)
-    expected = np.sum((toeplitz.factor(20) @ counts) ** 2)
-    assert toeplitz.group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-13)
+    expected = np.sum((toeplitz_factor(20) @ counts) ** 2)
+    assert toeplitz_group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-13)
     if len(leaves) == 1:
-        assert expected <= toeplitz.sensitivity_squared(20)
+        assert expected <= toeplitz_sensitivity_squared(20)
 
 
 # ---- Honaker's tree -----------------------------------------------------------------------------
@@ -110,24 +127,24 @@ def test_toeplitz_groups(leaves: list[int]) -> None:
 @pytest.mark.parametrize("releases", SIZES)
 def test_honaker_releases_every_complete_node_once(releases: int) -> None:
     nodes = complete_nodes(releases)
-    released = [node for k in range(1, releases + 1) for node in honaker.nodes_at(k)]
+    released = [node for k in range(1, releases + 1) for node in nodes_at(k)]
     assert sorted(released) == sorted(nodes)
-    assert honaker.node_count(releases) == len(nodes)
-    assert [honaker.node_number(*node) for node in released] == list(range(1, len(nodes) + 1))
+    assert node_count(releases) == len(nodes)
+    assert [node_number(*node) for node in released] == list(range(1, len(nodes) + 1))
 
 
 @pytest.mark.parametrize("releases", SIZES)
 def test_honaker_coefficients_are_unbiased_and_give_the_variance(releases: int) -> None:
     nodes = complete_nodes(releases)
     for k in range(1, releases + 1):
-        c = honaker.coefficients(k)
+        c = honaker_coefficients(k)
         assert set(c) <= set(nodes) and all(end <= k for end, _ in c)
         raw = np.zeros(releases)
         for node, weight in c.items():
             raw[[leaf - 1 for leaf in nodes[node]]] += weight
         np.testing.assert_allclose(raw, np.arange(1, releases + 1) <= k, atol=1e-15)
         squares = sum(weight**2 for weight in c.values())
-        assert honaker.prefix_variance(k) == pytest.approx(squares, rel=1e-14)
+        assert honaker_prefix_variance(k) == pytest.approx(squares, rel=1e-14)
 
 
 @pytest.mark.parametrize("k", SIZES)
@@ -136,7 +153,7 @@ def test_no_unbiased_estimate_from_the_blocks_of_a_prefix_is_better(k: int) -> N
     nodes = complete_nodes(k)
     design = np.array([[leaf in leaves for leaf in range(1, k + 1)] for leaves in nodes.values()])
     inverse = np.linalg.inv(design.T.astype(float) @ design)
-    assert honaker.prefix_variance(k) == pytest.approx(np.ones(k) @ inverse @ np.ones(k))
+    assert honaker_prefix_variance(k) == pytest.approx(np.ones(k) @ inverse @ np.ones(k))
 
 
 @pytest.mark.parametrize("releases", [*SIZES, 33])
@@ -149,15 +166,15 @@ def test_honaker_online_is_the_combination(releases: int) -> None:
     }
     estimates = np.zeros((releases.bit_length(), 2))
     for k in range(1, releases + 1):
-        honaker.combine(estimates, np.array([values[node] for node in honaker.nodes_at(k)]))
-        expected = sum(c * values[node] for node, c in honaker.coefficients(k).items())
+        honaker_combine(estimates, np.array([values[node] for node in nodes_at(k)]))
+        expected = sum(c * values[node] for node, c in honaker_coefficients(k).items())
         np.testing.assert_allclose(aggregation.prefix(estimates, k), expected, atol=1e-12)
 
 
 def test_honaker_weights() -> None:
     v = 1.0
     for level in range(40):
-        assert honaker.weight(level) == pytest.approx(v, rel=1e-15)
+        assert honaker_weight(level) == pytest.approx(v, rel=1e-15)
         v = 1.0 / (1.0 + 1.0 / (2.0 * v))
 
 
@@ -165,7 +182,7 @@ def test_honaker_weights() -> None:
 def test_honaker_groups(leaves: list[int]) -> None:
     counts = np.bincount(leaves, minlength=21)[1:] if leaves else np.zeros(20)
     expected = counts @ gram(20) @ counts
-    assert honaker.group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-12)
+    assert honaker_group_sensitivity_squared(leaves, 20) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +196,10 @@ def test_honaker_sensitivity_is_that_of_the_whitened_prefixes(releases: int) -> 
     """Every leaf against dense linear algebra; no two leaves ever work against each other."""
     dense = gram(releases)
     leaves = dense.diagonal()
-    found = [honaker.group_sensitivity_squared([j], releases) for j in range(1, releases + 1)]
+    found = [honaker_group_sensitivity_squared([j], releases) for j in range(1, releases + 1)]
     np.testing.assert_allclose(found, leaves, rtol=1e-11)
-    assert honaker.sensitivity_squared(releases) == pytest.approx(leaves.max(), rel=1e-11)
-    worst = honaker.worst_leaf(releases)
+    assert honaker_sensitivity_squared(releases) == pytest.approx(leaves.max(), rel=1e-11)
+    worst = honaker_worst_leaf(releases)
     assert leaves[worst - 1] == pytest.approx(leaves.max(), rel=1e-11)
     # Less than if all nodes were seen, from two releases on.
     assert leaves.max() <= releases.bit_length() * (0.91 if releases > 1 else 1.0)
@@ -201,17 +218,17 @@ def test_honaker_sensitivity_of_many_releases() -> None:
         for releases in (1 << level, (1 << level) + 1, (2 << level) - 1):
             if releases.bit_length() == level + 1:
                 most = pytest.approx(total.max(), rel=1e-12)
-                assert honaker.sensitivity_squared(releases) == most
-                assert total[honaker.worst_leaf(releases) - 1] == most
+                assert honaker_sensitivity_squared(releases) == most
+                assert total[honaker_worst_leaf(releases) - 1] == most
         v = 1.0 / (1.0 + 1.0 / (2.0 * v))
         inside = np.concatenate([total, inside])
         shift = np.concatenate([np.full_like(shift, v), v + (1.0 - v) * shift])
         variance = v**2 + (1.0 - v) ** 2 * variance
-    assert honaker.sensitivity_squared(0) == 0.0
+    assert honaker_sensitivity_squared(0) == 0.0
     # If all blocks around it are left children, a leaf has about .75 for each level.
     for releases in (2**40, 2**63 - 1):
         kappa = releases.bit_length()
-        assert 27 / 32 < honaker.sensitivity_squared(releases) / kappa < 27 / 32 + 0.2 / kappa
+        assert 27 / 32 < honaker_sensitivity_squared(releases) / kappa < 27 / 32 + 0.2 / kappa
 
 
 # ---- calibration --------------------------------------------------------------------------------
@@ -224,7 +241,7 @@ def test_reference_variances(
     """In units of D^2 / mu*^2, for all three releases."""
     budget = Budget(1.0, 0.01)
     unit = (mu_of(1.0, 0.01) / 2.0) ** 2
-    assert toeplitz.sensitivity_squared(k) == pytest.approx(squared, rel=1e-12)
+    assert toeplitz_sensitivity_squared(k) == pytest.approx(squared, rel=1e-12)
     found = []
     for name in ("toeplitz", "honaker"):
         release = calibrate_release(name, budget, k)
@@ -281,7 +298,7 @@ def test_privacy_is_that_of_the_worst_leaf(name: str, layout: str, joint: float)
     """mu against the norm of the change that each leaf makes in what is released."""
     releases = 13
     if name == "toeplitz":
-        columns = (toeplitz.factor(releases) ** 2).sum(axis=0)
+        columns = (toeplitz_factor(releases) ** 2).sum(axis=0)
     elif name == "factorised":
         columns = np.array(oracle.encoder(optimal_factor(tuple(range(1, 14)), 13).matrix), float)
         columns = (columns**2).sum(axis=0)
@@ -339,13 +356,16 @@ BUDGET = Budget(1.0, 0.01)
             "noise_std must be > 0",
         ),
         (
-            lambda: honaker.group_sensitivity_squared([9], 8),
+            lambda: honaker_group_sensitivity_squared([9], 8),
             "leaf must be an integer >= 1 and <= 8, got 9",
         ),
-        (lambda: honaker.worst_leaf(0), "releases must be an integer >= 1, got 0"),
-        (lambda: honaker.node_number(4, 3), "level must be an integer >= 0 and <= 2, got 3"),
-        (lambda: honaker.group_sensitivity_squared([1], 0), "there are no releases"),
-        (lambda: toeplitz.group_sensitivity_squared([0], 4), "leaf must be an integer >= 1"),
+        (lambda: honaker_worst_leaf(0), "releases must be an integer >= 1, got 0"),
+        (lambda: node_number(4, 3), "level must be an integer >= 0 and <= 2, got 3"),
+        (lambda: honaker_group_sensitivity_squared([1], 0), "there are no releases"),
+        (
+            lambda: toeplitz_group_sensitivity_squared([0], 4),
+            "leaf must be an integer >= 1",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_sentence(call: Callable[[], object], message: str) -> None:

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from fastfed.privacy import Budget, calibrate_tree, epsilon_of, user_sensitivity
-from fastfed.privacy.releases import honaker
 from fastfed.privacy.releases.gaussian_release import calibrate_release
-from fastfed.privacy.releases.toeplitz import factor
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_coefficients,
+    node_count,
+    node_number,
+    toeplitz_factor,
+)
 
 REL = 1e-6
 
@@ -52,15 +56,15 @@ def test_continual_releases(name: str) -> None:
         releases = int(draw.integers(1, 300))
         release = calibrate_release(name, Budget(epsilon, delta), releases)
         if name == "honaker":
-            rows = np.zeros((releases, honaker.node_count(releases)))
+            rows = np.zeros((releases, node_count(releases)))
             for k in range(1, releases + 1):
-                for node, c in honaker.coefficients(k).items():
-                    rows[k - 1, honaker.node_number(*node) - 1] = c
+                for node, c in honaker_coefficients(k).items():
+                    rows[k - 1, node_number(*node) - 1] = c
             # |L^-1 a|^2 of every leaf, Sigma = L L'.
             white = np.linalg.solve(np.linalg.cholesky(rows @ rows.T), np.tri(releases))
             squared = float((white**2).sum(axis=0).max())
         else:
-            squared = float((factor(releases)[:, 0] ** 2).sum())
+            squared = float((toeplitz_factor(releases)[:, 0] ** 2).sum())
         theirs = mechanism.GaussianPrivacyLoss(
             standard_deviation=release.noise_std / (math.sqrt(squared) * 2.0)
         )

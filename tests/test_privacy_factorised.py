@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 
 from fastfed._validate import InputError
 from fastfed.privacy import Budget
-from fastfed.privacy.releases import toeplitz
-from fastfed.privacy.releases.factorised import (
+from fastfed.privacy.releases.gaussian_release import calibrate_release
+from fastfed.privacy.releases.prefix_sums import (
     GAP,
     GRID,
     MOST_RELEASES,
@@ -21,8 +21,8 @@ from fastfed.privacy.releases.factorised import (
     Factor,
     factor_for,
     optimal_factor,
+    toeplitz_coefficients,
 )
-from fastfed.privacy.releases.gaussian_release import calibrate_release
 from fastfed.protocols.schedule import Schedule
 
 
@@ -141,7 +141,7 @@ def test_the_iteration_arrives(rounds: tuple[int, ...], horizon: int) -> None:
     multipliers = np.maximum(np.diag(inverse @ gram @ inverse), 1e-300)
     assert oracle.dual_bound(weights, multipliers) <= cost
     assert cost <= oracle.dual_bound(weights, multipliers) * (1.0 + 1e-2)
-    f = toeplitz.coefficients(k)
+    f = toeplitz_coefficients(k)
     squares = float((f**2).sum())
     assert cost < squares * float(weights @ np.cumsum(f**2))
 

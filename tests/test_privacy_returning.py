@@ -16,14 +16,23 @@ from fastfed.privacy.accounting.binomial import masses
 from fastfed.privacy.certificate import ClaimCondition
 from fastfed.privacy.mechanisms.amplification import calibrate_shuffled_tree
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree, calibrate_vector_sum
-from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease
 from fastfed.privacy.releases.participation import (
     level_squares,
     max_squared_sensitivity,
     proposition_e_7_squared,
 )
-from fastfed.privacy.releases.tree import depth, group_sensitivity_squared
+from fastfed.privacy.releases.prefix_sums import (
+    depth,
+    group_sensitivity_squared,
+    honaker_coefficients,
+    honaker_sensitivity_squared,
+    node_count,
+    node_number,
+    toeplitz_coefficients,
+    toeplitz_factor,
+    toeplitz_sensitivity_squared,
+)
 
 TREES = ("tree", "honaker")
 
@@ -45,13 +54,13 @@ def released(name: str, releases: int) -> list[tuple[int, range]]:
 def moves(name: str, releases: int) -> np.ndarray:
     """(outputs, leaves): what one unit in each leaf does to everything released."""
     if name == "toeplitz":
-        return toeplitz.factor(releases)
+        return toeplitz_factor(releases)
     if name == "honaker":
         # The prefixes, whitened by the covariance of their noises.
-        rows = np.zeros((releases, honaker.node_count(releases)))
+        rows = np.zeros((releases, node_count(releases)))
         for k in range(1, releases + 1):
-            for node, c in honaker.coefficients(k).items():
-                rows[k - 1, honaker.node_number(*node) - 1] = c
+            for node, c in honaker_coefficients(k).items():
+                rows[k - 1, node_number(*node) - 1] = c
         return np.linalg.solve(np.linalg.cholesky(rows @ rows.T), np.tri(releases))
     leaves = range(1, releases + 1)
     return np.array([[x in node for x in leaves] for _, node in released(name, releases)], float)
@@ -136,8 +145,10 @@ def test_numbers_of_the_oracle() -> None:
     [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
 )
 def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
-    modules = {"toeplitz": toeplitz, "honaker": honaker}
-    one = modules[name].sensitivity_squared(releases) if name in modules else depth(releases)
+    one = {
+        "toeplitz": toeplitz_sensitivity_squared,
+        "honaker": honaker_sensitivity_squared,
+    }.get(name, depth)(releases)
     assert max_squared_sensitivity(name, releases, 1) == one
     every = float(np.sum(moves(name, releases).sum(axis=1) ** 2)) if releases else 0.0
     assert max_squared_sensitivity(name, releases, max(releases, 1)) == pytest.approx(
@@ -166,7 +177,7 @@ def test_one_batch_all_batches_and_in_between(name: str, releases: int) -> None:
 def test_large_releases() -> None:
     million = 10**6
     for returning in (2, 30, 5000):
-        rows = np.convolve(toeplitz.coefficients(20_000), np.ones(returning))[:20_000]
+        rows = np.convolve(toeplitz_coefficients(20_000), np.ones(returning))[:20_000]
         assert max_squared_sensitivity("toeplitz", 20_000, returning) == pytest.approx(
             float(rows @ rows), rel=1e-12
         )
@@ -176,7 +187,7 @@ def test_large_releases() -> None:
     )
     # Two leaves share all nodes but the lowest.
     assert max_squared_sensitivity("tree", million, 2) == 4 * depth(million) - 3
-    assert max_squared_sensitivity("honaker", million, 2) < 4 * honaker.sensitivity_squared(million)
+    assert max_squared_sensitivity("honaker", million, 2) < 4 * honaker_sensitivity_squared(million)
     assert max_squared_sensitivity("tree", 2**60, 2**60) == sum(
         4.0**j * 2 ** (59 - j) for j in range(60)
     ) + (4.0**60)

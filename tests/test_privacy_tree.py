@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastfed._validate import InputError
-from fastfed.privacy.releases.tree import (
+from fastfed.privacy.releases.prefix_sums import (
     depth,
     group_sensitivity_squared,
     max_prefix_nodes,

@@ -14,7 +14,7 @@ from scipy import linalg, stats
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, ClaimCondition, as_text, mu_of, winsorized_mean
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.mechanisms.private_range import (
+from fastfed.privacy.mechanisms.laplace import (
     bin_count,
     private_range,
     range_distribution,

@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastfed import experiments
-from fastfed.cli import cli, execution
+from fastfed.cli import RunFailed, cli, execution
 from fastfed.cli.execution import how_far
-from fastfed.cli.lazy import RunFailed
 from fastfed.experiments import reproduction
 from fastfed.experiments.reproduction import PlannedFigure
 from fastfed.reporting.figure import SIZES

@@ -8,8 +8,14 @@ from oracle import sampled_gaussian as oracle
 from scipy import stats
 
 from fastfed._validate import InputError
-from fastfed.privacy.accounting.gdp import delta_of, epsilon_of, mu_of
-from fastfed.privacy.accounting.sampling import sampled_delta, sampled_epsilon, sampled_mu
+from fastfed.privacy.accounting.gdp import (
+    delta_of,
+    epsilon_of,
+    mu_of,
+    sampled_delta,
+    sampled_epsilon,
+    sampled_mu,
+)
 
 #: Of x y and x x' in layout goe2: absence moves sqrt(1.5), replacement 2.
 USUAL = math.sqrt(1.5) / 2.0

@@ -19,7 +19,7 @@ from fastfed.privacy.mechanisms.secure_sum import (
     calibrate_secure_sum,
     integer_factor,
 )
-from fastfed.privacy.releases import toeplitz
+from fastfed.privacy.releases.prefix_sums import toeplitz_factor
 from fastfed.protocols.secure_sum import Aggregate, Decoder
 
 BUDGETS = (Budget(1.0, 1e-3), Budget(5.0, 1e-5))
@@ -94,7 +94,7 @@ def test_layouts_relations_ratios_and_bounds(layout, relation, ratio) -> None:
     budget = Budget(2.0, 1e-4, relation)
     made = calibrate_secure_sum(
         budget,
-        toeplitz.factor(6),
+        toeplitz_factor(6),
         **given,
         layout=layout,
         covariance_ratio=ratio,
@@ -114,7 +114,7 @@ def test_layouts_relations_ratios_and_bounds(layout, relation, ratio) -> None:
 def test_a_longer_factor_needs_as_much_more_noise() -> None:
     given = {"silos": 5, "colluders": 1, "dimension": 2, "points": 100}
     one, two = (
-        calibrate_secure_sum(BUDGETS[0], c * toeplitz.factor(8), **given) for c in (0.5, 2.0)
+        calibrate_secure_sum(BUDGETS[0], c * toeplitz_factor(8), **given) for c in (0.5, 2.0)
     )
     assert two.stds[0] / one.stds[0] == pytest.approx(4.0, rel=1e-4)
     np.testing.assert_allclose(
@@ -312,7 +312,7 @@ def test_no_pair_of_records_moves_more_than_is_counted(real: SecureSum) -> None:
 @pytest.mark.parametrize("returning", [1, 2, 3, 9])
 def test_users_of_several_batches(returning: int) -> None:
     """q against every set of columns; exact where all products are positive."""
-    rows = integer_factor(toeplitz.factor(6), 8)
+    rows = integer_factor(toeplitz_factor(6), 8)
     made = small(rows=rows, max_participations=returning, points=50)
     full = np.zeros((6, 6), dtype=np.int64)
     for k, row in enumerate(rows):
@@ -383,7 +383,7 @@ def test_the_weights_are_those_of_fractions(real: SecureSum) -> None:
 
 def test_prefixes_have_the_covariance_of_the_factor() -> None:
     """B~ B~' times the variance, entry by entry, from 3000 federations."""
-    made = calibrate_secure_sum(BUDGETS[0], toeplitz.factor(5), 6, 1, 2, points=100)
+    made = calibrate_secure_sum(BUDGETS[0], toeplitz_factor(5), 6, 1, 2, points=100)
     runs = np.empty((3000, 5, 5))
     leaves = [np.arange(5.0) + k for k in range(5)]
     for run in range(len(runs)):

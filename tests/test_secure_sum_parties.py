@@ -15,7 +15,7 @@ from fastfed._random import InterleavedNoise, SeededNoise, SystemNoise
 from fastfed._validate import InputError
 from fastfed.privacy import Budget
 from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_sum
-from fastfed.privacy.releases import toeplitz
+from fastfed.privacy.releases.prefix_sums import toeplitz_factor
 from fastfed.protocols.secure_sum import (
     Aggregate,
     Decoder,
@@ -44,7 +44,7 @@ class Spy(SeededNoise):
 
 @pytest.fixture(scope="module")
 def made() -> SecureSum:
-    factor = toeplitz.factor(RELEASES)
+    factor = toeplitz_factor(RELEASES)
     factor[2, 0] = -0.3  # words below 0, too
     budget = Budget(1.0, 1e-4)
     return calibrate_secure_sum(budget, factor, SILOS, 1, DIMENSION, points=1000)

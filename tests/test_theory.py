@@ -12,7 +12,7 @@ from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.radius import ANCHOR, FLOOR
 from fastfed.privacy.certificate import Condition, Guarantee
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import layout_stds
 from fastfed.protocols.plan import NoiseStd
 from fastfed.simulation.systems import make_system

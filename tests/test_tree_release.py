@@ -12,7 +12,7 @@ import fastfed
 from fastfed._validate import InputError
 from fastfed.privacy import Budget, as_text
 from fastfed.privacy.accounting.gdp import epsilon_of
-from fastfed.privacy.releases.tree import prefix_nodes
+from fastfed.privacy.releases.prefix_sums import prefix_nodes
 from fastfed.privacy.releases.tree_release import TreeRelease
 
 ALARM = 1e-6  # of each statistical test here, before its seed was fixed

@@ -21,10 +21,10 @@ from fastfed.environments import (
     RewardDistribution,
     Sphere,
 )
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.protocols.plan import KEEPING, NoiseStd, Plan
 from fastfed.protocols.protocol import PROTOCOLS, released_as
-from fastfed.simulation import dispatch, memory
+from fastfed.simulation import dispatch
 from fastfed.simulation.driver import checkpoint_rounds, that_fit, total
 
 # ---- A federation of few silos that stands for one of many, and its cost -------------------------
@@ -294,7 +294,9 @@ class SuccessiveHalving:
         finals = np.zeros((size.replicates, len(contenders)))
         facts = self.environment.facts(size.silos, self.horizon)
         terms = [
-            memory.of_pass(environments[kind], facts, [plans[i] for i in group], len(marks), inner)
+            dispatch.of_pass(
+                environments[kind], facts, [plans[i] for i in group], len(marks), inner
+            )
             for kind, group in parts
         ]
         workers = that_fit(max(terms, key=total), min(self.threads, len(works)))

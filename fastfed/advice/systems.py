@@ -12,8 +12,11 @@ import numpy as np
 from fastfed._validate import InputError
 from fastfed.bandits import ProblemSpec, System
 from fastfed.bandits.radius import allowance, direct_regret_bound
-from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_prefix_variance,
+    max_prefix_nodes,
+    toeplitz_prefix_variances,
+)
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.simulation.systems import ALGORITHMS
 
@@ -149,9 +152,9 @@ def most_variance(plan: Plan) -> float:
     if plan.protocol.flat:
         return float(releases)
     if plan.release == "toeplitz":
-        return float(toeplitz.prefix_variances(releases)[-1])
+        return float(toeplitz_prefix_variances(releases)[-1])
     if plan.release == "honaker":
-        return max(honaker.prefix_variance(k) for k in range(1, releases + 1))
+        return max(honaker_prefix_variance(k) for k in range(1, releases + 1))
     return float(max_prefix_nodes(releases))
 
 

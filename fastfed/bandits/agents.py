@@ -57,8 +57,8 @@ from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.bandits.system import Algorithm, System
 from fastfed.privacy.mechanisms.joint_dp import NestedNoise, calibrate_joint_dp
-from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import RELEASES
+from fastfed.privacy.releases.prefix_sums import optimal_factor
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import NoiseStd
 from fastfed.protocols.protocol import AGENT_PROTOCOLS, released_as

@@ -38,12 +38,16 @@ from fastfed.privacy.mechanisms.vector_batches import (
     VectorBatches,
     calibrate_vector_batches,
 )
-from fastfed.privacy.releases import toeplitz
-from fastfed.privacy.releases.factorised import MOST_RELEASES, Factor, optimal_factor
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
     release_for,
     tree_for,
+)
+from fastfed.privacy.releases.prefix_sums import (
+    MOST_RELEASES,
+    Factor,
+    optimal_factor,
+    toeplitz_factor,
 )
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.account import bounds_of, centred_of, tree_batch
@@ -285,7 +289,7 @@ def secure_encoder(release: str, schedule: Schedule, horizon: int) -> np.ndarray
     if release == "factorised":
         return optimal_factor(tuple(int(n) for n in schedule.ends), horizon).encoder
     if release == "toeplitz":
-        return toeplitz.factor(count)
+        return toeplitz_factor(count)
     if release == "tree":
         ends, leaves = np.arange(1, count + 1)[:, None], np.arange(1, count + 1)
         return ((leaves <= ends) & (leaves > ends - (ends & -ends))).astype(np.float64)

@@ -33,36 +33,13 @@ from __future__ import annotations
 import math
 
 from fastfed._validate import integer, number
-from fastfed.privacy.releases.tree import depth
-
-
-def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """T, M and d, checked."""
-    return (
-        integer("horizon", horizon, at_least=1),
-        integer("silos", silos, at_least=1),
-        integer("dimension", dimension, at_least=1),
-    )
-
-
-def _budget(epsilon: float, delta: float) -> tuple[float, float]:
-    """epsilon and delta, checked."""
-    return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
-
-
-def _batch(batch_size: int, horizon: int) -> int:
-    """B, checked."""
-    return integer("batch_size", batch_size, at_least=1, at_most=horizon)
+from fastfed.bandits.problem import checked_batch, checked_budget, checked_constant, checked_sizes
+from fastfed.privacy.releases.prefix_sums import depth
 
 
 def _alpha(failure_probability: float) -> float:
     """alpha, checked."""
     return number("failure_probability", failure_probability, above=0, at_most=1)
-
-
-def _constant(constant: float) -> float:
-    """The hidden constant, checked."""
-    return number("constant", constant, above=0)
 
 
 # ---- Table 1: the privacy cost alone -------------------------------------------------------------
@@ -75,12 +52,12 @@ def privacy_cost_central_jdp(
 
     sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to logarithms.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    t, m, d = checked_sizes(horizon, silos, dimension)
+    epsilon, delta = checked_budget(epsilon, delta)
     cost = (
         math.sqrt(m * t) * math.pow(d, 0.75) * math.pow(-math.log(delta), 0.25) / math.sqrt(epsilon)
     )
-    return _constant(constant) * cost
+    return checked_constant(constant) * cost
 
 
 def privacy_cost_silo_ldp(
@@ -91,12 +68,12 @@ def privacy_cost_silo_ldp(
     sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), which is M^(1/4) times the central cost.
     The order is proven, up to logarithms.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    t, m, d = checked_sizes(horizon, silos, dimension)
+    epsilon, delta = checked_budget(epsilon, delta)
     cost = (
         math.sqrt(t) * math.pow(m * d, 0.75) * math.pow(-math.log(delta), 0.25) / math.sqrt(epsilon)
     )
-    return _constant(constant) * cost
+    return checked_constant(constant) * cost
 
 
 def privacy_cost_sdp(
@@ -125,11 +102,11 @@ def non_private_regret(
 
     d M B ln T + d sqrt(M T) ln(M T / alpha). The order is proven, the constant is not given.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
-    b = _batch(batch_size, t)
+    t, m, d = checked_sizes(horizon, silos, dimension)
+    b = checked_batch(batch_size, t)
     alpha = _alpha(failure_probability)
     regret = d * m * b * math.log(t) + d * math.sqrt(m * t) * math.log(m * t / alpha)
-    return _constant(constant) * regret
+    return checked_constant(constant) * regret
 
 
 def theorem_5_1(
@@ -152,7 +129,7 @@ def theorem_5_1(
     base = non_private_regret(horizon, silos, dimension, batch_size, failure_probability)
     cost = privacy_cost_silo_ldp(horizon, silos, dimension, epsilon, delta)
     union = math.pow(math.log(horizon / (batch_size * failure_probability)), 0.25)
-    return _constant(constant) * (base + cost * union)
+    return checked_constant(constant) * (base + cost * union)
 
 
 def theorem_5_3(
@@ -172,9 +149,9 @@ def theorem_5_3(
     ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1. It is stated only for the tiny budgets of
     theorem_5_3_largest_budget. The order is proven, the constant is not given.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
-    epsilon, delta = _budget(epsilon, delta)
+    epsilon, delta = checked_budget(epsilon, delta)
     kappa = depth(t // batch_size)
     cost = (
         math.pow(d, 0.75)
@@ -183,7 +160,7 @@ def theorem_5_3(
         / math.sqrt(epsilon)
     )
     union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
-    return _constant(constant) * (base + cost * union)
+    return checked_constant(constant) * (base + cost * union)
 
 
 def theorem_5_3_largest_budget(
@@ -194,8 +171,8 @@ def theorem_5_3_largest_budget(
     (sqrt(kappa) / (C1 T sqrt(M)), kappa / (C2 T)); C1, C2 > 0 exist but are not given. The second
     value is a bound and may exceed 1.
     """
-    t, m, _ = _sizes(horizon, silos, 1)
-    kappa = depth(t // _batch(batch_size, t))
+    t, m, _ = checked_sizes(horizon, silos, 1)
+    kappa = depth(t // checked_batch(batch_size, t))
     c1 = number("c1", c1, above=0)
     c2 = number("c2", c2, above=0)
     return math.sqrt(kappa) / (c1 * t * math.sqrt(m)), kappa / (c2 * t)
@@ -218,9 +195,9 @@ def theorem_5_5(
     ln^(1/4)(T/(B alpha)), kappa = floor(log2(T/B)) + 1, for epsilon up to
     theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     base = non_private_regret(t, m, d, batch_size, failure_probability)
-    epsilon, delta = _budget(epsilon, delta)
+    epsilon, delta = checked_budget(epsilon, delta)
     kappa = depth(t // batch_size)
     cost = (
         math.pow(d, 0.75)
@@ -229,13 +206,13 @@ def theorem_5_5(
         / math.sqrt(epsilon)
     )
     union = math.pow(math.log(t / (batch_size * failure_probability)), 0.25)
-    return _constant(constant) * (base + cost * union)
+    return checked_constant(constant) * (base + cost * union)
 
 
 def theorem_5_5_largest_epsilon(horizon: int, batch_size: int, delta: float) -> float:
     """Theorem 5.5, the largest epsilon for which it is stated: 60 sqrt(2 kappa ln(2/delta))."""
     t = integer("horizon", horizon, at_least=1)
-    kappa = depth(t // _batch(batch_size, t))
+    kappa = depth(t // checked_batch(batch_size, t))
     delta = number("delta", delta, above=0, at_most=1)
     return 60.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))
 
@@ -257,7 +234,7 @@ def lemma_c2_beta(
     sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
     ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1).
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     alpha = _alpha(failure_probability)
     low = number("lambda_min", lambda_min, above=0)
     high = number("lambda_max", lambda_max, at_least=low)
@@ -284,11 +261,11 @@ def lemma_c2_regret(
     lemma_c2_beta. The order is proven, the constant is not given.
     """
     beta = lemma_c2_beta(horizon, silos, dimension, failure_probability, lambda_min, lambda_max, nu)
-    b = _batch(batch_size, horizon)
+    b = checked_batch(batch_size, horizon)
     log_term = math.log1p(silos * horizon / (dimension * lambda_min))
     good = beta * math.sqrt(dimension * silos * horizon * log_term)
     bad = silos * b * dimension * log_term
-    return _constant(constant) * (good + bad)
+    return checked_constant(constant) * (good + bad)
 
 
 def lemma_c4_regret(
@@ -313,7 +290,7 @@ def lemma_c4_regret(
     total = silos * horizon
     union = math.pow(math.log(horizon / (batch_size * failure_probability)), 0.25)
     cost = math.sqrt(sigma * total * math.log(total)) * math.pow(dimension, 0.75) * union
-    return _constant(constant) * (base + cost)
+    return checked_constant(constant) * (base + cost)
 
 
 # ---- Corollaries: the batch rule -----------------------------------------------------------------
@@ -321,7 +298,7 @@ def lemma_c4_regret(
 
 def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
     """Corollaries 5.2 and 5.4: B = sqrt(T/M) to the nearest integer, at least 1."""
-    t, m, _ = _sizes(horizon, silos, 1)
+    t, m, _ = checked_sizes(horizon, silos, 1)
     return max(1, math.floor(math.sqrt(t / m) + 0.5))
 
 
@@ -338,9 +315,9 @@ def corollary_5_2(
     d sqrt(M T) + sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon). The order is proven, up to
     logarithms.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     cost = privacy_cost_silo_ldp(t, m, d, epsilon, delta)
-    return _constant(constant) * (d * math.sqrt(m * t) + cost)
+    return checked_constant(constant) * (d * math.sqrt(m * t) + cost)
 
 
 def corollary_5_4(
@@ -351,8 +328,8 @@ def corollary_5_4(
     d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), with kappa of
     synchronisations_corollary_5_2. The order is proven, up to logarithms.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    t, m, d = checked_sizes(horizon, silos, dimension)
+    epsilon, delta = checked_budget(epsilon, delta)
     kappa = depth(synchronisations_corollary_5_2(t, m))
     cost = (
         math.pow(d, 0.75)
@@ -360,7 +337,7 @@ def corollary_5_4(
         * math.pow(math.log(m * kappa / delta), 0.75)
         / math.sqrt(epsilon)
     )
-    return _constant(constant) * (d * math.sqrt(m * t) + cost)
+    return checked_constant(constant) * (d * math.sqrt(m * t) + cost)
 
 
 def single_agent_central(
@@ -371,6 +348,6 @@ def single_agent_central(
     d sqrt(M T) + sqrt(M T) d^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) (Shariff & Sheffet 2018). The
     order is proven, up to logarithms.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     cost = privacy_cost_central_jdp(t, m, d, epsilon, delta)
-    return _constant(constant) * (d * math.sqrt(m * t) + cost)
+    return checked_constant(constant) * (d * math.sqrt(m * t) + cost)

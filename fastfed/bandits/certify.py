@@ -44,8 +44,8 @@ from fastfed.privacy.releases.gaussian_release import GaussianRelease
 from fastfed.protocols.account import alike, bounds, released_only, worst_part
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import PROTOCOLS
+from fastfed.protocols.schedule import PRIVATE_DETERMINANT
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
-from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
 #: Conditions on the schedule of synchronisations: known in advance, or a function of data.
 FIXED = Condition("synchronisation rounds do not depend on data", True)

@@ -37,8 +37,9 @@ Without a server (Algorithm 3) silos send messages to their neighbours. Further 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -51,35 +52,33 @@ from fastfed.bandits.assemble import Noise, assemble, make_plan
 from fastfed.bandits.certify import certify, declared
 from fastfed.bandits.feducb_bounds import (
     batch_size_proposition_1,
+    bias_bound,
+    bias_bound_from_std,
+    decentralised_threshold,
+    noise_bound,
+    noise_bound_from_std,
     proposition_1_appendix,
     theorem_1_two_terms,
     theorem_2_two_terms,
-)
-from fastfed.bandits.feducb_constants import (
-    Constants,
-    Federation,
-    constants,
-    proposition_2,
-    threshold_of,
-    trigger,
+    threshold,
 )
 from fastfed.bandits.noise_distributions import NoiseDistribution
 from fastfed.bandits.problem import ProblemSpec
-from fastfed.bandits.radius import Theory
+from fastfed.bandits.radius import Theory, reward_conditions
 from fastfed.bandits.system import Algorithm, Config, System
 from fastfed.privacy.account import Claim, sealed
+from fastfed.privacy.certificate import Condition
 from fastfed.privacy.releases.gaussian_release import (
     PRIVATIZER_CALIBRATIONS,
     Privatizer,
     calibrate_privatizer,
 )
-from fastfed.privacy.releases.tree import max_prefix_nodes
+from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
 from fastfed.privacy.sensitivity import RELATIONS, Budget
-from fastfed.protocols.network import GRAPHS, Graph
-from fastfed.protocols.plan import Clip, NoiseStd, Plan
+from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import PROTOCOLS
-from fastfed.protocols.schedule import Schedule
-from fastfed.protocols.serverless import Part, PeerPlan
+from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT, Schedule, Trigger
+from fastfed.protocols.serverless import GRAPHS, Graph, Part, PeerPlan
 
 # ---- With a server -------------------------------------------------------------------------------
 
@@ -465,6 +464,185 @@ FEDUCB_DECENTRALIZED = Algorithm(
     config=DecentralizedConfig,
     build=build_decentralized,
 )
+
+
+# ---- Regularizer, radius and trigger of a curve --------------------------------------------------
+
+#: lambda of a silo without privacy, where the spec does not say.
+PLAIN_RHO = 1.0
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The silos that share one estimator, and the whole that they are a part of.
+
+    With a server: all silos in all rounds, ``whole`` None. Without one: a clique in a gamma-th of
+    the rounds; failures are added up over all silos, all estimators and all ``cliques``.
+
+    Parameters
+    ----------
+    problem : ProblemSpec
+        Silos and rounds of this estimator.
+    whole : ProblemSpec, optional
+        All silos and rounds.
+    gamma : int, default 1
+        Estimators.
+    cliques : int, default 1
+        Cliques of the whole.
+    """
+
+    problem: ProblemSpec
+    whole: ProblemSpec | None = None
+    gamma: int = 1
+    cliques: int = 1
+
+    @property
+    def all(self) -> ProblemSpec:
+        """The whole, which is this part where there is a server."""
+        return self.whole or self.problem
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Bounds on one silo's regularizer H and bias noise h.
+
+    Parameters
+    ----------
+    rho_min, rho_max : float
+        rho_min I <= H <= rho_max I.
+    kappa : float
+        Bound on ||h|| in H^-1.
+    bounded, biased : bool
+        True if the first and the second are proven at the actual noise, for all releases of all
+        silos together, with probability 1 - alpha / 4 each.
+    """
+
+    rho_min: float
+    rho_max: float
+    kappa: float
+    bounded: bool = True
+    biased: bool = True
+
+    @property
+    def shift(self) -> float:
+        """Multiple of I that is added to a silo's prefix sum."""
+        return (self.rho_min + self.rho_max) / 2.0
+
+
+def constants(config: FedUCBConfig, federation: Federation, noise: Privatizer | None) -> Constants:
+    """rho_min, rho_max and kappa: as printed for "theorem", from the noise for "exact".
+
+    A given rho_min stands for Lambda, so rho_max is three times that.
+    """
+    if noise is None:
+        rho = PLAIN_RHO if config.rho_min is None else config.rho_min
+        return Constants(rho, rho, 0.0)
+    d, alpha = federation.problem.dimension, config.failure_probability
+    n, gamma, silos = max(1, noise.releases), federation.gamma, federation.all.silos
+    proven = noise_bound_from_std(d, silos, noise.noise_std, n, alpha, gamma=gamma)
+    budget = noise.budget
+    if config.rho_min is not None:
+        rho = config.rho_min
+    elif noise.calibration == "theorem":
+        rho = noise_bound(d, silos, budget.epsilon, budget.delta, n, alpha, gamma=gamma)
+    else:
+        rho = proven
+    least = bias_bound_from_std(d, silos, noise.noise_std, rho, n, alpha, gamma=gamma)
+    kappa = least
+    if noise.calibration == "theorem":
+        kappa = bias_bound(d, silos, budget.epsilon, n, alpha, gamma=gamma)
+    return Constants(rho, 3.0 * rho, kappa, bounded=rho >= proven, biased=kappa >= least)
+
+
+def proposition_2(
+    config: FedUCBConfig,
+    federation: Federation,
+    found: Constants,
+    clip: Clip | None,
+    released_only: bool,
+) -> Theory:
+    """Theory of Proposition 2, with its proof's constants.
+
+    beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M).
+    M counts the silos that share the estimator. ln det V stands without the factor d it is printed
+    with, as its proof has it. The bound holds for one silo's order of events; where every silo has
+    an order of its own (without lazy updates), "exact" takes it once for each: ln(2 M / alpha).
+    Without a server every clique has an order of its own in every estimator.
+    """
+    problem, alpha = federation.problem, config.failure_probability
+    m = problem.silos
+    orders = federation.gamma * (federation.cliques if released_only else federation.all.silos)
+    counted = config.calibration == "exact"
+    base = 2.0 * math.log(2.0 * (orders if counted else 1) / alpha)
+    low, high = m * found.rho_min, m * found.rho_max
+    lam = np.array([low, m * found.shift])
+    offset = math.sqrt(high) + found.kappa * math.sqrt(m)
+    ordered = config.schedule == "fixed" or released_only or federation.all.silos == 1
+    conditions = (
+        *reward_conditions(problem, clip),
+        Condition("every silo's regularizer lies between rho_min and rho_max", found.bounded),
+        Condition("kappa exceeds the bias noise in every release", found.biased),
+        Condition(
+            "one order of events serves all silos, or the bound is taken for each",
+            (orders == 1 or counted) and ordered,
+        ),
+        Condition(
+            "the radius is that of Proposition 2 at least "
+            f"(multiplier {config.radius_multiplier:g})",
+            config.radius_multiplier >= 1.0,
+        ),
+    )
+    return Theory(
+        regularizer=lam,
+        lambda_min=np.full(2, low),
+        lambda_max=np.full(2, high),
+        nu=np.full(2, found.kappa * math.sqrt(m)),
+        radius=Radius(
+            config.radius_multiplier,
+            problem.reward_scale,
+            base,
+            np.full(2, offset),
+            np.full(2, low),
+            determinant=True,
+            anchor=low,
+        ),
+        conditions=conditions,
+    )
+
+
+def threshold_of(config: FedUCBConfig, federation: Federation, found: Constants) -> float:
+    """D: a number as given, or by the rule that ``communication`` names."""
+    problem, low, high = federation.problem, found.rho_min, found.rho_max
+    if not isinstance(config.communication, str):
+        return float(config.communication)
+    if federation.whole is None:
+        sizes = problem.horizon, problem.silos, problem.dimension
+        return threshold(config.communication, *sizes, low, high)
+    if config.communication != "log-T":
+        raise InputError(
+            'communication must be "log-T", "MT" or a number without a server, got '
+            f'"{config.communication}"'
+        )
+    sizes = federation.whole.horizon, problem.dimension, federation.gamma
+    # Algorithm 3 divides by 1 + L^2 (line 6).
+    return decentralised_threshold(*sizes, low, high) / 2.0
+
+
+def trigger(
+    config: FedUCBConfig, federation: Federation, found: Constants, noise: Privatizer | None
+) -> Trigger | None:
+    """The trigger of the schedule; None where the rounds of synchronisation are fixed."""
+    if config.schedule == "fixed":
+        return None
+    bar = threshold_of(config, federation, found)
+    # Without a server all silos have heard by the estimator's next round, and report after it.
+    delay = 0 if federation.whole is None else 1
+    if config.schedule == "determinant":
+        extra = federation.problem.silos * (found.rho_max - found.rho_min)
+        return Trigger(DETERMINANT, bar, extra, delay=delay)
+    assert noise is not None
+    std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
+    return Trigger(PRIVATE_DETERMINANT, bar, std=std, delay=delay)
 
 
 # ---- Bound curves --------------------------------------------------------------------------------

@@ -1,12 +1,33 @@
-"""Bounds on FedUCB's synchronisations and group regret: dubey-pentland-2020.
+"""Constants of FedUCB and bounds on its synchronisations and group regret: dubey-pentland-2020.
 
-Theorems 1 and 2 are printed as orders: they are evaluated with natural logarithms and multiplied by
-`constant`. The other bounds carry their proofs' constants, with the proofs' free nu = e.
+Noise of a prefix and thresholds of the trigger come first. Where the paper contradicts itself or
+its proofs, each function says how it is read. Theorems 1 and 2 are printed as orders: they are
+evaluated with natural logarithms and multiplied by `constant`. The other bounds carry their proofs'
+constants, with the proofs' free nu = e. Logarithms are natural unless log2 is written.
 
 Parameters
 ----------
-Names as in `feducb_constants`, and those below; bad values raise InputError.
+The same names mean the same in all functions; bad values raise InputError.
 
+horizon : int
+    T >= 1.
+silos : int
+    M >= 1.
+dimension : int
+    d >= 1.
+epsilon, delta : float
+    Budget of one user, epsilon > 0 and delta in (0, 1).
+failure_probability : float
+    alpha in (0, 1].
+feature_bound : float
+    L > 0 with ||x|| <= L; rewards have |y| <= 1.
+releases : int
+    n >= 1, the reports of one tree: the number of batches if the schedule is fixed, else T.
+gamma : int
+    Algorithm 3's time to live, and so the number of estimators, each with a tree of
+    n = ceil(T / gamma) releases; 1 for Algorithm 1.
+rho_min, rho_max : float
+    Bounds 0 < rho_min <= rho_max on the eigenvalues of a silo's regularizer H.
 threshold : float
     D > 0 of the trigger (Algorithm 3's before it is divided by 1 + L^2).
 kappa : float
@@ -28,17 +49,215 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fastfed._validate import InputError, integer, number, show
-from fastfed.bandits.feducb_constants import log_growth
+from fastfed._validate import InputError, choice, integer, number, show
+from fastfed.bandits.problem import checked_sizes
+from fastfed.privacy.releases.gaussian_release import privatizer_levels
+from fastfed.privacy.releases.prefix_sums import max_prefix_nodes
+
+THRESHOLDS = ("log-T", "M1.5")
 
 
-def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """T, M and d, checked."""
-    return (
-        integer("horizon", horizon, at_least=1),
-        integer("silos", silos, at_least=1),
-        integer("dimension", dimension, at_least=1),
+def _releases(releases: int) -> int:
+    """n, checked."""
+    return integer("releases", releases, at_least=1)
+
+
+def _squared_norm(feature_bound: float) -> float:
+    """L^2 + 1, the largest possible ||[x; y]||^2."""
+    length = number("feature_bound", feature_bound, above=0)
+    return length * length + 1.0
+
+
+def _log_union(
+    events: int, silos: int, releases: int, gamma: int, failure_probability: float
+) -> float:
+    """ln(events n M gamma / alpha), for the releases of all trees of all silos."""
+    count = (
+        events
+        * integer("silos", silos, at_least=1)
+        * _releases(releases)
+        * integer("gamma", gamma, at_least=1)
     )
+    alpha = number("failure_probability", failure_probability, above=0, at_most=1)
+    return math.log(count) - math.log(alpha)
+
+
+# ---- Noise of a prefix (Section 4.3) -------------------------------------------------------------
+
+
+def noise_bound(
+    dimension: int,
+    silos: int,
+    epsilon: float,
+    delta: float,
+    releases: int,
+    failure_probability: float,
+    *,
+    feature_bound: float = 1.0,
+    gamma: int = 1,
+) -> float:
+    """Lambda of Section 4.3 as printed: above the noise's operator norm in each release.
+
+    sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. With the shift
+    2 Lambda I, once per prefix and not per node, rho_min = Lambda and rho_max = 3 Lambda
+    (Proposition 4). Proven for the noise of `privacy.privatizer.node_noise_std`: never below
+    `noise_bound_from_std`.
+    """
+    d = integer("dimension", dimension, at_least=1)
+    epsilon = number("epsilon", epsilon, above=0)
+    delta = number("delta", delta, above=0, below=1)
+    m = privatizer_levels(releases)
+    tail = 4.0 * math.sqrt(d) + 2.0 * _log_union(2, silos, releases, gamma, failure_probability)
+    log_delta = math.log(4.0) - math.log(delta)
+    return math.sqrt(32.0) * m * _squared_norm(feature_bound) * log_delta * tail / epsilon
+
+
+def bias_bound(
+    dimension: int,
+    silos: int,
+    epsilon: float,
+    releases: int,
+    failure_probability: float,
+    *,
+    feature_bound: float = 1.0,
+    gamma: int = 1,
+) -> float:
+    """kappa of Proposition 4 as printed, meant as a bound on ||h|| in H^-1 in every release.
+
+    sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), the root over all.
+    Unproven: delta is missing. At the noise of `privacy.privatizer.node_noise_std` it falls below
+    `bias_bound_from_std` where delta is small: under 6e-4 for n = 1e5, M = 100, d = 10, epsilon 1
+    and alpha .01, under 2e-2 for n = 7 and M = 10.
+    """
+    d = integer("dimension", dimension, at_least=1)
+    epsilon = number("epsilon", epsilon, above=0)
+    m = privatizer_levels(releases)
+    tail = math.sqrt(d) + 2.0 * _log_union(2, silos, releases, gamma, failure_probability)
+    return math.sqrt(m * _squared_norm(feature_bound) * tail / (math.sqrt(2.0) * epsilon))
+
+
+def noise_bound_from_std(
+    dimension: int,
+    silos: int,
+    noise_std: float,
+    releases: int,
+    failure_probability: float,
+    *,
+    gamma: int = 1,
+) -> float:
+    """Lambda for any node noise (ours): s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))).
+
+    noise_std = s >= 0 is a node's std off the diagonal in layout goe2, p the most nodes in a prefix
+    (`max_prefix_nodes`). Proven: above the operator norm in all releases with probability
+    1 - alpha/4. The largest eigenvalue has mean at most 2 s sqrt(p d) and is sqrt(2 p) s-Lipschitz
+    in the Gaussian entries; both signs are counted.
+    """
+    d = integer("dimension", dimension, at_least=1)
+    spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
+        max_prefix_nodes(_releases(releases))
+    )
+    log_union = _log_union(8, silos, releases, gamma, failure_probability)
+    return 2.0 * spread * (math.sqrt(d) + math.sqrt(log_union))
+
+
+def bias_bound_from_std(
+    dimension: int,
+    silos: int,
+    noise_std: float,
+    rho_min: float,
+    releases: int,
+    failure_probability: float,
+    *,
+    gamma: int = 1,
+) -> float:
+    """kappa for any node noise (ours): s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha)))
+    / sqrt(rho_min).
+
+    Proven where H >= rho_min I: above ||h|| in H^-1 in all releases with probability 1 - alpha/4;
+    noise_std = s and p as in `noise_bound_from_std`. The two bounds leave alpha/2 to the rewards.
+    """
+    d = integer("dimension", dimension, at_least=1)
+    spread = number("noise_std", noise_std, at_least=0) * math.sqrt(
+        max_prefix_nodes(_releases(releases))
+    )
+    low = number("rho_min", rho_min, above=0)
+    log_union = _log_union(4, silos, releases, gamma, failure_probability)
+    return spread * (math.sqrt(d) + math.sqrt(2.0 * log_union)) / math.sqrt(low)
+
+
+# ---- Thresholds of the trigger -------------------------------------------------------------------
+
+
+def log_growth(
+    horizon: int,
+    dimension: int,
+    rho_min: float,
+    rho_max: float,
+    *,
+    feature_bound: float = 1.0,
+    gamma: int = 1,
+) -> float:
+    """G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in every bound.
+
+    Proven at gamma = 1: ln det V - d ln(M rho_min) <= d G wherever all H <= rho_max I.
+    """
+    t = integer("horizon", horizon, at_least=1)
+    d = integer("dimension", dimension, at_least=1)
+    low = number("rho_min", rho_min, above=0)
+    high = number("rho_max", rho_max, at_least=low)
+    length = number("feature_bound", feature_bound, above=0)
+    grown = t * length * length / (integer("gamma", gamma, at_least=1) * d)
+    return math.log1p(((high - low) + grown) / low)
+
+
+def threshold(
+    communication: str,
+    horizon: int,
+    silos: int,
+    dimension: int,
+    rho_min: float,
+    rho_max: float,
+    *,
+    feature_bound: float = 1.0,
+) -> float:
+    """D of the determinant trigger, Algorithm 1, line 12.
+
+    "log-T", for O(M log T) communication: 2 T d / (G + 1), printed below Theorem 1. "M1.5", for
+    O(M^1.5 d^3): T ln(M T) / (d M), which is Wang et al. 2020's; Remark 1 refers to them and prints
+    none. At M = T = 1 that is 0. O(M T) has no threshold: synchronise after every round.
+    """
+    choice("communication", communication, THRESHOLDS)
+    t = integer("horizon", horizon, at_least=1)
+    m = integer("silos", silos, at_least=1)
+    d = integer("dimension", dimension, at_least=1)
+    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
+    if communication == "M1.5":
+        return t * math.log(m * t) / (d * m)
+    return 2.0 * t * d / (growth + 1.0)
+
+
+def decentralised_threshold(
+    horizon: int,
+    dimension: int,
+    gamma: int,
+    rho_min: float,
+    rho_max: float,
+    *,
+    feature_bound: float = 1.0,
+) -> float:
+    """D of Algorithm 3: 2 (T/gamma) d / (G + 1), with gamma in G, as each estimator lives T/gamma.
+
+    The paper gives none ("identical"), this is its "log-T" for one estimator. Algorithm 3 divides
+    by 1 + L^2 in its line 6, not here.
+    """
+    t = integer("horizon", horizon, at_least=1)
+    d = integer("dimension", dimension, at_least=1)
+    estimators = integer("gamma", gamma, at_least=1)
+    growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=estimators)
+    return 2.0 * t * d / (estimators * (growth + 1.0))
+
+
+# ---- Argument checks of the bounds, and terms that they share ------------------------------------
 
 
 def _threshold(threshold: float) -> float:
@@ -86,7 +305,7 @@ def proposition_1_main_text(
 
     A misprint of the appendix: for small G it is no bound.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     return 2.0 * math.sqrt(d * t / _threshold(threshold)) * growth + 4.0
 
@@ -106,7 +325,7 @@ def proposition_1_appendix(
     length t_k raises ln det S by at least D/t_k, and by Cauchy-Schwarz there are no more than
     sqrt(d T G/D) of them. With privacy unproven: the trigger's own M (rho_max - rho_min) I fires.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     return 2.0 * math.sqrt(d * t * growth / _threshold(threshold)) + 4.0
 
@@ -124,7 +343,7 @@ def proposition_1_derived(
 
     Proven without privacy, as `proposition_1_appendix`.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     ratio = d * growth / _threshold(threshold)
     return 2.0 * math.sqrt(t * ratio) + ratio + 2.0
@@ -145,7 +364,7 @@ def batch_size_proposition_1(
     data. B is in [1, T]. With rho_min and rho_max of `noise_bound` at T releases, T // B is the
     number of releases for which the noise may be calibrated anew.
     """
-    t, _, d = _sizes(horizon, 1, dimension)
+    t, _, d = checked_sizes(horizon, 1, dimension)
     most = proposition_1_appendix(t, d, threshold, rho_min, rho_max, feature_bound=feature_bound)
     return -(-t // math.ceil(most))
 
@@ -176,7 +395,7 @@ def beta_bar(
     that no proof has given (zhou-chowdhury-2024, footnote 5). gamma > 1 covers rounds after a
     clique's first synchronisation.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=gamma)
     width = _scale(reward_scale) * math.sqrt(2.0 * _log_failure(failure_probability) + growth)
     return width + _offset(m, rho_max, kappa, parameter_bound)
@@ -205,7 +424,7 @@ def theorem_1(
     what the proof gives: from `theorem_1_explicit` it drops sqrt(d) beside G and sqrt(G) beside the
     other terms, and it multiplies the last two by sigma. Beside a curve draw `theorem_1_two_terms`.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     inside = growth + math.sqrt(_log_failure(failure_probability))
     inside += _offset(m, rho_max, kappa, parameter_bound)
@@ -232,7 +451,7 @@ def theorem_1_two_terms(
     2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The order is proven
     as far as `beta_bar`; the constant leaves out the round that triggers.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     bar = beta_bar(
         t,
@@ -267,7 +486,7 @@ def theorem_1_explicit(
     Unproven: at its own D = 2 T d / (G + 1) the second of the two terms is larger than the first
     by about sqrt(M) d, which is dropped here.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound)
     bar = beta_bar(
         t,
@@ -309,7 +528,7 @@ def theorem_2(
     where `cliques` in [1, M] cover the graph's gamma-th power; T d is read inside the root, as the
     proof has it. The order is unproven, for what is missing in `theorem_1`.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     hops = integer("gamma", gamma, at_least=1)
     cover = integer("cliques", cliques, at_least=1, at_most=m)
     growth = log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
@@ -350,7 +569,7 @@ def theorem_2_two_terms(
     if not sizes:
         raise InputError(f"clique_sizes must hold at least one clique, got {show(sizes)}")
     sizes = [integer(f"clique_sizes[{i}]", size, at_least=1) for i, size in enumerate(sizes)]
-    t, m, d = _sizes(horizon, sum(sizes), dimension)
+    t, m, d = checked_sizes(horizon, sum(sizes), dimension)
     hops = integer("gamma", gamma, at_least=1)
     growth = d * log_growth(t, d, rho_min, rho_max, feature_bound=feature_bound, gamma=hops)
     bar = beta_bar(

@@ -12,8 +12,8 @@ import numpy as np
 from fastfed._kernels import environments, linalg
 from fastfed._validate import InputError, array, integer, number
 from fastfed.protocols.plan import Plan
+from fastfed.protocols.schedule import Clock
 from fastfed.protocols.score import Score
-from fastfed.protocols.trigger import Clock
 
 
 def check_actions(actions: object, dimension: int) -> np.ndarray:

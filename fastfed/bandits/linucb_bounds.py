@@ -39,26 +39,12 @@ import math
 from collections.abc import Callable
 
 from fastfed._validate import boolean, choice, integer, number
+from fastfed.bandits.problem import checked_batch, checked_budget, checked_constant
 
 
 def _sizes(horizon: int, dimension: int) -> tuple[int, int]:
     """T and d, checked."""
     return integer("horizon", horizon, at_least=1), integer("dimension", dimension, at_least=1)
-
-
-def _batch(batch_size: int, horizon: int) -> int:
-    """B, checked."""
-    return integer("batch_size", batch_size, at_least=1, at_most=horizon)
-
-
-def _budget(epsilon: float, delta: float) -> tuple[float, float]:
-    """epsilon and delta, checked."""
-    return number("epsilon", epsilon, above=0), number("delta", delta, above=0, below=1)
-
-
-def _constant(constant: float) -> float:
-    """The hidden constant, checked."""
-    return number("constant", constant, above=0)
 
 
 def _ln(count: float, probability: float) -> float:
@@ -90,7 +76,7 @@ def lemma_a_2(
     fails: with the paper's radii, with probability 1 - 2 alpha by its proof (1 - alpha is stated).
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
+    b = checked_batch(batch_size, t)
     radius = number("beta", beta, at_least=1)
     growth = math.log1p(t / (d * number("lambda_min", lambda_min, above=0)))
     bad = d * b * growth / (2.0 * math.log(2.0))
@@ -113,11 +99,11 @@ def lemma_a_4(
     order is proven for a regularizer large enough, the constant is not given.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
+    b = checked_batch(batch_size, t)
     sigma = number("noise_std", noise_std, at_least=0)
     log_failure = _log_failure(t, failure_probability)
     plain = d * b * math.log(t) + d * math.sqrt(t) * log_failure
-    return _constant(constant) * (plain + _cost(sigma, t, d) * math.log(t) * log_failure)
+    return checked_constant(constant) * (plain + _cost(sigma, t, d) * math.log(t) * log_failure)
 
 
 # ---- Unique users: Theorems 3.2, B.1, C.1 --------------------------------------------------------
@@ -126,7 +112,7 @@ def lemma_a_4(
 def _two_terms(t: int, d: int, b: int, noise: float, alpha: float, constant: float) -> float:
     """d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha)."""
     cost = _cost(noise, t, d) * _log_failure(t, alpha)
-    return _constant(constant) * (d * b + cost) * math.log(t)
+    return checked_constant(constant) * (d * b + cost) * math.log(t)
 
 
 def theorem_3_2(
@@ -145,11 +131,11 @@ def theorem_3_2(
     proven: from B = 2 on it is `theorem_b_1` with larger logarithms. The constant is not given.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     noise = math.sqrt(t / b) * _ln(b, delta) / epsilon
     cost = _cost(noise, t, d) * _log_failure(t, failure_probability) ** 2
-    return _constant(constant) * (d * b * math.log(t) + cost)
+    return checked_constant(constant) * (d * b * math.log(t) + cost)
 
 
 def theorem_b_1(
@@ -170,8 +156,8 @@ def theorem_b_1(
     B.4 asks for epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))) too, so for large batches.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     noise = math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -193,8 +179,8 @@ def theorem_c_1(
     ln^2(T/alpha) for the last two logarithms.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     noise = math.sqrt(t / b) * _ln(d * d, delta) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -221,8 +207,8 @@ def theorem_e_3(
     `printed` has ln(2/delta) for ln(M/delta), as its noise, which is too small.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     of_batch = _ln(2, delta) if boolean("printed", printed) else _ln(t / b, delta)
     noise = t / b * math.sqrt(_ln(t, delta) * of_batch * _ln(2, delta)) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
@@ -244,8 +230,8 @@ def theorem_e_5(
     epsilon <= 15 and delta < 1/2. The order is proven, the constant is not given.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     noise = t / b * math.pow(_ln(d * d * (t / b), delta), 1.5) / epsilon
     return _two_terms(t, d, b, noise, failure_probability, constant)
 
@@ -266,9 +252,9 @@ def proposition_e_7(
     ln(1/delta): beyond, the d sqrt(T) that it drops leads.
     """
     t, d = _sizes(horizon, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    epsilon, delta = checked_budget(epsilon, delta)
     rounds = integer("rounds_per_user", rounds_per_user, at_least=1, at_most=t)
-    return _constant(constant) * _cost(rounds * math.sqrt(_ln(1, delta)) / epsilon, t, d)
+    return checked_constant(constant) * _cost(rounds * math.sqrt(_ln(1, delta)) / epsilon, t, d)
 
 
 # ---- Local and central: Propositions F.1 and F.3 -------------------------------------------------
@@ -290,10 +276,10 @@ def proposition_f_1(
     is proven but for ln T beside d B, the constant is not given.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     cost = _cost(math.sqrt(t * _ln(1, delta)) / epsilon, t, d)
-    return _constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
+    return checked_constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
 
 
 def proposition_f_3(
@@ -313,10 +299,10 @@ def proposition_f_3(
     d sqrt(T) ln(T/alpha) that it drops leads. The constant is not given.
     """
     t, d = _sizes(horizon, dimension)
-    b = _batch(batch_size, t)
-    epsilon, delta = _budget(epsilon, delta)
+    b = checked_batch(batch_size, t)
+    epsilon, delta = checked_budget(epsilon, delta)
     cost = _cost(math.sqrt(_ln(1, delta)) / epsilon, t, d)
-    return _constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
+    return checked_constant(constant) * (d * b + cost * _log_failure(t, failure_probability))
 
 
 # ---- Batch rules ---------------------------------------------------------------------------------
@@ -336,14 +322,14 @@ _RULES: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
 def _balance(rule: str, horizon: int, dimension: int, epsilon: float, delta: float) -> float:
     """The B at which d B = d^(3/4) sqrt(sigma T)."""
     t, d = _sizes(horizon, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    epsilon, delta = checked_budget(epsilon, delta)
     fall, at_one = _RULES[rule]
     return math.pow(_cost(at_one(t, d, delta) / epsilon, t, d) / d, 2.0 / (2.0 + fall))
 
 
 def _whole(ideal: float, horizon: int, constant: float) -> int:
     """B rounded up, within 1..T."""
-    return max(1, math.ceil(min(_constant(constant) * ideal, horizon)))
+    return max(1, math.ceil(min(checked_constant(constant) * ideal, horizon)))
 
 
 def batch_size_3_3(horizon: int, *, constant: float = 1.0) -> int:
@@ -451,9 +437,9 @@ def corollary_bound(
     """
     choice("corollary", corollary, ["3.3", *_RULES])
     t, d = _sizes(horizon, dimension)
-    epsilon, delta = _budget(epsilon, delta)
+    epsilon, delta = checked_budget(epsilon, delta)
     if corollary == "3.3":
         bound = math.pow(t, 0.6) * math.sqrt(_ln(t, delta)) / math.sqrt(epsilon)
     else:
         bound = d * _balance(corollary, t, d, epsilon, delta)
-    return _constant(constant) * bound
+    return checked_constant(constant) * bound

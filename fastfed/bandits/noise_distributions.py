@@ -189,7 +189,7 @@ class NoiseDistribution:
             Bound on what is left of the largest eigenvalue of the covariance of N theta, in units
             of o^2, after tau^2 is taken off. By default tau^2, which needs nothing else; less
             where N has a ``public_constant`` and theta a bounded reward
-            (`fastfed.bandits.centring.centred_norm`).
+            (`fastfed.bandits.problem.centred_norm`).
 
         Returns
         -------

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastfed._validate import InputError
-from fastfed.bandits.centring import CentredNorm
 from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import CentredNorm, ProblemSpec
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Clip, Plan, Radius
 from fastfed.protocols.schedule import Schedule

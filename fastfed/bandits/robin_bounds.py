@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastfed._validate import boolean, integer, number
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import ProblemSpec, checked_constant, checked_sizes
 from fastfed.protocols.serverless import last_round, phases_of
 
 # ---- Constants of the algorithm ------------------------------------------------------------------
@@ -118,15 +118,6 @@ class Estimation(NamedTuple):
     silos_needed: float
 
 
-def _sizes(horizon: int, silos: int, dimension: int) -> tuple[int, int, int]:
-    """T, M and d, checked."""
-    return (
-        integer("horizon", horizon, at_least=1),
-        integer("silos", silos, at_least=1),
-        integer("dimension", dimension, at_least=1),
-    )
-
-
 def _epsilon(epsilon: float) -> float:
     """epsilon, checked."""
     return number("epsilon", epsilon, above=0)
@@ -150,11 +141,6 @@ def _diversity(diversity: float) -> float:
 def _failure(failure_probability: float) -> float:
     """beta, checked."""
     return number("failure_probability", failure_probability, above=0, below=1)
-
-
-def _constant(constant: float) -> float:
-    """The hidden constant, checked."""
-    return number("constant", constant, above=0)
 
 
 def _with_margin(t: int, d: int, margin: float) -> float:
@@ -186,13 +172,13 @@ def theorem_3_3(
     the initial rounds, linear in M, so that it is an order in T alone. `theorem_c_6` has both. The
     min(M, .) of Table 1 belongs to the variant of Remark 4.6.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _epsilon(epsilon)
     log_failure = -math.log(_failure(failure_probability))
     spread = _diversity(diversity)
     private = -d * math.log(t) * math.log(_delta(delta)) * log_failure**3 / m / epsilon / epsilon
     plain = _with_margin(t, d, margin) * log_failure / spread / spread
-    return _constant(constant) * max(1.0, private) * plain
+    return checked_constant(constant) * max(1.0, private) * plain
 
 
 def theorem_c_6(
@@ -211,7 +197,7 @@ def theorem_c_6(
     are as good as that says. `printed` is the proof's 8 C_0 c_2^2 P + M 2^U: it counts phase U
     alone for the initial ones, at a regret of 1 a round where 2 is possible.
     """
-    t, m, _ = _sizes(horizon, silos, 1)
+    t, m, _ = checked_sizes(horizon, silos, 1)
     first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
     phase = 8.0 * _margin(margin) * error * error
@@ -243,7 +229,7 @@ def corollary_b_5(
     al. (2021, Theorem 2). The paper never says what B is for estimates that nothing bounds; 1 is
     what Proposition C.3 puts.
     """
-    _, m, d = _sizes(1, silos, dimension)
+    _, m, d = checked_sizes(1, silos, dimension)
     r = number("radius", radius, above=0)
     edge = number("bound", bound, above=0)
     epsilon = _epsilon(epsilon)
@@ -283,7 +269,7 @@ def proposition_c_3(
     a 2 in its logarithm, which a sharper covariance would more than make up for; and in phase U
     rewards and chosen features are not independent.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon, delta = _epsilon(epsilon), _delta(delta)
     spread, c_0 = _diversity(diversity), _margin(margin)
     beta = _failure(failure_probability)
@@ -328,12 +314,12 @@ def theorem_4_2(
     e^epsilon - 1 costs at most 1.45^2. The last term needs delta below e^(-M epsilon)/(4 M) too, by
     a factor: the proof asks for 1/(d M^2 T), the theorem for 1/(M sqrt T) only.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _epsilon(epsilon)
     plain = _with_margin(t, d, margin)
     alone = math.exp(-m * epsilon) * m * t
     alone *= margin if boolean("printed", printed) else 1.0 / margin
-    return _constant(constant) * (max(plain, plain / m / epsilon / epsilon) + alone)
+    return checked_constant(constant) * (max(plain, plain / m / epsilon / epsilon) + alone)
 
 
 def theorem_4_5(
@@ -351,12 +337,14 @@ def theorem_4_5(
     min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders are proven, the constants are not given:
     epsilon in place of e^epsilon - 1 costs at most 1.45^2.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _epsilon(epsilon)
     if margin is None:
-        return _constant(constant) * min(m, max(math.sqrt(m), 1.0 / epsilon)) * math.sqrt(d * t)
+        return (
+            checked_constant(constant) * min(m, max(math.sqrt(m), 1.0 / epsilon)) * math.sqrt(d * t)
+        )
     plain = _with_margin(t, d, margin)
-    return _constant(constant) * min(m * plain, max(plain, plain / m / epsilon / epsilon))
+    return checked_constant(constant) * min(m * plain, max(plain, plain / m / epsilon / epsilon))
 
 
 # ---- Lower bounds, every silo private by itself: Theorem 5.3 and Corollary 5.5 -------------------
@@ -377,11 +365,11 @@ def theorem_5_3(
     sqrt(d T). The proof loses constants and roots when it solves its integral; the integral itself
     gives these orders.
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _epsilon(epsilon)
     if margin is None:
-        return _constant(constant) * min(m, math.sqrt(m / epsilon)) * math.sqrt(d * t)
-    return _constant(constant) * min(m, 1.0 / epsilon) * _with_margin(t, d, margin)
+        return checked_constant(constant) * min(m, math.sqrt(m / epsilon)) * math.sqrt(d * t)
+    return checked_constant(constant) * min(m, 1.0 / epsilon) * _with_margin(t, d, margin)
 
 
 def corollary_5_5(
@@ -398,11 +386,11 @@ def corollary_5_5(
     min(M, 1/epsilon^2) C_0 d ln T; without the margin condition (None) min(M, sqrt(M)/epsilon)
     sqrt(d T): `theorem_4_5` at epsilon/sqrt(M).
     """
-    t, m, d = _sizes(horizon, silos, dimension)
+    t, m, d = checked_sizes(horizon, silos, dimension)
     epsilon = _epsilon(epsilon)
     if margin is None:
-        return _constant(constant) * min(m, math.sqrt(m) / epsilon) * math.sqrt(d * t)
-    return _constant(constant) * min(m, 1.0 / epsilon / epsilon) * _with_margin(t, d, margin)
+        return checked_constant(constant) * min(m, math.sqrt(m) / epsilon) * math.sqrt(d * t)
+    return checked_constant(constant) * min(m, 1.0 / epsilon / epsilon) * _with_margin(t, d, margin)
 
 
 # ---- Lower bound without diversity: Proposition D.1 ----------------------------------------------

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastfed._kernels import linalg
-from fastfed._once import Once, once
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
-from fastfed._validate import InputError, integer, number
-from fastfed.bandits.belief import make_memory
+from fastfed._validate import InputError, Once, integer, number, once
 from fastfed.bandits.linucb import Acting, check_actions
+from fastfed.bandits.own_rounds import make_memory
 from fastfed.protocols import make_randomizer
 from fastfed.protocols.plan import Plan, check_plan, of_kind
 from fastfed.protocols.protocol import Bits, Broadcast, Report
 from fastfed.protocols.release import fixed_point
+from fastfed.protocols.schedule import Clock
 from fastfed.protocols.secure_sum import Encoded, Encoder, SecureRandomizer
 from fastfed.protocols.server import Server
 from fastfed.protocols.serverless import (
@@ -33,7 +33,6 @@ from fastfed.protocols.serverless import (
     check_phase_plan,
     last_round,
 )
-from fastfed.protocols.trigger import Clock
 
 # ---- With a server -------------------------------------------------------------------------------
 

@@ -12,12 +12,11 @@ import msgspec
 from fastfed import _system
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.bandits.bounds import batch_size_corollary_5_2
-from fastfed.bandits.centring import CentredNorm, centred_norm
-from fastfed.bandits.problem import ProblemSpec
+from fastfed.bandits.problem import CentredNorm, ProblemSpec, centred_norm
 from fastfed.bandits.radius import RADII, REGULARIZERS, Theory
 from fastfed.privacy.account import Claim
-from fastfed.privacy.centred import FEATURE_BOUND, constant_of
 from fastfed.privacy.certificate import Condition
+from fastfed.privacy.sensitivity import FEATURE_BOUND, constant_of
 from fastfed.protocols.plan import Clip
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import SCORES, UCB

@@ -5,9 +5,133 @@ Nothing heavy is imported before a command runs: `fastfed --help` loads neither 
 
 from __future__ import annotations
 
+import errno
+import importlib
+import os
+import sys
+from typing import Any
+
 import rich_click as click
 
-from fastfed.cli.lazy import LazyGroup
+# ---- A group that imports a command when it is called, and prints every error in one line --------
+
+STDOUT = 1
+
+
+class RunFailed(click.ClickException):
+    """A run that could not be finished, with a sentence that says why."""
+
+    exit_code = 1
+
+
+class Stopped(RunFailed):
+    """A run that the user stopped: no error, but not finished."""
+
+
+class LazyCommand(click.RichCommand):
+    """Placeholder of a command until it is called, with the line that the group's help shows."""
+
+    def __init__(self, name: str, module: str, summary: str) -> None:
+        super().__init__(name=name, help=summary)
+        self.module = module
+
+    def load(self) -> click.Command:
+        """Import the command, which its module lists under the same name."""
+        module = importlib.import_module(f"fastfed.cli.{self.module}")
+        found: click.Command = module.COMMANDS[self.name]
+        return found
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+class LazyGroup(click.RichGroup):
+    """A group of lazy commands; ``main`` turns errors into one line and an exit code."""
+
+    def __init__(self, *args: Any, commands_by_module: dict[str, tuple[str, str]], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for name, (module, summary) in commands_by_module.items():
+            self.add_command(LazyCommand(name, module, summary))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from fastfed._validate import nearest
+
+            raise click.UsageError(
+                f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
+                "(`fastfed --help` names all)"
+            )
+        return super().resolve_command(ctx, args)
+
+    def main(
+        self,
+        args: Any = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        def run() -> Any:
+            return super(LazyGroup, self).main(args, prog_name, complete_var, False, **extra)
+
+        if not standalone_mode:
+            return run()
+        sys.exit(_exit_code(run))
+
+
+def _exit_code(run: Any) -> int:
+    """Exit code: 0 done, 1 the run failed, 2 bad input; other errors keep their traceback."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # The reader has gone. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        return 1
+    except Stopped as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except click.Abort:
+        return _say("interrupted", 1)
+    except ValueError as error:
+        from fastfed._validate import InputError
+
+        if not isinstance(error, InputError):
+            raise
+        return _say(str(error), 2)
+    except MemoryError as error:
+        return _say(str(error) or "out of memory", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _say(f"{error.filename or 'output'} cannot be written: {error.strerror}", 1)
+
+
+def _say(message: str, code: int) -> int:
+    """Print one line on standard error."""
+    line = " ".join(message.split())
+    # Messages of click are sentences; ours begin with a small letter, after "error:".
+    if line[:1].isupper() and line[1:2].islower():
+        line = line[0].lower() + line[1:].rstrip(".")
+    click.echo(f"error: {line}", err=True)
+    return code
+
+
+# ---- The commands --------------------------------------------------------------------------------
 
 #: name: (module, what `fastfed --help` says). A new command is one file and one line here.
 COMMANDS = {

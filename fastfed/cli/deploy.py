@@ -13,7 +13,7 @@ from typing import Any
 import rich_click as click
 
 from fastfed._validate import InputError
-from fastfed.cli.lazy import RunFailed
+from fastfed.cli import RunFailed
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

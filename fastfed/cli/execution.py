@@ -16,7 +16,7 @@ import rich_click as click
 from fastfed._kernels import environments
 from fastfed._memory import format_size
 from fastfed._validate import InputError
-from fastfed.cli.lazy import RunFailed, Stopped
+from fastfed.cli import RunFailed, Stopped
 from fastfed.cli.output import (
     Heard,
     duration,
@@ -41,10 +41,9 @@ from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import Row, counts, rows_left_out, rows_of, table_lines
 from fastfed.results.files import FULL
 from fastfed.results.store import FILE
-from fastfed.simulation.dispatch import Resources, RunBatch, predict_seconds
-from fastfed.simulation.engines.base import EngineError
+from fastfed.simulation.dispatch import OutOfMemory, Resources, RunBatch, predict_seconds
+from fastfed.simulation.engines import EngineError
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.memory import OutOfMemory
 
 KEPT = "what was played is kept, and the same command continues"
 NO_MATPLOTLIB = 'no figure drawn: matplotlib is missing; pip install "fastfed[figures]"'

@@ -34,24 +34,24 @@ def audit(name: str, trials: int | None, seed: int, as_json: bool) -> None:
     95 % confidence. "caught" means that it is above the claim; "pass" that these runs did not
     refute the claim, which proves no privacy.
     """
-    from fastfed.simulation.audit import catalogue
+    from fastfed.simulation.audit import AUDITS, FAULTY, run_audit
 
     if name == "list":
         _list_audits(as_json)
         return
-    names = list(catalogue.AUDITS) if name == "all" else [name]
+    names = list(AUDITS) if name == "all" else [name]
     found = []
     for each in names:
         if len(names) > 1:
             say(each)
-        found.append(catalogue.run_audit(each, trials, seed))
+        found.append(run_audit(each, trials, seed))
     if as_json:
         print_json(found[0].to_builtins() if len(found) == 1 else [f.to_builtins() for f in found])
         return
     headings = ("audit", "claimed", "lower bound", "trials", "verdict")
     rows = []
     for result in found:
-        expected = " (as it must be)" if result.name in catalogue.FAULTY else ""
+        expected = " (as it must be)" if result.name in FAULTY else ""
         verdict = result.verdict + (expected if result.verdict == "caught" else "")
         rows.append(
             (
@@ -69,7 +69,7 @@ def _list_audits(as_json: bool) -> None:
     """Print all audits, one line each."""
     import msgspec
 
-    from fastfed.simulation.audit.catalogue import listed
+    from fastfed.simulation.audit import listed
 
     found = listed()
     if as_json:

@@ -24,7 +24,7 @@ from fastfed.privacy.certificate import Condition
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import Budget
 from fastfed.protocols.plan import Clip, Encoding, NoiseStd, Plan, Radius
 from fastfed.protocols.protocol import Protocol

@@ -26,7 +26,7 @@ from fastfed.privacy.accounting.gdp import gaussian_epsilon
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor
 
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12

@@ -35,8 +35,7 @@ from fastfed.environments.losses import (
 )
 from fastfed.environments.python import Python, environment_signature
 from fastfed.environments.replay import Replay
-from fastfed.environments.rotated import Rotated
-from fastfed.environments.synthetic import FixedSet, Gap, Sphere
+from fastfed.environments.synthetic import FixedSet, Gap, Rotated, Sphere
 
 #: Environments of bandits by kind: the class and a summary.
 BANDIT_ENVIRONMENTS: dict[str, tuple[type, str]] = {

@@ -26,8 +26,7 @@ import numpy as np
 from fastfed._memory import available
 from fastfed._validate import InputError, choice, integer, nearest, number, show
 from fastfed.environments.base import INDEPENDENT, SCALED
-from fastfed.environments.letor_files import LetorRows, read_letor
-from fastfed.environments.letor_parse import MAX_FEATURES
+from fastfed.environments.letor_files import MAX_FEATURES, LetorRows, read_letor
 from fastfed.environments.pool import Pool, PoolEnvironment, equal_blocks, feature_major
 from fastfed.environments.storage import (
     FORMAT,

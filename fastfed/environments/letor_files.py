@@ -1,27 +1,32 @@
-"""LETOR files as arrays, parsed once: their sources and their cache.
+"""LETOR files as arrays, parsed once: text, sources and their cache.
 
-Parsed files are stored as memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in
-the user's cache folder of the platform), under path, size and time stamp of the sources.
+Text is ``relevance qid:N 1:v 2:v ... [# comment]``, one row a line. Parsed files are stored as
+memory-mapped arrays in a cache folder ($FASTFED_CACHE, or fastfed/ in the user's cache folder of
+the platform), under path, size and time stamp of the sources.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fastfed._memory import available
-from fastfed._validate import InputError, integer
-from fastfed.environments.letor_parse import MAX_FEATURES, Parts, parse
+from fastfed._validate import InputError, integer, show
 from fastfed.environments.storage import (
     FORMAT,
     GrowableArray,
@@ -31,6 +36,356 @@ from fastfed.environments.storage import (
     load_meta,
     write_meta,
 )
+
+# ---- Parsing text --------------------------------------------------------------------------------
+#
+# A vectorised parser reads plain lines, a whole block of bytes at a time. A block with anything
+# unusual (exponents, unordered features, an error) goes to an exact line-by-line parser, which
+# reads it or names file and line. Both give the same numbers: a decimal of at most 15 digits is an
+# integer below 2^53 over a power of ten up to 10^22, and that division is correctly rounded.
+
+MAX_FEATURES = 65_536  # a larger index is a typing error, and would fill the memory
+
+#: Entries that the table of one block may have, unless it is a single line: a few wide lines among
+#: many short ones would make it huge.
+MAX_ENTRIES = 2**24
+
+_WHOLE = re.compile(rb"[+-]?[0-9]+(\.0*)?")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(rb"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_WHOLE = 2**31 - 1
+_ZERO = np.uint8(ord("0"))
+_POWERS = np.power(10.0, np.arange(16))  # exact: 10^k is a double up to k = 22
+
+
+# ---- Parsing one block ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one block: relevance (n,), qid (n,), values float32 (n, largest index)."""
+
+    relevance: np.ndarray
+    qid: np.ndarray
+    values: np.ndarray
+
+
+class TooWide(Exception):
+    """Raised for a block whose table would be too large: parse fewer of its lines at once."""
+
+
+def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
+    """Parse whole lines at once; None if a line is anything but plain LETOR text.
+
+    In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``digits:decimal``
+    with growing indices and at most 15 digits in a value. Comments are dropped first.
+    """
+    if b"#" in block:
+        block = re.sub(rb"#[^\n]*", b"", block)
+    text = np.frombuffer(b"\n" * 16 + block, dtype=np.uint8)
+    digit = text - _ZERO
+    is_digit = digit < 10
+    # Every byte that is not a digit is a mark; numbers are the gaps between marks.
+    at = np.flatnonzero(~is_digit)[15:]
+    kind = text.take(at)
+    gap = np.zeros(len(at), dtype=np.int32)  # digits between the mark before and this one
+    np.subtract(at[1:], at[:-1], out=gap[1:], casting="same_kind")
+    gap[1:] -= 1
+    number = _numbers(_four_digits(digit, is_digit.view(np.uint8)), at, gap)
+
+    lines = np.flatnonzero(kind == ord("\n"))  # first the line end before the block
+    head = lines[:-1] + 1  # the first mark of each line: the blank after the relevance
+    if not len(head) or (np.diff(lines) < 6).any() or gap.max() > 15:
+        return None
+    for step, letter in enumerate(b"qid:", start=1):
+        if (kind[head + step] != letter).any() or gap[head + step].any():
+            return None
+        kind[head + step] = ord(" ")
+    relevance, qid = number[head], number[head + 5]
+    if not (gap[head].all() and gap[head + 5].all()) or relevance.max() > _LARGEST_WHOLE:
+        return None
+    gap[head] = gap[head + 5] = 0
+
+    colon, point, minus = kind == ord(":"), kind == ord("."), kind == ord("-")
+    blank = (kind == ord(" ")) | (kind == ord("\n")) | (kind == ord("\r")) | (kind == ord("\t"))
+    filled = gap > 0
+    before, after = slice(None, -1), slice(1, None)
+    # Allowed successions of marks, and where digits must or must not be. This is exhaustive: each
+    # mark is of one of the four kinds, and each gap lies between two marks.
+    wrong = ~(blank | colon | point | minus)
+    wrong[after] |= colon[after] & ~(blank[before] & filled[after])
+    wrong[after] |= point[after] & ~(colon[before] | minus[before])
+    wrong[after] |= point[before] & ~(filled[before] | filled[after])
+    wrong[after] |= minus[after] & (filled[after] | ~colon[before])
+    wrong[after] |= blank[after] & (filled[after] == blank[before]) & ~point[before]
+    if wrong.any():
+        return None
+
+    end = np.flatnonzero(blank[after] > blank[before]) + 1  # the blank that ends each value
+    if not len(end):
+        return None
+    value = number.take(end)
+    dotted = np.flatnonzero(point.take(end - 1))
+    last = end.take(dotted)
+    digits = gap.take(last)
+    if len(last) and (digits + gap.take(last - 1)).max() > 15:
+        return None
+    power = _POWERS.take(digits)
+    value[dotted] = (number.take(last - 1) * power + value.take(dotted)) / power
+    if minus.any():
+        minus[after] |= minus[before] & point[after]
+        np.negative(value, out=value, where=minus.take(end - 1))
+    pairs = np.diff(np.searchsorted(end, lines, side="right"))
+    table = _table(number.take(np.flatnonzero(colon)), value, pairs, limit)
+    if table is None:
+        return None
+    return Rows(relevance.astype(np.int32), qid.astype(np.int64), table)
+
+
+def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
+    """Parse whole lines one by one, exactly; InputError says ``name:line`` and the fault."""
+    relevance: list[int] = []
+    qids: list[int] = []
+    pairs: list[dict[int, float]] = []
+    for number, text in enumerate(block.split(b"\n"), start=line):
+        tokens = text.split(b"#", 1)[0].split()
+        if not tokens:
+            continue
+        where = f"{name}:{number}"
+        relevance.append(_whole(tokens[0], where, "relevance", 31))
+        if len(tokens) < 2 or not tokens[1].startswith(b"qid:"):
+            found = _text(tokens[1]) if len(tokens) > 1 else "the end of the line"
+            raise InputError(f"{where}: qid:N must follow the relevance, got {found}")
+        qids.append(_whole(tokens[1][4:], where, "qid", 63))
+        pairs.append(_pairs(tokens[2:], where, limit))
+    width = max((max(row, default=0) for row in pairs), default=0)
+    if len(pairs) > 1 and len(pairs) * width > MAX_ENTRIES:
+        raise TooWide
+    values = np.zeros((len(pairs), max(width, 1)), dtype=np.float32)
+    for row, found_pairs in enumerate(pairs):
+        for index, value in found_pairs.items():
+            values[row, index - 1] = value
+    return Rows(np.array(relevance, dtype=np.int32), np.array(qids, dtype=np.int64), values)
+
+
+def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
+    """Return the pairs index:value of one line."""
+    result: dict[int, float] = {}
+    for token in tokens:
+        left, colon, right = token.partition(b":")
+        if not (colon and left.isdigit()):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
+        index = int(left.lstrip(b"0")[:20] or b"0")
+        if not 1 <= index <= limit:
+            raise InputError(f"{where}: feature index must be 1 to {limit}, got {_text(left)}")
+        if index in result:
+            raise InputError(f"{where}: feature {index} must come once in a line, got it twice")
+        if _NOT_FINITE.fullmatch(right):
+            raise InputError(f"{where}: feature {index} must be finite, got {_text(right)}")
+        if not _DECIMAL.fullmatch(right):
+            raise InputError(f"{where}: expected a pair index:value, got {_text(token)}")
+        value = float(right)
+        if abs(value) > _LARGEST:
+            raise InputError(
+                f"{where}: feature {index} must fit a float32 (at most {_LARGEST:.3g}), "
+                f"got {_text(right)}"
+            )
+        result[index] = value
+    return result
+
+
+def _whole(token: bytes, where: str, name: str, bits: int) -> int:
+    """Parse a whole number, written as an integer (2) or with an empty fraction (2.0)."""
+    if _WHOLE.fullmatch(token) and len(token) <= 40:
+        value = int(token.split(b".")[0])
+        if -(2**bits) <= value < 2**bits:
+            return value
+    raise InputError(f"{where}: {name} must be a whole number, got {_text(token)}")
+
+
+def _text(token: bytes) -> str:
+    """Return bytes of a file as text for a message."""
+    return show(token.decode("utf-8", errors="replace"), 40)
+
+
+def _four_digits(digit: np.ndarray, is_digit: np.ndarray) -> np.ndarray:
+    """Return, at each byte, the number of the up to four digits that end there, as uint16.
+
+    digit is byte - 48 and is overwritten; is_digit (uint8) marks the digits. Computed at every
+    byte, since plain passes over memory cost far less than one gathered load per digit.
+    """
+    digit *= is_digit
+    two = digit.copy()
+    two[1:] += digit[:-1] * np.uint8(10)
+    two *= is_digit
+    # A run that reaches back beyond byte i - 1 goes on with the two digits that end at i - 2.
+    earlier = two[:-2] * (is_digit[2:] & is_digit[1:-1])
+    four = two.astype(np.uint16)
+    four[2:] += earlier.astype(np.uint16) * np.uint16(100)
+    return four
+
+
+def _numbers(four: np.ndarray, at: np.ndarray, gap: np.ndarray) -> np.ndarray:
+    """Return the number in the gap before each mark, exact up to 15 digits; 0 for an empty gap."""
+    last = at - 1
+    result = four.take(last).astype(np.float64)
+    longer = np.flatnonzero(gap > 4)
+    for reach, scale in ((4, 1e4), (8, 1e8), (12, 1e12)):
+        if not len(longer):
+            break
+        earlier = four.take(last.take(longer) - reach)
+        result[longer] = result.take(longer) + earlier.astype(np.float64) * scale
+        longer = longer[gap.take(longer) > reach + 4]
+    return result
+
+
+def _table(
+    index: np.ndarray, value: np.ndarray, pairs: np.ndarray, limit: int
+) -> np.ndarray | None:
+    """Return float32 (lines, largest index) of the pairs of all lines; None unless indices grow."""
+    lines, width = len(pairs), int(index.max())
+    if index.min() < 1 or width > limit:
+        return None
+    if len(index) == lines * width and (pairs == width).all():
+        grid = index.reshape(lines, width)
+        if (grid == np.arange(1.0, width + 1.0)).all():
+            return value.reshape(lines, width).astype(np.float32)
+    index = index.astype(np.int64)
+    row = np.repeat(np.arange(lines), pairs)
+    if ((np.diff(index) <= 0) & (row[1:] == row[:-1])).any():
+        return None
+    if lines > 1 and lines * width > MAX_ENTRIES:
+        raise TooWide
+    table = np.zeros((lines, width), dtype=np.float32)
+    table[row, index - 1] = value
+    return table
+
+
+# ---- Parsing files, block by block ---------------------------------------------------------------
+
+_BLOCK = 1 << 18  # bytes; the vectorised parser's arrays then fit the cache
+_LONGEST = 1 << 24  # bytes of a line; a file without line ends would fill the memory
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Destinations of parsed rows, which are appended block by block: lists or growable arrays."""
+
+    features: Any
+    relevance: Any
+    starts: Any
+    qids: Any
+
+
+def parse(sources: Iterable[Path], limit: int, parts: Parts) -> list[str]:
+    """Append the rows of all sources to ``parts``, and return the SHA-256 of each source.
+
+    ``limit`` is the largest feature index allowed. Memory holds one block of a file at a time.
+    """
+    digests: list[str] = []
+    count = 0
+    # glibc keeps freed memory up to twice the largest block it ever unmapped. Without this the
+    # arrays of every block are given back and faulted in again, which halves the speed.
+    np.empty(30 << 20, dtype=np.uint8)
+    for source in sources:
+        digest = hashlib.sha256()
+        before, last = count, 0
+        for block, line in _blocks(source, digest):
+            for rows in _rows(block, str(source), line, limit):
+                if not len(rows.qid):
+                    continue
+                parts.features.append(rows.values)
+                parts.relevance.append(rows.relevance)
+                new = np.concatenate([[rows.qid[0] != last], rows.qid[1:] != rows.qid[:-1]])
+                new[0] |= count == before  # a query ends with its file
+                first = np.flatnonzero(new)
+                parts.starts.append(first + count)
+                parts.qids.append(rows.qid[first])
+                count, last = count + len(rows.qid), int(rows.qid[-1])
+        if count == before:
+            raise InputError(f"{source} must hold LETOR rows, found none")
+        digests.append(digest.hexdigest())
+    parts.starts.append(np.array([count], np.int64))
+    return digests
+
+
+def _rows(block: bytes, name: str, line: int, limit: int) -> Iterator[Rows]:
+    """Yield the rows of whole lines, in as many parts as keep each table small."""
+    try:
+        rows = parse_block(block, limit)
+        if rows is None:
+            rows = parse_lines(block, name, line, limit)
+    except TooWide:
+        cut = block.find(b"\n", len(block) // 2) + 1
+        if cut in (0, len(block)):
+            cut = block.rfind(b"\n", 0, len(block) - 1) + 1
+        yield from _rows(block[:cut], name, line, limit)
+        yield from _rows(block[cut:], name, line + block.count(b"\n", 0, cut), limit)
+    else:
+        yield rows
+
+
+class _HashingFile(io.RawIOBase):
+    """A file that feeds every byte read from it to a digest, in a second thread."""
+
+    def __init__(self, file: BinaryIO, digest: Any, thread: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._digest = digest
+        self._thread = thread
+        self._last: Future[None] | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer, while the thread hashes the block before."""
+        data = self._file.read(len(buffer))
+        if self._last is not None:
+            self._last.result()  # one block ahead at most, whatever the size of the file
+        self._last = self._thread.submit(self._digest.update, data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _blocks(source: Path, digest: Any) -> Iterator[tuple[bytes, int]]:
+    """Yield whole lines, about _BLOCK bytes at a time, with the number of their first line.
+
+    After the last block, digest has seen every byte of the file.
+    """
+    try:
+        # Leaving the outer context waits for the digest.
+        with ThreadPoolExecutor(1) as thread, source.open("rb") as file:
+            stream: Any = io.BufferedReader(_HashingFile(file, digest, thread), _BLOCK)
+            if source.name.endswith(".gz") or stream.peek(2)[:2] == b"\x1f\x8b":
+                stream = gzip.GzipFile(fileobj=stream)
+            line = 1
+            rest: list[bytes] = []
+            data = stream.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
+            while data:
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    block = b"".join([*rest, data[:cut]])
+                    rest = [data[cut:]]
+                    yield block, line
+                    line += block.count(b"\n")
+                else:
+                    rest.append(data)
+                    if sum(map(len, rest)) > _LONGEST:
+                        raise InputError(
+                            f"{source}:{line}: a line must be at most {_LONGEST} bytes"
+                        )
+                data = stream.read(_BLOCK)
+            if any(rest):
+                yield b"".join([*rest, b"\n"]), line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{source} must be a whole gzip file, got damage: {error}") from None
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+# ---- Files as arrays -----------------------------------------------------------------------------
 
 _SPLITS = ("train", "vali", "test")
 _ENDINGS = (".txt", ".txt.gz")

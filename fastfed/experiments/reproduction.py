@@ -19,9 +19,8 @@ from fastfed.reporting.sections import Drawn
 from fastfed.reporting.table import Row, rows_left_out
 from fastfed.results.results import Results
 from fastfed.results.store import FILE
-from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, predict_seconds
+from fastfed.simulation.dispatch import Layout, Resources, RunBatch, check_threads, predict_seconds
 from fastfed.simulation.experiment import Experiment
-from fastfed.simulation.memory import Layout
 from fastfed.simulation.run import layout_for, left_to_run, run_by
 
 #: Stands for every figure.

@@ -21,14 +21,16 @@ from fastfed._random import NoiseSource
 from fastfed._system import account
 from fastfed._validate import integer, number
 from fastfed.experts.lower_bounds import lower_bound_curves
-from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.plan import (
     NO_PRIVACY,
     Algorithm,
     Decider,
     ExpertChoice,
     ProblemSpec,
+    SumsPlan,
     System,
+    check_linear,
+    check_phase_length,
     start_expert,
 )
 from fastfed.privacy.account import Claim, sealed

@@ -31,7 +31,6 @@ from fastfed._random import CHOICE, QUERY, THRESHOLD, IdealSource, NoiseSource, 
 from fastfed._system import account
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.experts.lower_bounds import lower_bound_curves
-from fastfed.experts.parties import SumsPlan, check_linear, check_phase_length
 from fastfed.experts.plan import (
     ONE_LOSS,
     PROTECTS_CHOICES,
@@ -41,8 +40,11 @@ from fastfed.experts.plan import (
     Decider,
     ExpertChoice,
     ProblemSpec,
+    SumsPlan,
     System,
     budget_exceeded,
+    check_linear,
+    check_phase_length,
     multiplicity_condition,
     start_expert,
 )

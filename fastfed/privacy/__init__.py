@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from fastfed.privacy.accounting.gdp import compose, delta_of, epsilon_of, mu_of
 from fastfed.privacy.audit.bounds import AuditResult
-from fastfed.privacy.centred import centred_sensitivity
 from fastfed.privacy.certificate import (
     Certificate,
     ClaimCondition,
@@ -32,6 +31,7 @@ from fastfed.privacy.sensitivity import (
     RELATIONS,
     UNITS,
     Budget,
+    centred_sensitivity,
     layout_stds,
     user_sensitivity,
 )

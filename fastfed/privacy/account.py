@@ -24,19 +24,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from fastfed._validate import InputError, choice, number
-from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon
+from fastfed.privacy.accounting.gdp import gaussian_epsilon, group_epsilon, sampled_epsilon
 from fastfed.privacy.accounting.privacy_loss import composed_epsilon
-from fastfed.privacy.accounting.sampling import sampled_epsilon
-from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
-from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, squared_of
 from fastfed.privacy.releases.participation import participation_conditions
-from fastfed.privacy.releases.tree import tree_levels
-from fastfed.privacy.sensitivity import Budget, joint_sensitivity, named_relation
+from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
+from fastfed.privacy.sensitivity import Budget, Centred, joint_sensitivity, named_relation
 
 #: Accounts that differ by less, relative to their size, are the same but for rounding.
 SAME = 1e-9
@@ -208,7 +205,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     Guarantee: everything released of one user is one Gaussian mechanism of GDP parameter mu(), as
     in `GaussianRelease` and `Privatizer` of `fastfed.privacy.releases.gaussian_release`. With a
     coin it is one whose record enters with that probability
-    (`fastfed.privacy.accounting.sampling`), for replacement of a user of one batch and sums that
+    (`fastfed.privacy.accounting.gdp`), for replacement of a user of one batch and sums that
     all have noise.
     """
 

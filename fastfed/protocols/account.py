@@ -50,9 +50,8 @@ from fastfed.protocols.protocol import (
     SEND_NOISY_SUM,
     TREE,
 )
-from fastfed.protocols.schedule import check_rounds
+from fastfed.protocols.schedule import PRIVATE_DETERMINANT, check_rounds
 from fastfed.protocols.serverless import Part, PeerPlan, PhasePlan
-from fastfed.protocols.trigger import PRIVATE_DETERMINANT
 
 #: Randomizers and analyzers whose Gaussian noise `_sums` accounts for. A pair that is not here is
 #: refused: to take it for one of these would be a guarantee of something else.

@@ -15,12 +15,10 @@ import numpy as np
 from fastfed._kernels import aggregation, linalg
 from fastfed._validate import InputError
 from fastfed.privacy.account import Claim, verify
-from fastfed.privacy.releases import toeplitz
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor, toeplitz_coefficients
 from fastfed.protocols.protocol import Protocol, statistic_size
-from fastfed.protocols.schedule import OwnRounds
+from fastfed.protocols.schedule import OwnRounds, Trigger
 from fastfed.protocols.score import Score
-from fastfed.protocols.trigger import Trigger
 
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.secure_sum import SecureSum
@@ -279,7 +277,7 @@ class Plan:
             if self.factor is None or len(self.factor) != self.releases:
                 raise InputError(f'release "factorised" needs a factor of {self.releases} releases')
             return self.factor.matrix
-        return toeplitz.coefficients(self.releases if self.release == "toeplitz" else 0)
+        return toeplitz_coefficients(self.releases if self.release == "toeplitz" else 0)
 
     @cached_property
     def statistic_size(self) -> int:

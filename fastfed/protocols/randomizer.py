@@ -8,9 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from fastfed._kernels import aggregation, linalg
-from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SystemNoise
-from fastfed._validate import InputError, array, integer, number
+from fastfed._validate import InputError, Once, array, integer, number, once
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     SEND_BATCH,

@@ -19,8 +19,8 @@ from fastfed._random import IdealSource, NoiseSource, is_exact
 from fastfed._sampling import ERROR, Normals
 from fastfed._validate import array
 from fastfed.privacy import exact
-from fastfed.privacy.releases import honaker
 from fastfed.privacy.releases.gaussian_release import RELEASES as ACCOUNTED
+from fastfed.privacy.releases.prefix_sums import node_number, prefix_nodes
 from fastfed.protocols.account import bounds
 from fastfed.protocols.plan import NoiseStd, Plan
 from fastfed.protocols.protocol import statistic_size
@@ -52,7 +52,7 @@ class PrefixNoise(Protocol):
 
 
 class HonakerNoise:
-    """Honaker's estimates, fed with noise alone (fastfed.privacy.releases.honaker)."""
+    """Honaker's estimates, fed with noise alone (fastfed.privacy.releases.prefix_sums)."""
 
     def __init__(self, levels: int, size: int) -> None:
         self._estimates = np.zeros((max(1, levels), size))
@@ -68,13 +68,13 @@ class HonakerNoise:
     def terms(self, k: int) -> dict[int, Fraction]:
         # v_h 2^(g - h) of a node of level g under a block of level h, v_h = 2^h / (2^(h+1) - 1).
         found = {}
-        for end in honaker.prefix_nodes(k):
+        for end in prefix_nodes(k):
             top = aggregation.node_level(end)
             for g in range(top + 1):
                 c = Fraction(1 << g, (2 << top) - 1)
                 first = end - (1 << top) + (1 << g)
                 for last in range(first, end + 1, 1 << g):
-                    found[honaker.node_number(last, g)] = c
+                    found[node_number(last, g)] = c
         return found
 
     def size(self, k: int) -> tuple[int, float]:
@@ -86,7 +86,7 @@ class HonakerNoise:
 
 
 class ToeplitzNoise:
-    """Rows of C z, every z drawn once and kept (fastfed.privacy.releases.toeplitz)."""
+    """Rows of C z, every z drawn once and kept (fastfed.privacy.releases.prefix_sums)."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
@@ -104,7 +104,7 @@ class ToeplitzNoise:
 
 
 class FactorisedNoise:
-    """Rows of B z, every z drawn once and kept (fastfed.privacy.releases.factorised)."""
+    """Rows of B z, every z drawn once and kept (fastfed.privacy.releases.prefix_sums)."""
 
     def __init__(self, matrix: np.ndarray, size: int) -> None:
         self._matrix = matrix

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfed._kernels import aggregation, linalg
-from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SeededNoise, SystemNoise, check_seed, is_exact
-from fastfed._validate import InputError, array, integer
+from fastfed._validate import InputError, Once, array, integer, once
 from fastfed.privacy import exact
 from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.protocols.plan import Plan

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import aggregation
-from fastfed._once import Once, once
 from fastfed._random import LAPLACE, RANGE, ROTATION, NoiseSource, SystemNoise, is_exact
-from fastfed._validate import InputError
+from fastfed._validate import InputError, Once, once
 from fastfed.protocols.plan import Plan, check_plan
 from fastfed.protocols.protocol import (
     ADD,

@@ -1,22 +1,381 @@
-"""Plans without a server, or in phases: what every silo does, and what they tell each other."""
+"""Federations without a server, or in phases: graph, messages along its edges, and plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from fastfed._validate import InputError, array, integer
+from fastfed._kernels import linalg, rng
+from fastfed._random import INSTANCE, check_seed
+from fastfed._validate import InputError, array, choice, integer, number, show
 from fastfed.privacy.account import Claim, verify
-from fastfed.protocols.network import Graph
 from fastfed.protocols.plan import Plan, of_kind
 from fastfed.protocols.protocol import ADD, SEND_BATCH, Protocol, Report, frozen
 
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
+
+# ---- Who is linked with whom in a federation without a server: a connected, undirected graph -----
+
+
+GRAPHS = ("complete", "star", "ring", "line", "random")
+
+Edges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A connected graph of M silos, numbered from 0.
+
+    ``edges`` may come in any order and direction; they are kept as sorted pairs (i, j) with i < j,
+    each once, so that equal graphs are equal and hash alike. Raises InputError for silos out of
+    range, for an edge from a silo to itself, and where some silo cannot be reached.
+    """
+
+    silos: int
+    edges: Edges
+
+    def __post_init__(self) -> None:
+        silos = integer("silos", self.silos, at_least=1)
+        object.__setattr__(self, "silos", silos)
+        object.__setattr__(self, "edges", _checked_edges(self.edges, silos))
+        hops = self._hops_from(0)
+        if -1 in hops:
+            raise InputError(
+                f"graph must be connected, got no path between silos 0 and {hops.index(-1)}"
+            )
+
+    @classmethod
+    def named(cls, name: str, silos: int, seed: int = 0, probability: float | None = None) -> Graph:
+        """One of GRAPHS; silo 0 is the centre of a star, rings and lines follow the numbers.
+
+        "random" gives every pair of silos a uniform number of its own and links the pairs whose
+        number is below ``probability``, by default min(1, 2 ln M / M); to these come the edges of
+        the minimum spanning tree of the numbers. Where the former connect all silos, the latter
+        are among them, and this is the graph of Erdos and Renyi; elsewhere it is that graph with
+        the fewest edges that connect it. It is a function of ``seed``, and grows with
+        ``probability``. Other names make no use of ``seed``, and take no ``probability``.
+        """
+        choice("graph", name, GRAPHS)
+        silos, seed = integer("silos", silos, at_least=1), check_seed(seed)
+        if name == "random":
+            if probability is None:
+                probability = min(1.0, 2.0 * linalg.log(silos) / silos)
+            probability = number("probability", probability, at_least=0.0, at_most=1.0)
+            return cls(silos, _random_edges(silos, seed, probability))
+        if probability is not None:
+            raise InputError(
+                f'probability is for the graph "random", got {show(probability)} for "{name}"'
+            )
+        line = [(i, i + 1) for i in range(silos - 1)]
+        if name == "complete":
+            return cls(silos, tuple((i, j) for i in range(silos) for j in range(i + 1, silos)))
+        if name == "star":
+            return cls(silos, tuple((0, i) for i in range(1, silos)))
+        # Two silos have one edge, not two: their ring is a line.
+        return cls(silos, tuple(line + [(0, silos - 1)] * (name == "ring" and silos > 2)))
+
+    @classmethod
+    def from_edges(cls, edges: Iterable[Iterable[int]], silos: int) -> Graph:
+        """The graph of these pairs of silos; a pair listed twice, or both ways, is one edge."""
+        return cls(silos, edges)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_networkx(cls, graph: Any) -> Graph:
+        """An undirected networkx graph with the nodes 0..M-1, in any order.
+
+        Parallel edges count once; what else edges and nodes carry is left out.
+        """
+        directed = getattr(graph, "is_directed", None)
+        if callable(directed) and directed():
+            raise InputError("graph must be undirected, got a directed one")
+        nodes = list(graph.nodes)
+        # Equal to their numbers is not enough: True and 1.0 are no silos.
+        if not nodes or sorted(
+            node for node in nodes if type(node) is int or isinstance(node, np.integer)
+        ) != list(range(len(nodes))):
+            raise InputError(f"nodes of a graph must be the silos 0..M-1, got {show(nodes)}")
+        # Edges of multigraphs have a key behind their ends.
+        return cls.from_edges([tuple(edge)[:2] for edge in graph.edges], len(nodes))
+
+    @classmethod
+    def of(cls, value: Any, silos: int, seed: int = 0) -> Graph:
+        """The graph a spec means: one of GRAPHS, a list of pairs, a networkx graph, or a Graph.
+
+        Raises InputError unless it is a connected graph of ``silos`` silos.
+        """
+        if isinstance(value, str):
+            return cls.named(value, silos, seed)
+        if isinstance(value, Graph):
+            graph = value
+        elif hasattr(value, "nodes") and hasattr(value, "edges"):
+            graph = cls.from_networkx(value)
+        else:
+            graph = cls.from_edges(value, silos)
+        if graph.silos != integer("silos", silos, at_least=1):
+            raise InputError(f"graph must have {silos} silos, got {graph.silos}")
+        return graph
+
+    @cached_property
+    def neighbours(self) -> tuple[tuple[int, ...], ...]:
+        """The silos each silo is linked with, ascending."""
+        linked: list[list[int]] = [[] for _ in range(self.silos)]
+        for i, j in self.edges:
+            linked[i].append(j)
+            linked[j].append(i)
+        return tuple(tuple(sorted(silos)) for silos in linked)
+
+    @cached_property
+    def distances(self) -> np.ndarray:
+        """Hops between all silos, (M, M) int64, read-only."""
+        hops = np.array([self._hops_from(i) for i in range(self.silos)], dtype=np.int64)
+        hops.flags.writeable = False
+        return hops
+
+    @property
+    def diameter(self) -> int:
+        """The most hops between two silos; 0 for a single one."""
+        return int(self.distances.max())
+
+    def cliques(self, gamma: int) -> tuple[tuple[int, ...], ...]:
+        """A partition of the silos into cliques of the gamma-th power: few, not the fewest.
+
+        Two silos are partners if at most ``gamma`` hops lie between them, on any path. Each clique
+        starts from the silo with the fewest partners among those in no clique yet, and takes in,
+        one by one, the silo that leaves the most further silos to choose from; ties go to fewer
+        partners, then to the lower number. From gamma = diameter on it is one clique. Each is
+        ascending, and they are sorted by their first silo.
+        """
+        near = self.distances <= integer("gamma", gamma, at_least=1)
+        free = np.ones(self.silos, dtype=bool)
+        partners = near.sum(axis=1)
+        found = []
+        while free.any():
+            first = int(np.where(free, partners, self.silos + 1).argmin())
+            clique = _grown(near, partners, first, free)
+            found.append(tuple(sorted(clique)))
+            free[clique] = False
+            partners -= near[:, clique].sum(axis=1)
+        return tuple(sorted(found))
+
+    def checked_cliques(
+        self, cliques: Sequence[Iterable[int]], gamma: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """A user's own cover, sorted as ``cliques`` sorts.
+
+        Raises InputError unless every silo is in exactly one clique, and any two of a clique are
+        at most ``gamma`` hops apart.
+        """
+        gamma = integer("gamma", gamma, at_least=1)
+        last = self.silos - 1
+        try:
+            found = [
+                sorted(integer("a silo of cliques", i, at_least=0, at_most=last) for i in clique)
+                for clique in cliques
+            ]
+        except TypeError:
+            raise InputError(f"cliques must be lists of silos, got {show(cliques)}") from None
+        if [] in found:
+            raise InputError(f"cliques must not be empty, got {show(cliques)}")
+        held = np.bincount([i for clique in found for i in clique], minlength=self.silos)
+        if (held != 1).any():
+            silo = int((held != 1).argmax())
+            raise InputError(
+                f"cliques must hold every silo exactly once, got silo {silo} {held[silo]} times"
+            )
+        for clique in found:
+            hops = self.distances[np.ix_(clique, clique)]
+            if hops.max() > gamma:
+                i, j = np.argwhere(hops > gamma)[0]
+                raise InputError(
+                    f"silos of a clique must be at most {gamma} hops apart, "
+                    f"got {hops[i, j]} between silos {clique[i]} and {clique[j]}"
+                )
+        return tuple(sorted(tuple(clique) for clique in found))
+
+    def edges_crossed(self, silo: int, hops: int, ttl: int) -> int:
+        """Count the crossings of edges once a silo's broadcast was handed on ``hops`` times.
+
+        The broadcast itself is the first time, and ``ttl``, the time to live, the last: what is
+        sent at the end of round t has by the end of round T been handed on
+        min(ttl, T - t + 1) times. Each time, every silo that just heard of it sends it to all its
+        neighbours, also to those it has it from.
+        """
+        silo = integer("silo", silo, at_least=0, at_most=self.silos - 1)
+        hops = min(integer("hops", hops, at_least=0), integer("ttl", ttl, at_least=1))
+        return int(self._crossed[silo, min(hops, self.diameter + 1)])
+
+    @cached_property
+    def _crossed(self) -> np.ndarray:
+        """Neighbours of all silos less than h hops away, (M, diameter + 2), h = 0 first."""
+        degrees = np.array([len(linked) for linked in self.neighbours], dtype=np.int64)
+        table = np.zeros((self.silos, self.diameter + 2), dtype=np.int64)
+        for i, hops in enumerate(self.distances):
+            np.add.at(table[i], hops + 1, degrees)
+        return table.cumsum(axis=1)
+
+    def _hops_from(self, silo: int) -> list[int]:
+        """Hops from a silo to every silo by breadth-first search, -1 where there is no path."""
+        hops = [-1] * self.silos
+        hops[silo] = 0
+        reached = [silo]
+        for i in reached:  # grows as we go
+            if len(reached) == self.silos:
+                break
+            for j in self.neighbours[i]:
+                if hops[j] < 0:
+                    hops[j] = hops[i] + 1
+                    reached.append(j)
+        return hops
+
+
+def _checked_edges(edges: Any, silos: int) -> Edges:
+    checked = set()
+    try:
+        listed = list(edges)
+    except TypeError:
+        raise InputError(f"edges must be a list of pairs of silos, got {show(edges)}") from None
+    for edge in listed:
+        try:
+            ends = [integer("a silo of edges", k, at_least=0, at_most=silos - 1) for k in edge]
+        except TypeError:
+            raise InputError(f"edges must be pairs of silos, got {show(edge)}") from None
+        if len(ends) != 2:
+            raise InputError(f"edges must be pairs of silos, got {show(edge)}")
+        if ends[0] == ends[1]:
+            raise InputError(f"edges must join two different silos, got {show(edge)}")
+        checked.add((min(ends), max(ends)))
+    return tuple(sorted(checked))
+
+
+def _random_edges(silos: int, seed: int, probability: float) -> Edges:
+    # Row i has the pairs (i, j < i). Other instances are drawn from silo 0 or in later rounds.
+    rows = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
+    drawn = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
+    ends = np.column_stack(np.tril_indices(silos, -1))
+    kept = drawn < probability * 2.0**32
+    # Kruskal's minimum spanning tree.
+    root = list(range(silos))
+
+    def root_of(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    joined = 1
+    for edge in drawn.argsort(kind="stable"):
+        if joined == silos:
+            break
+        i, j = (root_of(int(end)) for end in ends[edge])
+        if i != j:
+            root[i] = j
+            joined += 1
+            kept[edge] = True
+    return tuple((i, j) for i, j in ends[kept].tolist())
+
+
+def _grown(near: np.ndarray, partners: np.ndarray, first: int, free: np.ndarray) -> list[int]:
+    """A clique of free silos that holds ``first``, see ``Graph.cliques``."""
+    clique = [first]
+    others = free & near[first]
+    others[first] = False
+    silos = np.flatnonzero(others)
+    among = near[np.ix_(silos, silos)]
+    left = among.sum(axis=1)
+    fits = np.ones(len(silos), dtype=bool)
+    while fits.any():
+        # Most left first, then fewest partners: partners are at most M.
+        best = np.where(fits, left * (len(near) + 1) - partners[silos], 0).argmax()
+        clique.append(int(silos[best]))
+        gone = fits & ~among[best]
+        gone[best] = True
+        left -= among[:, gone].sum(axis=1)
+        fits &= ~gone
+    return clique
+
+
+# ---- Messages between silos without a server: from neighbour to neighbour, one hop a round -------
+
+
+class Sized(typing.Protocol):
+    """Whatever can travel: it says how many bytes it has on a wire."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+M = TypeVar("M", bound=Sized)
+
+
+@dataclass(eq=False)
+class _Flight(Generic[M]):
+    """One broadcast under way."""
+
+    message: M
+    nbytes: int
+    hops_left: int
+    heard: set[int]  # silos, the sender among them
+    arriving: list[int] = field(default_factory=list)  # silos, once for each copy
+
+
+class Network(Generic[M]):
+    """Floods messages over a graph (dubey-pentland-2020, Algorithm 3, lines 10-24).
+
+    What a silo broadcasts in round t, or at its end, is with a silo h hops away at the start of
+    round t + h, for h up to ``time_to_live``. Every silo hands each message on once, to all its
+    neighbours, at the end of the round in which it arrives, and drops later copies; the sender
+    does not hear itself. Each broadcast is a message of its own, whatever object it carries.
+    Nothing is remembered of a message that nobody can still hear of.
+    """
+
+    def __init__(self, graph: Graph, time_to_live: int) -> None:
+        if not isinstance(graph, Graph):
+            raise InputError(f"graph must be a Graph, got {type(graph).__name__}")
+        self.graph = graph
+        self.time_to_live = integer("time_to_live", time_to_live, at_least=1)
+        #: Bytes over all edges so far, those of the coming hand-on included.
+        self.bytes_sent = 0
+        self._flights: list[_Flight[M]] = []
+
+    def broadcast(self, silo: int, message: M) -> None:
+        """Send a silo's message to its neighbours, which hear of it in the next round."""
+        silo = integer("silo", silo, at_least=0, at_most=self.graph.silos - 1)
+        if not hasattr(message, "nbytes"):
+            raise InputError(f"message must have nbytes, got {type(message).__name__}")
+        nbytes = integer("nbytes", message.nbytes, at_least=0)
+        self._hand_on(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
+
+    def deliver(self) -> list[tuple[int, M]]:
+        """Deliver messages at the start of the next round; call it once a round.
+
+        Pairs (silo, message), older broadcasts first. The hand-on at the end of that round is
+        settled at once: it cannot be stopped any more, and ``bytes_sent`` counts it.
+        """
+        flights, self._flights = self._flights, []
+        delivered = []
+        for flight in flights:
+            hearing = [i for i in dict.fromkeys(flight.arriving) if i not in flight.heard]
+            flight.heard.update(hearing)
+            delivered += [(i, flight.message) for i in hearing]
+            if flight.hops_left:
+                self._hand_on(flight, hearing)
+        return delivered
+
+    def _hand_on(self, flight: _Flight[M], silos: list[int]) -> None:
+        flight.arriving = [j for i in silos for j in self.graph.neighbours[i]]
+        flight.hops_left -= 1
+        self.bytes_sent += flight.nbytes * len(flight.arriving)
+        if len(flight.heard) < self.graph.silos:
+            self._flights.append(flight)
+
+
+# ---- Plans: what every silo does, and what silos tell each other ---------------------------------
 
 # Federations without a server: what every silo does, as plain data, and what they tell each other.
 # dubey-pentland-2020, Algorithm 3. Rounds are dealt out to gamma estimators, t mod gamma; the silos

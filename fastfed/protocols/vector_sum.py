@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import aggregation, linalg
-from fastfed._once import Once, once
 from fastfed._random import NoiseSource, SeededNoise, SystemNoise
-from fastfed._validate import InputError, array, choice, integer, number
+from fastfed._validate import InputError, Once, array, choice, integer, number, once
 from fastfed.privacy.accounting.gdp import mu_of
 from fastfed.privacy.certificate import (
     DRAWS,

@@ -13,7 +13,7 @@ from fastfed.environments import EnvironmentSpec
 from fastfed.protocols.plan import KEEPING, Plan, check_plan
 from fastfed.protocols.protocol import NOISY_ADD, REPLACE
 from fastfed.protocols.release import RELEASES
-from fastfed.protocols.trigger import DETERMINANT, PRIVATE_DETERMINANT
+from fastfed.protocols.schedule import DETERMINANT, PRIVATE_DETERMINANT
 from fastfed.simulation.driver import (
     Outcome,
     Progress,

@@ -1,4 +1,4 @@
-"""Dispatch: which driver runs a plan, and batches of runs: what is run at once."""
+"""Dispatch: the driver that runs a plan, and batches of runs: which are run at once, and memory."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import environments
+from fastfed._memory import available, format_size, parse_size
 from fastfed._validate import InputError, integer
-from fastfed.environments import Adversary
+from fastfed.environments import Adversary, EnvironmentSpec, LossSpec
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
 from fastfed.simulation import experts, peers, phases, server
-from fastfed.simulation.driver import Driver, Outcome, Progress
+from fastfed.simulation.compiled import scratch_term
+from fastfed.simulation.driver import (
+    NUMBER,
+    OBJECT,
+    Driver,
+    Outcome,
+    Progress,
+    Term,
+    merged,
+    sentence,
+    spaced,
+    total,
+)
 from fastfed.simulation.experiment import Experiment, Problem
 
 # ---- Dispatch: every plan to the driver that it names --------------------------------------------
@@ -233,3 +247,273 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     # The first batch is dearer than later ones, for all its actions tie: it must not be all.
     rounds = min(3 * rounds, horizon)
     return timed(rounds) * horizon / rounds
+
+
+# ---- Memory of an experiment: what it takes, and how it is divided so that it fits ---------------
+#
+# How many batches of runs go at once, and how many curves in each, changes no result. So where all
+# together would not fit they are fewer, and only what does not fit even one by one is refused.
+
+#: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
+WORKER = 50 * 10**6
+
+#: How a limit may be raised, in both languages.
+DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
+
+
+# ---- One batch of runs, and what stays ----------------------------------------------------------
+
+
+def of_pass(
+    environment: Any,
+    facts: EnvironmentSpec | LossSpec,
+    plans: list[AnyPlan],
+    checkpoints: int,
+    threads: int,
+    *,
+    steps: bool = False,
+    record: bool = False,
+) -> list[Term]:
+    """Memory of running these plans together over one environment.
+
+    ``steps``: by the step driver, in Python objects; ``record``: with actions and rewards kept.
+    An environment of one's own says what it takes beside that by a method ``memory(silos, horizon,
+    curves) -> bytes``; without it nothing is counted.
+    """
+    first = plans[0]
+    terms: list[Term] = []
+    for plan in plans:
+        terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
+    if isinstance(facts, EnvironmentSpec):
+        most = max(getattr(plan, "bit_levels", 0) for plan in plans)
+        owns = (plan.own for plan in plans if isinstance(plan, Plan) and plan.own is not None)
+        grid = max((len(own.spreads) for own in owns), default=0)
+        inner = 1 if steps else min(threads, first.silos)
+        terms.append(scratch_term(facts, most, len(plans), inner, grid))
+    own = getattr(environment, "memory", None)
+    if own is not None:
+        size = int(own(first.silos, first.horizon, len(plans)))
+        terms.append(Term("data of a replicate", size, environment.kind))
+    return terms
+
+
+def of_results(curves: int, replicates: int, checkpoints: int) -> Term:
+    """Results as they are read from the store, or collected: four numbers by checkpoint."""
+    cells = curves * replicates
+    # Those of all curves, and once more those of one while its rows are put together; the rounds.
+    size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
+    size += (24 + 2 * NUMBER) * checkpoints
+    of = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
+    return Term("results", size, of, "replicates or checkpoints")
+
+
+def of_passes(passes: int) -> Term:
+    """The list of what is left to run, and of what is done."""
+    return Term("the list of passes", 3 * OBJECT * passes, spaced(passes), "replicates")
+
+
+# ---- Layouts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Division of an experiment into batches of runs, and the memory that it takes."""
+
+    at_once: int  # batches of runs
+    together: int  # curves of a batch of runs
+    terms: tuple[Term, ...]
+    reduced: str = ""  # what was made smaller so that it fits, in a sentence
+
+    @property
+    def bytes(self) -> int:
+        """The most that is in use at any time, beside what the process had before."""
+        return total(self.terms)
+
+
+def estimate(
+    experiment: Experiment,
+    resources: Resources,
+    *,
+    at_once: int | None = None,
+    together: int = MOST_TOGETHER,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """Estimate the memory of an experiment.
+
+    ``at_once`` batches of runs of at most ``together`` curves each (None: one for each thread);
+    ``done``: curve replicates that are there already. ``kept``: all outcomes are kept in memory,
+    as `simulate` does. Of a dask cluster that is there already only this process counts.
+    """
+    marks, replicates = len(experiment.checkpoints), experiment.replicates
+    cells = len(experiment.curves) * replicates
+    terms = [
+        of_results(len(experiment.curves), replicates, marks),
+        of_passes(cells),
+    ]
+    steps = driver == "step"
+    if kept:
+        terms += _kept(experiment, steps)
+    if done >= cells or resources.scheduler is not None:
+        return Layout(1, together, merged(terms))
+    threads = check_threads(resources.threads)
+    kinds = Counter(
+        p.positions for p in missing_batches(experiment.with_options(1), set(), together)
+    )
+    many = replicates * sum(kinds.values())
+    most = 1 if steps else max(1, min(threads, many))
+    at_once = most if at_once is None else min(at_once, most)
+    inner = max(1, threads // at_once)
+    of_kinds = []
+    for positions, count in kinds.items():
+        problem = experiment.curves[positions[0]].problem
+        plans = [experiment.curves[i].system.plan for i in positions]
+        of_kind = of_pass(problem.environment, problem.facts, plans, marks, inner, steps=steps)
+        of_kinds += [of_kind] * count
+    # The largest ones at the same time, as may happen.
+    of_kinds.sort(key=total, reverse=True)
+    left = at_once
+    for of_kind in of_kinds:
+        now = min(left, replicates)
+        terms += [term.times(now, f", {now} passes at once") for term in of_kind]
+        left -= now
+        if not left:
+            break
+    processes = 1 if resources.engine == "local" else at_once
+    problems = {id(c.problem): c.problem for c in experiment.curves}.values()
+    terms += [
+        term
+        for problem in problems
+        for term in _problem_terms(problem, experiment.horizon, processes)
+    ]
+    if resources.engine != "local":
+        workers = f"{processes} worker process{'es' if processes > 1 else ''}"
+        terms.append(Term("worker processes", processes * WORKER, workers, "threads"))
+    return Layout(at_once, together, merged(terms))
+
+
+def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
+    """Memory that the replicates of a process share; workers have data of their own."""
+    environment, silos = problem.environment, problem.silos
+    of = environment.kind
+    terms = []
+    if (shared := getattr(environment, "shared_memory", None)) is not None:
+        terms.append(Term("data in 16 bits", processes * int(shared(silos, horizon)), of))
+    if processes > 1 and (own := getattr(environment, "own_memory", None)) is not None:
+        terms.append(Term("data of every worker", processes * int(own(silos)), of, "threads"))
+    return terms
+
+
+def _kept(experiment: Experiment, steps: bool) -> list[Term]:
+    """All outcomes, where there is no store to put them into."""
+    marks, times = len(experiment.checkpoints), experiment.replicates
+    size = recorded = 0
+    for curve in experiment.curves:
+        plan = curve.system.plan
+        size += 32 * marks + 8 * getattr(plan, "statistic_size", plan_size(plan))
+        if steps and not hasattr(plan, "experts"):
+            recorded += 12 * plan.silos * plan.horizon
+    cells = spaced(len(experiment.curves) * times)
+    return [
+        Term("outcomes", size * times, f"{cells} curve replicates", "replicates"),
+        Term("actions and rewards", recorded * times, f"{cells} curve replicates", "replicates"),
+    ]
+
+
+def plan_size(plan: object) -> int:
+    """Numbers in what a plan without statistics leaves behind."""
+    return int(getattr(plan, "experts", 0) or getattr(plan, "dimension", 0))
+
+
+def fit(
+    experiment: Experiment,
+    resources: Resources,
+    *,
+    driver: str = "compiled",
+    done: int = 0,
+    kept: bool = False,
+) -> Layout:
+    """The layout of an experiment that fits into memory: as it would be without limits if it can.
+
+    InputError, with what would be needed and for what, where nothing fits.
+    """
+    allowed = resources.memory_limit
+    limit = available() if allowed is None else parse_size("memory_limit", allowed)
+
+    def layout(at_once: int | None = None, together: int = MOST_TOGETHER) -> Layout:
+        return estimate(
+            experiment, resources,
+            at_once=at_once, together=together, driver=driver, done=done, kept=kept,
+        )  # fmt: skip
+
+    wanted = layout()
+    if limit is None or wanted.bytes <= limit:
+        return wanted
+    for at_once, together in _smaller(wanted):
+        found = layout(at_once, together)
+        if found.bytes <= limit:
+            return replace(found, reduced=_reduced(wanted, found, limit))
+    raise InputError(refusal(found if wanted.at_once + wanted.together > 2 else wanted, limit,
+                             allowed is None))  # fmt: skip
+
+
+def _smaller(wanted: Layout) -> list[tuple[int, int]]:
+    """Layouts from larger to smaller: fewer batches of runs first, which costs next to nothing."""
+    found = []
+    at_once, together = wanted.at_once, wanted.together
+    while at_once > 1:
+        at_once //= 2
+        found.append((at_once, together))
+    while together > 1:
+        together //= 2
+        found.append((1, together))
+    return found
+
+
+def _reduced(wanted: Layout, found: Layout, limit: int) -> str:
+    """Sentence that says what was made smaller."""
+    parts = []
+    if found.at_once < wanted.at_once:
+        parts.append(f"{found.at_once} of {wanted.at_once} passes at once")
+    if found.together < wanted.together:
+        parts.append(f"at most {found.together} curves in a pass")
+    return (
+        f"memory: {' and '.join(parts)}, about {format_size(found.bytes)} in place of "
+        f"{format_size(wanted.bytes)}, where {format_size(limit)} are available; "
+        "results are the same"
+    )
+
+
+class OutOfMemory(MemoryError):
+    """Memory ended while an experiment was run: one sentence."""
+
+
+@contextmanager
+def memory_ends(layout: Layout) -> Iterator[None]:
+    """Raise OutOfMemory, in a sentence, if memory ends although the layout seemed to fit."""
+    try:
+        yield
+    except MemoryError as error:
+        if isinstance(error, OutOfMemory):
+            raise
+        raise OutOfMemory(
+            f"out of memory: {sentence(layout.terms)}; fewer threads or "
+            f"{layout.terms[0].less or 'silos'} need less"
+        ) from None
+
+
+def refusal(layout: Layout, limit: int, measured: bool) -> str:
+    """Sentence that says why an experiment does not fit, and what would help."""
+    needed = layout.bytes
+    asked = sentence(layout.terms)
+    have = (
+        f"{format_size(limit)} are available"
+        if measured
+        else f"memory_limit is {format_size(limit)}"
+    )
+    help_ = f"fewer {layout.terms[0].less} need less" if layout.terms[0].less else ""
+    more = format_size(1.2 * needed).replace(" ", "")
+    despite = DESPITE.format(more) if needed < 2**50 else ""
+    advice = ", and ".join(part for part in (help_, despite) if part)
+    return f"{asked}, and {have}{f': {advice}' if advice else ''}"

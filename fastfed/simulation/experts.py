@@ -18,8 +18,7 @@ from fastfed._kernels import rng
 from fastfed._random import SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
 from fastfed.experts.frank_wolfe import Phase, Walk
-from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.experts.plan import ExpertPlan, Gradient, check_expert_plan
+from fastfed.experts.plan import ExpertClient, ExpertPlan, ExpertServer, Gradient, check_expert_plan
 from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, outcome_term, spaced
 
 #: Of one call into the losses: numbers in its sums, losses that are added up, calls of Python.

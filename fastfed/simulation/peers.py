@@ -17,8 +17,7 @@ from fastfed._kernels import driver, environments
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Message, Peer
 from fastfed.privacy.account import verify
-from fastfed.protocols.network import Network
-from fastfed.protocols.serverless import Part, PeerPlan, Request
+from fastfed.protocols.serverless import Network, Part, PeerPlan, Request
 from fastfed.simulation import compiled
 from fastfed.simulation.driver import (
     OBJECT,

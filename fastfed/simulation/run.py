@@ -14,11 +14,18 @@ from fastfed.environments import Environment, environment_from_spec
 from fastfed.results.results import CurveResult, Results, total_events
 from fastfed.results.store import CurveRow, ReplicateRow, Store
 from fastfed.simulation import dispatch
-from fastfed.simulation.dispatch import Resources, RunBatch, check_threads, missing_batches
+from fastfed.simulation.dispatch import (
+    Layout,
+    Resources,
+    RunBatch,
+    check_threads,
+    fit,
+    memory_ends,
+    missing_batches,
+)
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
-from fastfed.simulation.memory import Layout, fit, memory_ends
 
 # ---- Running an experiment into a store ----------------------------------------------------------
 

@@ -5,7 +5,7 @@
 
 #include "ff_base.h"
 
-/* Honaker's estimate of a node of level `level` >= 1 (privacy/releases/honaker.py):
+/* Honaker's estimate of a node of level `level` >= 1 (privacy/releases/prefix_sums.py):
  * estimate <- v node + (1 - v) (sibling + estimate), v = 1 / (2 - 2^-level). */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s);
@@ -17,7 +17,7 @@ int64_t ff_honaker_number(int64_t k);
 int64_t ff_nested_draws(int64_t k);
 
 /* Noise of prefix k under the square-root Toeplitz factor: out <- sum_j f[k - j] history[j], over
- * the rows j = 1..k of history (privacy/releases/toeplitz.py). */
+ * the rows j = 1..k of history (privacy/releases/prefix_sums.py). */
 void ff_toeplitz(const double *restrict history, const double *restrict f, int64_t k, int64_t s,
                  double *restrict out);
 

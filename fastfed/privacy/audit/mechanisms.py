@@ -20,22 +20,35 @@ from fastfed._validate import integer
 from fastfed.privacy.audit import experts
 from fastfed.privacy.audit.bounds import AuditResult, audit, open_uniforms
 from fastfed.privacy.audit.low_bits import reachable
-from fastfed.privacy.mechanisms.laplace import Exponential, Laplace, laplace_quantile, log_cdf
-from fastfed.privacy.mechanisms.private_range import (
+from fastfed.privacy.mechanisms.laplace import (
+    Exponential,
+    Laplace,
+    laplace_quantile,
+    log_cdf,
     private_range,
     range_distribution,
     winsorized_mean_1d,
 )
 from fastfed.privacy.mechanisms.sparse_vector import AboveThreshold, minimal_scales
 from fastfed.privacy.mechanisms.winsorized import calibrate_winsorized, hadamard
-from fastfed.privacy.releases import honaker, toeplitz
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
     GaussianTree,
     calibrate_release,
     calibrate_tree,
 )
-from fastfed.privacy.releases.tree import prefix_nodes, touches
+from fastfed.privacy.releases.prefix_sums import (
+    honaker_coefficients,
+    honaker_combine,
+    honaker_worst_leaf,
+    node_count,
+    node_number,
+    nodes_at,
+    prefix_nodes,
+    toeplitz_factor,
+    toeplitz_prefix_noise,
+    touches,
+)
 from fastfed.privacy.sensitivity import Budget, user_sensitivity
 
 Audit = Callable[[int, int], AuditResult]
@@ -59,7 +72,7 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 def _changed(mechanism: GaussianRelease) -> int:
     """Leaf, from 1, in which the two datasets differ: a worst one."""
-    return honaker.worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
+    return honaker_worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
 
 
 def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
@@ -202,10 +215,10 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
         raw = np.concatenate([_ending_here(leaves[world], k) for k in range(1, steps + 1)])
         mix = np.zeros((steps, len(raw)))
         for k in range(1, steps + 1):
-            for node, c in honaker.coefficients(k).items():
-                mix[k - 1, honaker.node_number(*node) - 1] = c
+            for node, c in honaker_coefficients(k).items():
+                mix[k - 1, node_number(*node) - 1] = c
     else:
-        raw, mix = np.zeros_like(leaves[world]), toeplitz.factor(steps)
+        raw, mix = np.zeros_like(leaves[world]), toeplitz_factor(steps)
     direction = _ratio_weights(mix @ mix.T, changed)[:, None] * change
     keys = [(world, number) for number in range(1, len(raw) + 1)]
     prefixes = np.cumsum(leaves[world], axis=0)
@@ -215,7 +228,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
         if release.release == "honaker":
             out = _honaker_prefixes(rows, steps)
         else:
-            noise = [toeplitz.prefix_noise(rows[:k]) for k in range(1, steps + 1)]
+            noise = [toeplitz_prefix_noise(rows[:k]) for k in range(1, steps + 1)]
             out = np.array(noise) + np.tile(prefixes, len(runs))
         return _project(out, direction)
 
@@ -224,7 +237,7 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
 
 def _ending_here(leaves: np.ndarray, k: int) -> np.ndarray:
     """Raw sums (levels, s) of the nodes that Honaker's tree releases at step k."""
-    return np.array([leaves[end - (1 << h) : end].sum(axis=0) for end, h in honaker.nodes_at(k)])
+    return np.array([leaves[end - (1 << h) : end].sum(axis=0) for end, h in nodes_at(k)])
 
 
 def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
@@ -232,8 +245,8 @@ def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
     estimates = np.zeros((steps.bit_length(), nodes.shape[1]))
     out = np.empty((steps, nodes.shape[1]))
     for k in range(1, steps + 1):
-        first = honaker.node_count(k - 1)
-        honaker.combine(estimates, nodes[first : honaker.node_count(k)])
+        first = node_count(k - 1)
+        honaker_combine(estimates, nodes[first : node_count(k)])
         out[k - 1] = aggregation.prefix(estimates, k)
     return out
 

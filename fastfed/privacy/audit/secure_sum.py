@@ -20,7 +20,7 @@ from fastfed._random import SeededNoise, check_seed, entries
 from fastfed._validate import integer
 from fastfed.privacy.audit.bounds import AuditResult, audit
 from fastfed.privacy.mechanisms.secure_sum import SecureSum, calibrate_secure_sum
-from fastfed.privacy.releases import toeplitz
+from fastfed.privacy.releases.prefix_sums import toeplitz_factor
 from fastfed.privacy.sensitivity import Budget
 
 Audit = Callable[[int, int], AuditResult]
@@ -44,7 +44,7 @@ def calibrated(colluders: int = COLLUDERS) -> SecureSum:
 
     The factor is scaled by 14747 / 2^14: an odd number, so that records differ in their last bits.
     """
-    factor = toeplitz.factor(RELEASES) * (14747.0 / 2.0**14)
+    factor = toeplitz_factor(RELEASES) * (14747.0 / 2.0**14)
     return calibrate_secure_sum(BUDGET, factor, SILOS, colluders, _D, points=1000)
 
 

@@ -19,7 +19,7 @@ from fastfed.privacy.releases.gaussian_release import (
     layout_of,
 )
 from fastfed.privacy.releases.participation import participation_conditions
-from fastfed.privacy.releases.tree import depth
+from fastfed.privacy.releases.prefix_sums import depth
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
     Budget,

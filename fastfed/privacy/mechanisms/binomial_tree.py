@@ -28,7 +28,7 @@ from fastfed.privacy.accounting.gdp import gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
 from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_single_participation
 from fastfed.privacy.releases.participation import level_squares, participation_conditions
-from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.releases.prefix_sums import tree_levels
 from fastfed.privacy.sensitivity import (
     Budget,
     check_gaussian_budget,

@@ -20,12 +20,12 @@ from fastfed.privacy.mechanisms.local_gaussian import calibrate_local_gaussian
 from fastfed.privacy.mechanisms.secure_sum import calibrate_secure_sum
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin
 from fastfed.privacy.mechanisms.vector_batches import calibrate_vector_batches
-from fastfed.privacy.releases.factorised import optimal_factor
 from fastfed.privacy.releases.gaussian_release import (
     GaussianRelease,
     calibrate_release,
     calibrate_tree,
 )
+from fastfed.privacy.releases.prefix_sums import optimal_factor
 from fastfed.privacy.sensitivity import Budget, sum_sensitivity
 
 

@@ -14,9 +14,7 @@ import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._validate import InputError, choice, integer, number
-from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition
-from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import (
     CALIBRATIONS,
     GaussianRelease,
@@ -27,7 +25,8 @@ from fastfed.privacy.releases.gaussian_release import (
     layout_of,
 )
 from fastfed.privacy.releases.participation import proposition_e_7_squared
-from fastfed.privacy.sensitivity import Budget, stds_of_layout
+from fastfed.privacy.releases.prefix_sums import Factor
+from fastfed.privacy.sensitivity import Budget, Centred, stds_of_layout
 
 _SOURCE = {
     "theorem": "chowdhury-zhou-2022, Proposition F.3, which prints no constant: the noise of "

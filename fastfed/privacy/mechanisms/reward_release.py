@@ -14,9 +14,9 @@ import numpy as np
 from fastfed._validate import InputError, choice, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases.factorised import Factor
 from fastfed.privacy.releases.gaussian_release import RELEASES, GaussianRelease, squared_of
 from fastfed.privacy.releases.participation import participation_conditions
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import Budget
 
 _SOURCE = (

@@ -21,16 +21,15 @@ import numpy as np
 from fastfed._random import entries
 from fastfed._validate import InputError, array, choice, integer, number
 from fastfed.privacy import exact
-from fastfed.privacy.accounting.binomial import TAIL_SHARES, tail_of
-from fastfed.privacy.accounting.fair_binomial import std_of_coins
+from fastfed.privacy.accounting.binomial import TAIL_SHARES, std_of_coins, tail_of
 from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon, gaussian_mu
-from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import smallest_bits
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
     Budget,
+    Centred,
     check_gaussian_budget,
     joint_sensitivity,
     named_delta,

@@ -19,7 +19,6 @@ from fastfed.privacy.accounting.binomial import (
     hockey_stick_lower_bound,
 )
 from fastfed.privacy.accounting.gdp import gaussian_mu
-from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, Side, rounded_up
 from fastfed.privacy.mechanisms.binomial_tree import (
     EXACT_LEVELS,
@@ -32,6 +31,7 @@ from fastfed.privacy.releases.gaussian_release import CALIBRATIONS, check_exact_
 from fastfed.privacy.releases.participation import budget_per_batch, participation_conditions
 from fastfed.privacy.sensitivity import (
     Budget,
+    Centred,
     check_gaussian_budget,
     joint_sensitivity,
     named_relation,

@@ -1,7 +1,7 @@
 """Private means of vectors, one of which may be replaced by anything: the winsorized mean.
 
 Vectors are rotated at random, and each coordinate gets the winsorized mean of numbers
-(`fastfed.privacy.mechanisms.private_range`): when the vectors lie close together, the noise is for
+(`fastfed.privacy.mechanisms.laplace`): when the vectors lie close together, the noise is for
 a range of a few radii instead of the whole space. Source: huang-2023, Algorithm 4, after Levy et
 al. 2021. Corrections: the inverse rotation is D H^T / sqrt(d), D last; dimensions are padded to a
 power of two.
@@ -31,7 +31,7 @@ from fastfed.privacy.certificate import (
     Guarantee,
     rounded_up,
 )
-from fastfed.privacy.mechanisms.private_range import (
+from fastfed.privacy.mechanisms.laplace import (
     bin_count,
     exact_means,
     finite,

@@ -13,15 +13,19 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu
-from fastfed.privacy.centred import Centred
 from fastfed.privacy.certificate import ClaimCondition, Condition, rounded_up
-from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.factorised import Factor, optimal_factor
 from fastfed.privacy.releases.participation import participation_conditions, squared_sensitivity
-from fastfed.privacy.releases.tree import tree_levels
+from fastfed.privacy.releases.prefix_sums import (
+    Factor,
+    honaker_prefix_variance,
+    optimal_factor,
+    toeplitz_prefix_variances,
+    tree_levels,
+)
 from fastfed.privacy.sensitivity import (
     LAYOUTS,
     Budget,
+    Centred,
     check_gaussian_budget,
     joint_sensitivity,
     named_delta,
@@ -125,10 +129,10 @@ class GaussianRelease(msgspec.Struct, frozen=True):
         The same for every entry of both streams. Increasing in k for "toeplitz" only.
         """
         if self.release == "toeplitz":
-            return np.concatenate([np.zeros(1), toeplitz.prefix_variances(self.releases)])
+            return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
         if self.factor is not None:
             return np.concatenate([np.zeros(1), self.factor.variances])
-        factor = honaker.prefix_variance if self.release == "honaker" else int.bit_count
+        factor = honaker_prefix_variance if self.release == "honaker" else int.bit_count
         return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
 
     @property
@@ -445,7 +449,7 @@ def calibrate_release(
         K >= 0.
     calibration : {"exact"}
         No paper states other constants for these releases. noise_std = sqrt(q) D / mu_of(epsilon,
-        delta), with q = `honaker.sensitivity_squared` for "honaker" (0.84 to 1 times
+        delta), with q = `honaker_sensitivity_squared` for "honaker" (0.84 to 1 times
         floor(log2(releases)) + 1) and S_K = sum_{k<K} f_k^2 for "toeplitz", and D the joint
         sensitivity of one record in both streams; for "factorised" q is the largest squared norm
         of a column of the factor's C.
@@ -582,7 +586,7 @@ def privatizer_levels(releases: int) -> int:
     """Compute m = 1 + ceil(log2 n), dubey-pentland-2020, Algorithm 2, line 2.
 
     Its log is log2 (Section 4.3). Never below the floor(log2 n) + 1 releases that one leaf touches
-    (`tree.depth`), so noise calibrated to m is enough.
+    (`depth`), so noise calibrated to m is enough.
     """
     return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
 

@@ -18,7 +18,7 @@ The a-th smallest chosen leaf is at least a, and the gap of the a-th and b-th at
 most M0. Sums of squares are convex: the largest has as many full nodes as there can be and the rest
 in one. The first M0 leaves do this on every level at once, with N_j(M0) on level j.
 
-"honaker" itself: prefixes only (see `honaker`, also for W, u, s). There the sum of
+"honaker" itself: prefixes only (see `prefix_sums`, also for W, u, s). There the sum of
 s/sqrt(u) over the user's leaves has the part of c. For each l = 0, ..., kappa it comes to at most
     N_0(M0) + ... + N_{l-1}(M0) + M0^2 W(kappa - l),
 as if all nodes of the levels below l were seen too, which can only raise it. They cost the first
@@ -59,8 +59,13 @@ import numpy as np
 
 from fastfed._validate import choice, integer, number
 from fastfed.privacy.certificate import Condition
-from fastfed.privacy.releases import honaker, toeplitz
-from fastfed.privacy.releases.tree import depth, tree_levels
+from fastfed.privacy.releases.prefix_sums import (
+    depth,
+    honaker_max_by_depth,
+    toeplitz_coefficients,
+    toeplitz_sensitivity_squared,
+    tree_levels,
+)
 from fastfed.privacy.sensitivity import Budget
 
 
@@ -173,7 +178,7 @@ def _honaker(releases: int, returning: int) -> float:
     levels = tree_levels(releases)
     seen, least = 0, math.inf
     for level in range(levels + 1):
-        above = returning**2 * honaker.max_by_depth(levels - level)
+        above = returning**2 * honaker_max_by_depth(levels - level)
         least = min(least, seen + above)
         size = 1 << level
         full, rest = divmod(returning, size)
@@ -186,9 +191,9 @@ def _honaker(releases: int, returning: int) -> float:
 def _toeplitz(releases: int, returning: int) -> float:
     """Squared norm of C n, for the first leaves."""
     if returning <= 1:
-        return toeplitz.sensitivity_squared(releases)
+        return toeplitz_sensitivity_squared(releases)
     # Row k of C adds up f_{k-1}, ..., f_{k-M0}: a difference of two partial sums.
-    rows = np.cumsum(toeplitz.coefficients(releases))
+    rows = np.cumsum(toeplitz_coefficients(releases))
     rows[returning:] -= rows[:-returning].copy()
     return float(rows @ rows)
 

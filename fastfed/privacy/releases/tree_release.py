@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastfed._kernels import aggregation, linalg, rng
-from fastfed._once import Once, once
 from fastfed._random import BIAS_NOISE, check_seed
 from fastfed._sampling import Normals
-from fastfed._validate import InputError, array, choice, integer, number
+from fastfed._validate import InputError, Once, array, choice, integer, number, once
 from fastfed.privacy import exact as exact_release
 from fastfed.privacy.accounting.gdp import epsilon_of
 from fastfed.privacy.certificate import (
@@ -26,7 +25,7 @@ from fastfed.privacy.certificate import (
     rounded_up,
 )
 from fastfed.privacy.mechanisms.catalogue import calibrate
-from fastfed.privacy.releases.tree import depth, max_touches, node_level
+from fastfed.privacy.releases.prefix_sums import depth, max_touches, node_level
 from fastfed.privacy.sensitivity import RELATIONS, Budget, sum_sensitivity
 
 _SOURCE = (

@@ -16,8 +16,7 @@ from fastfed._random import NoiseSource, SeededNoise, check_seed
 from fastfed._validate import integer
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.parties import ExpertClient, ExpertServer
-from fastfed.experts.plan import Decider, ExpertPlan
+from fastfed.experts.plan import Decider, ExpertClient, ExpertPlan, ExpertServer
 from fastfed.privacy.audit.bounds import AuditResult, audit
 from fastfed.privacy.audit.experts import crossing_distributions
 from fastfed.privacy.mechanisms.sparse_vector import NoisyArgmin

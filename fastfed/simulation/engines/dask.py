@@ -37,7 +37,7 @@ from fastfed.simulation.dispatch import (
     seconds_of,
 )
 from fastfed.simulation.driver import Outcome
-from fastfed.simulation.engines.base import (
+from fastfed.simulation.engines import (
     GUARD,
     HOPELESS,
     Engine,

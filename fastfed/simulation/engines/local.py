@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastfed.simulation import dispatch as playing
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
-from fastfed.simulation.engines.base import Engine, Finished, Progress
+from fastfed.simulation.engines import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
 
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads, run_together
-from fastfed.simulation.engines.base import (
+from fastfed.simulation.engines import (
     GUARD,
     HOPELESS,
     MOST_TRIES,
