@@ -24,6 +24,7 @@ from fastfed.simulation.driver import (
     silo_term,
     spaced,
 )
+from fastfed.simulation.snapshots import Snapshot
 
 #: What a curve's state is made of: by name (shape, type), zeros at first.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
@@ -210,12 +211,13 @@ def run(
     last: int | None = None,
     rounds_per_call: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> list[Outcome]:
     """Run rounds 1..last (all by default) of all plans over one environment.
 
     One outcome per plan; a plan with a trigger comes alone. ``progress(rounds)`` hears how many
     rounds each call played and may raise to stop. How the rounds are divided into calls changes
-    nothing.
+    nothing, and neither does ``snapshot``, where the run goes on if it holds an earlier part.
     """
     for plan in plans:
         check_plan(plan)
@@ -223,8 +225,45 @@ def run(
     states = [state(plan, len(checkpoints), record) for plan in plans]
     run = driver.Run(environment, silos, horizon, checkpoints, states, threads)
     run.initialise()
-    run_rounds(run, 1, horizon if last is None else last, rounds_per_call, progress)
+    rounds = horizon if last is None else last
+    if snapshot is None:
+        run_rounds(run, 1, rounds, rounds_per_call, progress)
+    else:
+        run_on(run, states, rounds, snapshot, progress)
     return [outcome(plan, s) for plan, s in zip(plans, states, strict=True)]
+
+
+def run_on(
+    run: driver.Run,
+    states: list[dict[str, Any]],
+    last: int,
+    snapshot: Snapshot,
+    progress: Progress | None = None,
+) -> None:
+    """Run rounds up to the last from those of a snapshot on, or from the first."""
+    done = 0
+    if (kept := snapshot.read(states, last)) is not None:
+        done, numbers = kept
+        run.resume(numbers)
+
+    def heard(rounds: int) -> None:
+        nonlocal done
+        done += rounds
+        if snapshot.due():
+            snapshot.write(done, run.numbers(), states)
+        try:
+            if progress is not None:
+                progress(rounds)
+        except BaseException:
+            # Stopped: what there is so far need not be simulated again.
+            if snapshot.worth():
+                snapshot.write(done, run.numbers(), states)
+            raise
+
+    before = done
+    done = 0
+    heard(before)
+    run_rounds(run, before + 1, last, progress=heard)
 
 
 def run_rounds(

@@ -35,6 +35,7 @@ from fastfed.simulation.driver import (
     total,
 )
 from fastfed.simulation.experiment import Experiment, Problem
+from fastfed.simulation.snapshots import Snapshot, Snapshots
 
 # ---- Dispatch: every plan to the driver that it names --------------------------------------------
 # A new kind of plan is one file with a `driver.Driver`, and one line in ``DRIVERS``.
@@ -76,10 +77,12 @@ def run(
     record: bool = False,
     last: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> list[Outcome]:
     """Run rounds 1..last (all by default) of every plan, each by its fast driver.
 
-    ``progress`` hears of rounds, each once for every plan.
+    ``progress`` hears of rounds, each once for every plan. ``snapshot``: where plans go on from,
+    if all of them run together.
     """
     shared = [i for i, plan in enumerate(plans) if together(plan)]
     groups = [shared] if shared else []
@@ -99,6 +102,7 @@ def run(
             record=record,
             last=last,
             progress=heard,
+            snapshot=snapshot if len(groups) == 1 else None,
         )
         outcomes.update(zip(group, made, strict=True))
     return [outcomes[i] for i in range(len(plans))]
@@ -192,8 +196,10 @@ def run_together(
     threads: int,
     progress: Callable[[int], None] | None = None,
     record: bool = False,
+    snapshots: Snapshots | None = None,
 ) -> list[Outcome]:
-    """Run one batch of runs; ``progress`` hears agent-rounds."""
+    """Run one batch of runs, on from its snapshot if there is one; ``progress`` hears
+    agent-rounds."""
     problem = experiment.curves[work.positions[0]].problem
 
     def heard(rounds: int) -> None:
@@ -207,6 +213,7 @@ def run_together(
         threads=threads,
         record=record,
         progress=heard,
+        snapshot=snapshots.of(work.replicate, work.positions) if snapshots else None,
     )
 
 

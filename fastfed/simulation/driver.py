@@ -21,6 +21,7 @@ import numpy as np
 from fastfed._memory import available, format_size
 from fastfed._validate import InputError
 from fastfed.protocols.plan import Plan
+from fastfed.simulation.snapshots import Snapshot
 
 #: Called with the number of rounds that were run since the last call; may raise to stop.
 Progress = Callable[[int], None]
@@ -225,6 +226,8 @@ class Driver:
         As ``run_one``, with a sequence of plans in place of one: over contexts made once.
     together : callable, optional
         Whether a plan may be run together with others; by default none may.
+    snapshots : bool
+        Whether both take ``snapshot``, a `snapshots.Snapshot` to go on from and to write.
     """
 
     run_one: Callable[..., Outcome]
@@ -232,6 +235,7 @@ class Driver:
     memory: Callable[..., list[Term]]
     run_together: Callable[..., list[Outcome]] | None = None
     together: Callable[[Any], bool] = lambda plan: False
+    snapshots: bool = False
 
     def run(
         self,
@@ -243,11 +247,14 @@ class Driver:
         record: bool = False,
         last: int | None = None,
         progress: Progress | None = None,
+        snapshot: Snapshot | None = None,
     ) -> list[Outcome]:
         """Run rounds 1..last (all by default) of plans that run together, or of one."""
         common: dict[str, Any] = {
             "threads": threads, "record": record, "last": last, "progress": progress,
         }  # fmt: skip
+        if self.snapshots:
+            common["snapshot"] = snapshot
         if self.run_together is not None and self.together(plans[0]):
             return self.run_together(environment, plans, checkpoints, **common)
         return [self.run_one(environment, plan, checkpoints, **common) for plan in plans]

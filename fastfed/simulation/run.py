@@ -26,6 +26,7 @@ from fastfed.simulation.dispatch import (
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.engines import open_engine
 from fastfed.simulation.experiment import Experiment, Problem, make_experiment
+from fastfed.simulation.snapshots import Snapshots
 
 # ---- Running an experiment into a store ----------------------------------------------------------
 
@@ -142,9 +143,10 @@ def run_by(
         Store.create_or_resume(Path(folder), meta, rows, max(1, player.threads)) as store,
     ):
         passes = missing_batches(experiment, store.done(), layout.together)
+        snapshots = Snapshots.in_output(folder, experiment.digest())
         if on_start is not None:
             on_start(passes, player.threads)
-        for played in player.play(experiment, passes, progress):
+        for played in player.play(experiment, passes, progress, snapshots):
             share = experiment.agent_rounds(played.work.positions) // len(played.outcomes)
             store.commit(
                 cells(played.work, played.outcomes),
@@ -152,6 +154,8 @@ def run_by(
                 share,
                 played.threads,
             )
+            snapshots.of(played.work.replicate, played.work.positions).drop()
+        snapshots.clear()
         return store.results(experiment.replicates)
 
 

@@ -33,6 +33,7 @@ from fastfed.simulation.driver import (
     silo_term,
     spaced,
 )
+from fastfed.simulation.snapshots import Snapshot
 
 
 class Users:
@@ -185,13 +186,14 @@ def run(
     record: bool = False,
     last: int | None = None,
     progress: Progress | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Outcome:
     """Run rounds 1..last (all by default) by the compiled driver, where it executes such plans."""
     if plan.individual:
         return run_one(environment, plan, checkpoints, last=last, progress=progress)
     (outcome,) = compiled.run(
         environment, [plan], checkpoints,
-        threads=threads, record=record, last=last, progress=progress,
+        threads=threads, record=record, last=last, progress=progress, snapshot=snapshot,
     )  # fmt: skip
     return outcome
 
@@ -207,4 +209,4 @@ def memory(
     return [*terms, outcome_term(checkpoints, plan.statistic_size)]
 
 
-DRIVER = Driver(run, run_one, memory, run_together=compiled.run, together=together)
+DRIVER = Driver(run, run_one, memory, run_together=compiled.run, together=together, snapshots=True)

@@ -44,11 +44,15 @@ class Snapshot:
     path: Path
     of: str  # the experiment, the batch of runs and the version, as text
     begun: float = field(default_factory=time.monotonic)
-    wait: float = EVERY
+    wait: float = field(default_factory=lambda: EVERY)
 
     def due(self) -> bool:
         """Whether it is time for another."""
         return time.monotonic() - self.begun >= self.wait
+
+    def worth(self) -> bool:
+        """Whether one is worth its while where the run is stopped."""
+        return time.monotonic() - self.begun >= self.wait / 10.0
 
     def write(self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]]) -> None:
         """Keep what holds after a round. A disk that has no room is no failure of the run."""
@@ -58,7 +62,8 @@ class Snapshot:
         try:
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                np.savez(file, about=about, numbers=numbers, **_arrays(states))
+                arrays: dict[str, Any] = {"about": about, "numbers": numbers, **_arrays(states)}
+                np.savez(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self.path)
@@ -68,13 +73,15 @@ class Snapshot:
         self.begun = time.monotonic()
         self.wait = max(EVERY, TIMES_OF_WRITING * (self.begun - start))
 
-    def read(self, states: Sequence[dict[str, Any]]) -> tuple[int, np.ndarray] | None:
+    def read(self, states: Sequence[dict[str, Any]], last: int) -> tuple[int, np.ndarray] | None:
         """Bring fresh states to the round of the snapshot.
 
         Parameters
         ----------
         states : sequence of dict
             Fresh states of the curves (`compiled.state`), whose arrays are overwritten.
+        last : int
+            Rounds there are in all.
 
         Returns
         -------
@@ -92,6 +99,9 @@ class Snapshot:
             return None
         if not isinstance(about, dict) or about.get("of") != self.of:
             return None
+        round = about["round"]
+        if not 0 < round <= last or numbers.ndim != 2 or numbers.dtype != np.float64:
+            return None
         into = _arrays(states)
         if any(
             found[name].shape != a.shape or found[name].dtype != a.dtype for name, a in into.items()
@@ -99,7 +109,7 @@ class Snapshot:
             return None
         for name, array in into.items():
             array[...] = found[name]
-        return int(about["round"]), numbers
+        return round, numbers
 
     def drop(self) -> None:
         """Delete it: its batch of runs is committed, or is of no use."""

@@ -25,6 +25,7 @@ from fastfed._validate import InputError, choice
 from fastfed.simulation.dispatch import RunBatch
 from fastfed.simulation.driver import Outcome
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.snapshots import Snapshots
 
 # ---- What every engine is, and how it is told that a batch of runs cannot be run -----------------
 
@@ -59,9 +60,14 @@ class Engine(Protocol):
         ...
 
     def play(
-        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
+        self,
+        experiment: Experiment,
+        passes: list[RunBatch],
+        progress: Progress | None = None,
+        snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
         """Every batch of runs as it ends. What an environment raises is raised here too.
+        ``snapshots``: where workers that see the output folder keep parts of batches of runs.
 
         Where workers can die, a batch of runs that ends every worker which runs it is named by an
         EngineError after all others have been run.

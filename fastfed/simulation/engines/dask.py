@@ -53,6 +53,7 @@ from fastfed.simulation.engines import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.snapshots import Snapshots
 
 #: Short batches of runs share a task, which then takes about so long: a task costs some
 #: milliseconds.
@@ -99,7 +100,11 @@ class Dask:
     at_once: int | None = None  # of a cluster that it starts
 
     def play(
-        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
+        self,
+        experiment: Experiment,
+        passes: list[RunBatch],
+        progress: Progress | None = None,
+        snapshots: Snapshots | None = None,  # workers may not see the output folder
     ) -> Iterator[Finished]:
         packed = pack(experiment)
         if not passes:

@@ -13,6 +13,7 @@ from fastfed.simulation import dispatch as playing
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
 from fastfed.simulation.engines import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.snapshots import Snapshots
 
 
 @contextmanager
@@ -32,7 +33,11 @@ class Local:
     at_once: int | None = None
 
     def play(
-        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
+        self,
+        experiment: Experiment,
+        passes: list[RunBatch],
+        progress: Progress | None = None,
+        snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
         stop = threading.Event()
         workers = max(1, min(self.threads, len(passes), self.at_once or self.threads))
@@ -46,7 +51,7 @@ class Local:
 
         def job(work: RunBatch) -> Finished:
             start = time.perf_counter()
-            outcomes = playing.run_together(experiment, work, inner, heard)
+            outcomes = playing.run_together(experiment, work, inner, heard, snapshots=snapshots)
             return Finished(work, outcomes, time.perf_counter() - start, inner)
 
         waiting = iter(passes)

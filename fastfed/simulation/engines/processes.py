@@ -32,6 +32,7 @@ from fastfed.simulation.engines import (
     unpack,
 )
 from fastfed.simulation.experiment import Experiment
+from fastfed.simulation.snapshots import Snapshots
 
 # What a worker process does: it runs the batches of runs that come through its pipe, until that
 # closes.
@@ -44,7 +45,7 @@ HELLO, HEARD, ENDED, FAILED, EXHAUSTED = "hello", "heard", "ended", "failed", "e
 EVERY = 0.5
 
 
-def serve(connection: Connection, threads: int) -> None:
+def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> None:
     """Run with that many threads. The first message that comes is the packed experiment."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -55,7 +56,9 @@ def serve(connection: Connection, threads: int) -> None:
             try:
                 experiment = experiment or unpack(packed)
                 start = time.perf_counter()
-                outcomes = run_together(experiment, work, threads, _heard(connection))
+                outcomes = run_together(
+                    experiment, work, threads, _heard(connection), snapshots=snapshots
+                )
                 connection.send((ENDED, (outcomes, time.perf_counter() - start)))
             except Interrupted:
                 return
@@ -123,13 +126,18 @@ class Processes:
     at_once: int | None = None
 
     def play(
-        self, experiment: Experiment, passes: list[RunBatch], progress: Progress | None = None
+        self,
+        experiment: Experiment,
+        passes: list[RunBatch],
+        progress: Progress | None = None,
+        snapshots: Snapshots | None = None,
     ) -> Iterator[Finished]:
         packed, tally = pack(experiment), Tally(experiment, progress)
 
         def run_round(passes: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
             count = 1 if alone else min(self.threads, len(passes), self.at_once or self.threads)
-            pool = WorkerPool(packed, count, max(1, self.threads // max(1, count)), tally)
+            threads = max(1, self.threads // max(1, count))
+            pool = WorkerPool(packed, count, threads, tally, snapshots)
             try:
                 return (yield from pool.play(passes, 1 if alone else MOST_TRIES))
             finally:
@@ -141,11 +149,12 @@ class Processes:
 class Worker:
     """A process, the pipe to it, and what it has been asked to run, the running pass first."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, snapshots: Snapshots | None) -> None:
         # Not a fork: threads of ours may hold locks that a copy would wait for.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        arguments = (theirs, threads, snapshots)
+        self.process = context.Process(target=serve, args=arguments, daemon=True)
         with no_interrupts():
             self.process.start()
         theirs.close()
@@ -181,6 +190,7 @@ class WorkerPool:
     count: int
     threads: int
     tally: Tally
+    snapshots: Snapshots | None = None
     workers: list[Worker] = field(default_factory=list)
     depth: int = 1
     played: int = 0
@@ -235,7 +245,7 @@ class WorkerPool:
         for worker in self.workers:
             self._give(worker, waiting)
         while waiting and len(self.workers) < self.count:
-            self.workers.append(Worker(self.threads))
+            self.workers.append(Worker(self.threads, self.snapshots))
             self.workers[-1].queue.append(waiting.popleft())
 
     def _give(self, worker: Worker, waiting: deque[RunBatch]) -> None:
