@@ -68,7 +68,7 @@ def opened(experiment: Experiment):
 def test_a_second_process_would_go_on_with_the_same_bits(
     curve: dict, world: str, tmp_path: Path
 ) -> None:
-    """After any number of rounds: in the middle of a batch, at its end, before the first release."""
+    """After any number of rounds: within a batch, at its end, before the first release."""
     made = FixedSet(dimension=3, actions=6) if world == "fixed" else None
     if "reward_centre" in curve:
         made = Sphere(dimension=3, actions=6, intercept=2.0)
