@@ -293,8 +293,8 @@ def of_pass(
         terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
         most = max(getattr(plan, "bit_levels", 0) for plan in plans)
-        owns = (plan.own for plan in plans if isinstance(plan, Plan) and plan.own is not None)
-        grid = max((len(own.spreads) for own in owns), default=0)
+        owns = [getattr(plan, "own", None) for plan in plans]
+        grid = max((len(own.spreads) for own in owns if own is not None), default=0)
         inner = 1 if steps else min(threads, first.silos)
         terms.append(scratch_term(facts, most, len(plans), inner, grid))
     own = getattr(environment, "memory", None)
