@@ -17,10 +17,11 @@ from federation import Violation, World
 from fastfed import InputError
 from fastfed._random import SystemNoise
 from fastfed.cli import cli
-from fastfed.deployment import codec, expert_plans, plans, wire
+from fastfed.deployment import charges, codec, plans, wire
 from fastfed.deployment import folder as folders
-from fastfed.deployment.expert_parties import Lost
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.experts import Lost
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.wire import Report
 from fastfed.privacy.account import released
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
@@ -62,7 +63,7 @@ def check_one_charge(plan, least):
     for k in range(1, plan.plan.releases + 1):
         ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
         assert least < ledger.epsilon("records") <= 1.0
-    mu2, told = expert_plans.totals(event)
+    mu2, told = charges.totals_of_scores(event)
     for delta in (1e-6, 1e-4, 1e-2):
         # The certificate's bound is above the truth by 10^-4 of it at most.
         proven = event.exact(delta) * (1.0 - 2e-4)

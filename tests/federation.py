@@ -10,15 +10,13 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.deployment import plans, wire
-from fastfed.deployment._crypto import Identity, digest, keyed_digest
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.kinds import hub_of, silo_of
-from fastfed.deployment.ledger import Charge, Ledger
-from fastfed.deployment.party import Step
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import Charge, Ledger, MemoryStore, Write
+from fastfed.deployment.party import Process, SiloProcess, Step
+from fastfed.deployment.seal import Identity, digest, keyed_digest
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore, Write
+from fastfed.deployment.sums import Helper
 from fastfed.deployment.wire import Broadcast, Opened, Refused
 
 #: Ed25519 is a function of key and message. In tests one message is signed many times over, and

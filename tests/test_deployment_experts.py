@@ -17,13 +17,13 @@ from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
-from fastfed.deployment import expert_plans, extend, plans, wire
+from fastfed.deployment import experts, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
-from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo
-from fastfed.deployment.export import model_of
+from fastfed.deployment.experts import ExpertHub, ExpertSilo
 from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.ledger import Charge, Ledger, together
+from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report
@@ -54,7 +54,7 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     assert plan.plan.releases >= 3 and max(p.trees for p in plan.executed.phases) >= 2
     found = plan.certificate
     assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert expert_plans.OWN in found.conditions and expert_plans.PRESENT in found.conditions
+    assert experts.OWN in found.conditions and experts.PRESENT in found.conditions
     assert not any("simulation" in caveat for caveat in found.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
@@ -93,7 +93,7 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
 def test_a_plan_of_experts_continues_no_other():
     tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
     with pytest.raises(InputError, match="continues no other"):
-        extend.extended(tables, plan_of(), b"")
+        folders.extended(tables, plan_of(), b"")
 
 
 def test_one_charge_covers_a_loss_of_whichever_phase():

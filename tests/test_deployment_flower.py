@@ -25,14 +25,14 @@ from click.testing import CliRunner
 import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
-from fastfed.deployment import courier, demo, flower
+from fastfed.deployment import demo, flower
 from fastfed.deployment import folder as folders
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import MemoryStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.sums import Helper
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 ROOT = Path(__file__).parents[1]
@@ -76,8 +76,8 @@ class Nodes:
         if self.chance():
             return None
         if self.chance():
-            courier.carried(self.made.processes[name], letters, silence)
-        made = courier.carried(self.made.processes[name], letters, silence)
+            flower.carried(self.made.processes[name], letters, silence)
+        made = flower.carried(self.made.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
         return None if self.chance() else made
@@ -184,7 +184,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
-        take(thief, courier.carried(other.made.processes["silo0"], [], silence))
+        take(thief, flower.carried(other.made.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
@@ -236,7 +236,7 @@ def test_only_a_hub_has_mail():
 
 def waiting(stack, process, path, say=silence):
     """Serve couriers of a process in a thread, until the stack is left."""
-    made = stack.enter_context(courier.Courier(process, path, say))
+    made = stack.enter_context(flower.Courier(process, path, say))
     threading.Thread(target=made.serve_forever, daemon=True).start()
     stack.callback(made.shutdown)
 
@@ -247,12 +247,12 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
     with ExitStack() as stack:
         waiting(stack, silo, path, said.append)
         assert path.stat().st_mode & 0o777 == 0o660
-        (question,) = courier.carry(path, [])
+        (question,) = flower.carry(path, [])
         answers = [message.data for message in hub.handle(question)[1]]
-        back = courier.carry(path, answers)
+        back = flower.carry(path, answers)
         assert {made.plan.wire.read(data).kind for data in back} == {"join"}
         before = list(silo.store.writes())
-        assert courier.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
+        assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
         assert len(said) == 1 and list(silo.store.writes()) == before
         client = SiloClient(path)
         for what in ("decide", "status", "leave", "export", "recover"):
@@ -262,11 +262,11 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
         assert posted(path, b"\x81\xa1a\x01") == (400, b"what was carried is no list of messages")
         assert posted(path, b"", "/decide")[0] == 404
     with pytest.raises(InputError, match="cannot be reached"):
-        courier.carry(path, [])
+        flower.carry(path, [])
     with ExitStack() as stack:
         # The socket that was left behind is replaced.
         waiting(stack, silo, path)
-        assert courier.carry(path, [])
+        assert flower.carry(path, [])
 
 
 def posted(path, body, where="/carry"):
@@ -285,10 +285,10 @@ def test_where_a_socket_can_be(tmp_path):
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="got the file"):
-        courier.Courier(silo, tmp_path / "file")
+        flower.Courier(silo, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(InputError, match="in a directory that exists"):
-        courier.Courier(silo, tmp_path / "none" / "a.sock")
+        flower.Courier(silo, tmp_path / "none" / "a.sock")
 
 
 def test_a_silo_has_a_hub_or_a_courier(tmp_path):

@@ -18,8 +18,7 @@ from problems import ordinary_cases
 
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Silo
-from fastfed.deployment._crypto import keyed_digest
-from fastfed.deployment.seal import SealedNoise
+from fastfed.deployment.seal import SealedNoise, keyed_digest
 from fastfed.deployment.wire import Broadcast
 from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.secure_sum import simulated_keys

@@ -17,9 +17,9 @@ from federation import Violation, World, deployed
 
 from fastfed._random import SystemNoise
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Write
 from fastfed.deployment.party import Step
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, entry_of
 
 PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")

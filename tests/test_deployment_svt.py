@@ -17,8 +17,8 @@ from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise
-from fastfed.deployment import expert_plans, plans, wire
-from fastfed.deployment.expert_parties import SparseHub, SparseSilo
+from fastfed.deployment import experts, plans, wire
+from fastfed.deployment.experts import SparseHub, SparseSilo
 from fastfed.deployment.kinds import hub_of
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.parties import ExpertClient, ExpertServer
@@ -52,7 +52,7 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     assert plan.plan.release_rounds == (9, 19, 29, 39)
     found = plan.certificate
     assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert expert_plans.OWN in found.conditions
+    assert experts.OWN in found.conditions
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
     every = plans.compile_plan(spec(phase_length=1, horizon=5))
@@ -80,7 +80,7 @@ def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
 def test_deployed_parties_make_the_bits_of_client_and_server():
     plan, noise = plan_of(epsilon=20.0), SeededNoise(7)
     p = plan.plan
-    first = expert_plans.first_expert(plan.digest, 3)
+    first = experts.first_expert(plan.digest, 3)
     clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]
     server = ExpertServer(plan.executed, noise)
     server.start()

@@ -21,16 +21,15 @@ import numpy as np
 
 from fastfed._validate import InputError
 from fastfed.deployment import folder as folders
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.kinds import ADDED_UP, SUPPORTED
+from fastfed.deployment.ledger import Ledger, MemoryStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
-from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import read_secret
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore
-from fastfed.deployment.supported import ADDED_UP, SUPPORTED
+from fastfed.deployment.sums import Helper
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
 EPSILON, DELTA = 2.0, 1e-6
@@ -118,7 +117,7 @@ def made_plan(
     )
     plan.save(home / "plan")
     for name in names:
-        folders.join(home / name, home / "plan")
+        folders.countersign(home / name, home / "plan")
     for name in SILOS:
         Ledger(str(home / name / folders.LEDGER)).set_ceiling("records", EPSILON, DELTA)
     return plan

@@ -18,16 +18,14 @@ from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
-from fastfed.deployment.counts import Counter, Record, hidden_of
-from fastfed.deployment.extension import model_at_start, summary
-from fastfed.deployment.ledger import Charge, Ledger, charge_of
-from fastfed.deployment.model import Decided, Decision, Ended, Model
-from fastfed.deployment.party import Message, Speaker, Step, check_range
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.guard import check_range
+from fastfed.deployment.ledger import Charge, Ledger, Write
+from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
+from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.seal import SealedNoise, hidden_by
-from fastfed.deployment.store import Write
-from fastfed.deployment.sums import PairMasks, Sessions, in_shares
+from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by, keyed_digest, uniform_below
+from fastfed.deployment.sums import Counter, PairMasks, Record, Sessions, hidden_of, in_shares
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
@@ -207,6 +205,10 @@ class SiloParty(Speaker):
         """The outcome of a decision, of which the plan's schema makes the reward."""
         action = self._decided(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
+
+    def losses(self, name: str, losses: object, now: float) -> Step:
+        """Raise InputError: only a plan of experts learns what all of them have lost."""
+        raise InputError("this plan has no experts: give the reward")
 
     def _leaf(self, now: float) -> int:
         """The leaf that what becomes known now enters: one that is not closed.
