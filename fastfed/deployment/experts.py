@@ -26,6 +26,7 @@ from fastfed.deployment import wire
 from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import earlier_model
 from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import digest
@@ -149,17 +150,19 @@ class Weights:
 
     Parameters
     ----------
-    start : ndarray, shape (d,)
+    first : ndarray, shape (d,)
         Those before it.
+    start : ndarray, shape (d,), optional
+        The last ones of an earlier plan, which are played before it instead.
     """
 
-    #: Nothing of an earlier plan, and no V.
-    start = None
+    #: No V.
     gram = None
 
-    def __init__(self, start: np.ndarray) -> None:
-        self._experts, self.release = len(start), 0
-        self.theta = start
+    def __init__(self, first: np.ndarray, start: np.ndarray | None = None) -> None:
+        self._experts, self.release = len(first), 0
+        self.start = start
+        self.theta = first if start is None else start
 
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Play the weights of a broadcast from now on; Refused for what are no weights."""
@@ -200,8 +203,15 @@ def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
     return cast(FrankWolfePlan, deployed.executed)
 
 
+def earlier_weights(deployed: DeployedPlan) -> np.ndarray | None:
+    """The weights (d,) at the end of the plan that this one continues; None if no start."""
+    before = earlier_model(deployed)
+    found: np.ndarray | None = None if before is None else before.theta
+    return found
+
+
 def _even(deployed: DeployedPlan) -> Weights:
-    return Weights(even_start(of_trees(deployed)))
+    return Weights(even_start(of_trees(deployed)), earlier_weights(deployed))
 
 
 class ExpertSilo(SiloParty):
@@ -214,7 +224,7 @@ class ExpertSilo(SiloParty):
     """
 
     model: Weights  # type: ignore[assignment]
-    _starts = staticmethod(_even)  # type: ignore[assignment]
+    starts = staticmethod(_even)
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         #: By period: decisions that are learned from; by decision: its period and place in it.
@@ -411,7 +421,12 @@ def of_switches(deployed: DeployedPlan) -> SparseVectorPlan:
 
 
 def _chosen(deployed: DeployedPlan) -> Weights:
-    return Weights(chosen_start(of_switches(deployed), deployed.digest))
+    return Weights(chosen_start(of_switches(deployed), deployed.digest), earlier_weights(deployed))
+
+
+def _begins(deployed: DeployedPlan) -> int:
+    """The expert before the first exchange, which hub and silos agree on."""
+    return int(np.argmax(_chosen(deployed).theta))
 
 
 class SumRange(LossRange):
@@ -434,7 +449,7 @@ class SparseSilo(ExpertSilo):
     Guarantee: that of the plan's certificate, for one loss, if the hub is trusted.
     """
 
-    _starts = staticmethod(_chosen)
+    starts = staticmethod(_chosen)
 
     def _limits(self) -> SumRange:  # type: ignore[override]
         return SumRange(self.plan)
@@ -475,7 +490,8 @@ class SparseHub(ExpertHub):
         self._sealing.hides(1, self._history)
         made = plan.decider(self._sealing.source if noise is None else noise)
         assert isinstance(made, SparseVector)
-        made.begin(first_expert(self.deployed.digest, plan.experts))
+        # Of an earlier plan it is one that was released: later releases are private for any.
+        made.begin(_begins(self.deployed))
         return made
 
     def _checked(self, found: wire.Envelope, who: str) -> np.ndarray:

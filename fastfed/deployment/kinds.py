@@ -285,6 +285,19 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 
 
+#: What the account of plans on the same people takes on trust, and that of plans about silos.
+SAME_PEOPLE = Condition(
+    "a person is learned from at most once in each plan; who is in one of them alone has that "
+    "plan's guarantee (taken on trust)",
+    True,
+)
+SAME_SILOS = Condition(
+    "a silo is one and the same in all of the plans, whatever it holds in each: all that it ever "
+    "holds is protected at once",
+    True,
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """What a deployment asks of plans of one type.
@@ -307,10 +320,11 @@ class Kind:
     silo, hub : str
         Module and class of its parties.
     linear : bool
-        True for the rounds of a linear bandit: records are a person's, a plan may have columns of
-        records, explore, and continue another.
+        True for the rounds of a linear bandit: a plan may have columns of records, and explore.
     experts : bool
         True if what comes back are losses of all experts.
+    same : Condition
+        What the account of a plan and of those that it continues takes on trust.
     """
 
     problem: type[Any]
@@ -323,6 +337,7 @@ class Kind:
     hub: str
     linear: bool = False
     experts: bool = False
+    same: Condition = SAME_PEOPLE
 
 
 def _found(path: str) -> Any:
@@ -369,6 +384,7 @@ KINDS: dict[type, Kind] = {
         charged=charges.charged_means,
         silo="phases.PhaseSilo",
         hub="phases.PhaseHub",
+        same=SAME_SILOS,
     ),
     FrankWolfePlan: _of_experts(
         lambda plan: int(_found("experts.tree_numbers")(plan)),
@@ -387,6 +403,11 @@ def kind_of(plan: object) -> Kind:
     if found is None:
         raise InputError("the plan file must hold a plan that is deployed, and its problem")
     return found
+
+
+def acted_on(deployed: DeployedPlan) -> Any:
+    """Return what a silo of any plan acts on before its first release."""
+    return _found(deployed.kind.silo).starts(deployed)
 
 
 def silo_of(

@@ -21,12 +21,12 @@ from fastfed._validate import InputError, show
 from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment import codec
 from fastfed.deployment.charges import charge_of
-from fastfed.deployment.kinds import kind_of
+from fastfed.deployment.kinds import Executed, acted_on, kind_of
+from fastfed.deployment.ledger import together as added_up
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.wire import Broadcast, check_entries
 from fastfed.privacy.account import SAME
-from fastfed.privacy.accounting.gdp import gaussian_epsilon
-from fastfed.privacy.certificate import Certificate, Condition, Guarantee, SideCertificate
+from fastfed.privacy.certificate import Certificate, Guarantee, SideCertificate
 from fastfed.protocols.plan import Plan
 
 if TYPE_CHECKING:
@@ -199,13 +199,6 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 #: The most plans of one chain.
 MOST = 16
 
-#: What the account of two plans on the same people takes on trust.
-SAME_PEOPLE = Condition(
-    "a person is learned from at most once in each plan; who is in one of them alone has that "
-    "plan's guarantee (taken on trust)",
-    True,
-)
-
 
 class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a document says of the plan that it continues.
@@ -234,7 +227,7 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
     Its sums are released, so any use of them costs nothing. It must be of the same parameter: of
     the same features, coded and clipped alike.
     """
-    _check_units(document, earlier)
+    _check_kinds(document, earlier)
     old = earlier.document.schema
     if document.schema != old:
         return "the columns, their ranges or the norm are others, so that theta is another one"
@@ -243,12 +236,13 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
     return ""
 
 
-def _check_units(document: Document, earlier: DeployedPlan) -> None:
-    """Refuse plans in phases, whose certificates are of another unit."""
-    if not (earlier.kind.linear and kind_of(codec.decode(document.plan)).linear):
+def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
+    """Refuse plans of two kinds: what they protect, or learn, is not the same."""
+    if kind_of(codec.decode(document.plan)) is not earlier.kind:
         raise InputError(
-            "a plan of robin or of experts continues no other, and no other continues it: what "
-            "their certificates protect is not one person's record; make a plan of its own"
+            "a plan continues one of its own kind alone: of robin, of fed-svt, of "
+            "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
+            "else, so make a plan of its own"
         )
 
 
@@ -256,7 +250,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
     """Refuse an earlier plan of other parties, and a start that is not its hub's broadcast."""
     extends, old = document.extends, earlier.document
     assert extends is not None
-    _check_units(document, earlier)
+    _check_kinds(document, earlier)
     helpers = {p for p in (document.helper, old.helper) if p is not None}
     if document.silos != old.silos or document.hub != old.hub or len(helpers) > 1:
         raise InputError(
@@ -279,8 +273,8 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
         )
 
 
-def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Model]:
-    """The release of a start, and the model after it; Refused for one that is no broadcast."""
+def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
+    """The release of a start, and what silos act on after it; Refused if it is no broadcast."""
     found = earlier.wire.read(extends.start, ("broadcast",))
     if found.sender != earlier.document.hub.name or not 1 <= found.release <= earlier.plan.releases:
         raise InputError("the start must be a broadcast of the earlier plan's hub")
@@ -291,17 +285,23 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Model]:
             f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
             f"least, got {len(body.entries)}"
         )
-    model = model_at_start(earlier)
+    model = acted_on(earlier)
     model.adopt(earlier.wire.floats(body.values, who), found.release)
     return found.release, model
 
 
-def model_at_start(deployed: DeployedPlan) -> Model:
-    """What a silo of a plan acts on before its first release."""
+def earlier_model(deployed: DeployedPlan) -> Any:
+    """What the silos of the plan that this one continues acted on at its end; None if no start."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None or not extends.start:
-        return Model(deployed.plan)
-    return Model(deployed.plan, start_of(extends, earlier)[1].played)
+        return None
+    return start_of(extends, earlier)[1]
+
+
+def model_at_start(deployed: DeployedPlan) -> Model:
+    """What a silo of a plan of linear bandits acts on before its first release."""
+    before = earlier_model(deployed)
+    return Model(deployed.plan, before.played if before is not None else None)
 
 
 def plan_depth(deployed: DeployedPlan) -> int:
@@ -318,23 +318,21 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 # ---- certificates --------------------------------------------------------------------------------
 
 
-def together(plan: Plan, earlier: DeployedPlan) -> float:
-    """Epsilon of a plan and of all plans before it, for a person who is in each, at its delta.
+def together(plan: Executed, earlier: DeployedPlan) -> float:
+    """Epsilon of a plan and of all plans before it, for what is in each, at its delta.
 
     Notes
     -----
     Guarantee: squared GDP parameters add up over plans, whose noise is drawn apart, also where a
-    later plan acts on what an earlier one released (adaptive composition).
+    later plan acts on what an earlier one released (adaptive composition); so do pure epsilons.
     """
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
-    wholes = [charge_of(each, b"", "", -1) for each in (plan, *(p.plan for p in chain(earlier)))]
-    rest = claim.budget.delta - math.fsum(whole.told for whole in wholes)
-    mu2 = math.fsum(whole.mu2 for whole in wholes) * (1.0 + 1e-12)
-    return gaussian_epsilon(math.sqrt(mu2), rest) if rest > 0.0 else math.inf
+    plans = (plan, *(each.executed for each in chain(earlier)))
+    return added_up([charge_of(each, b"", "", -1) for each in plans], claim.budget.delta)
 
 
-def with_earlier(certificate: Certificate, plan: Plan, earlier: DeployedPlan) -> Certificate:
+def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
     """The certificate of a plan with an entry for it and all plans before it together."""
     epsilon = together(plan, earlier)
     if not math.isfinite(epsilon):
@@ -351,7 +349,7 @@ def with_earlier(certificate: Certificate, plan: Plan, earlier: DeployedPlan) ->
         claimed=None,
         exact=Guarantee(epsilon, claim.budget.delta) if proven else None,
         status="proven" if proven else "unproven",
-        conditions=(SAME_PEOPLE,),
+        conditions=(earlier.kind.same,),
         source="Dong, Roth and Su 2022, Corollary 3.3",
     )
     return msgspec.structs.replace(certificate, also=(*certificate.also, entry))
@@ -405,7 +403,7 @@ def summary(deployed: DeployedPlan) -> dict[str, Any]:
             "start": release,
             "why_no_start": extends.why,
             "epsilon": [each.epsilon for each in exact if each is not None],
-            "epsilon_together": together(deployed.plan, earlier),
+            "epsilon_together": together(deployed.executed, earlier),
         }
     }
 

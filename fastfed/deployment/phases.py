@@ -19,6 +19,7 @@ from fastfed.bandits.linucb import Acting, Estimate
 from fastfed.deployment import wire
 from fastfed.deployment.hub import Hub
 from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import earlier_model
 from fastfed.deployment.plans import DeployedPlan
 from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import SiloParty
@@ -104,14 +105,18 @@ class PhaseModel(Acting):
     ----------
     plan : Plan
         How the initial phases are played.
+    start : ndarray, shape (d,), optional
+        The last model of an earlier plan, which is played in the initial phases instead.
     """
 
-    #: Nothing of an earlier plan, and no V: a model is a vector.
-    start = None
+    #: No V: a model is a vector.
     gram = None
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, start: np.ndarray | None = None) -> None:
         super().__init__(plan)
+        self.start = start
+        if start is not None:
+            self._estimate = self._greedy(start)
         self.learned(np.zeros(plan.statistic_size), 0)
 
     def learned(self, sums: np.ndarray, records: int) -> None:
@@ -128,20 +133,30 @@ class PhaseModel(Acting):
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features of the action to play, of (K, d)."""
-        if self.release:
+        if self._has_model:
             return self._estimate.select(features, 0.0, 0.0)
         return self._own().select(features, self._radius(), self._second_bonus)
 
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Act greedily on a model (d,) from now on."""
-        self._estimate = made = Estimate(self.plan.dimension, 1.0)
-        made.w[:], made.theta[:] = 0.0, values
+        self._estimate = self._greedy(values)
         self.release, self._stale = release, False
+
+    @property
+    def _has_model(self) -> bool:
+        """True once a model is played, of this plan or of an earlier one."""
+        return self.release > 0 or self.start is not None
+
+    def _greedy(self, values: np.ndarray) -> Estimate:
+        """An estimate that is sure of a model (d,)."""
+        made = Estimate(self.plan.dimension, 1.0)
+        made.w[:], made.theta[:] = 0.0, values
+        return made
 
     @property
     def theta(self) -> np.ndarray:
         """theta_hat, (d,)."""
-        return (self._estimate if self.release else self._own()).theta.copy()
+        return (self._estimate if self._has_model else self._own()).theta.copy()
 
 
 class MeanRange:
@@ -182,7 +197,8 @@ def of_phases(deployed: DeployedPlan) -> PhasePlan:
 
 def _starting(deployed: DeployedPlan) -> PhaseModel:
     """What a silo acts on in the initial phases."""
-    return PhaseModel(of_phases(deployed).local)
+    before = earlier_model(deployed)
+    return PhaseModel(of_phases(deployed).local, before.theta if before is not None else None)
 
 
 class PhaseSilo(SiloParty):
@@ -196,7 +212,7 @@ class PhaseSilo(SiloParty):
 
     model: PhaseModel  # type: ignore[assignment]
 
-    _starts = staticmethod(_starting)  # type: ignore[assignment]
+    starts = staticmethod(_starting)
 
     def _limits(self) -> MeanRange:  # type: ignore[override]
         return MeanRange(self._phases)

@@ -194,7 +194,7 @@ class DeployedPlan:
         """The certificate of the federation, made of the numbers of its plan and those before."""
         problem = codec.decode(self.document.problem)
         found = certified(self.executed, problem, self.document.helper is not None)
-        return model.with_earlier(found, self.plan, self.earlier) if self.earlier else found
+        return model.with_earlier(found, self.executed, self.earlier) if self.earlier else found
 
     @cached_property
     def earlier(self) -> DeployedPlan | None:

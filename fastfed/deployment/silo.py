@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,7 +55,8 @@ class SiloParty(Speaker):
         Gives so many random bytes; os.urandom, except in tests.
     """
 
-    _starts = staticmethod(model_at_start)
+    #: What is acted on before the first release.
+    starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class SiloParty(Speaker):
         self._range = self._limits()
         self._points = self._randomizer()
         #: What is durable.
-        self.model: Model = self._starts(deployed)
+        self.model: Model = self.starts(deployed)
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
