@@ -557,9 +557,9 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
     monkeypatch.setattr(demo, "RELEASES", 1)
     plan = demo.made_plan(tmp_path, int(time.time()) + 5, protocol, None, period=PERIOD)
     (close,) = plan.document.calendar.closes
-    until, actions = close + 300, {}
+    until, actions = close + 900, {}
     clients = [SiloClient(tmp_path / name / folders.SOCKET) for name in plan.silos]
-    network = Network(tmp_path, plan, 1.0)
+    network = Network(tmp_path, plan, 5.0)
 
     def waits(wanted):
         while True:

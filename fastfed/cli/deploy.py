@@ -373,19 +373,25 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
+@click.option("--system", default="private-fedlinucb", help="System; also feducb, robin, ...")
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
 @click.option("--sum", "hidden", help="Where sums are hidden: shares (with a helper) or masks.")
-def demo(folder: Path | None, protocol: str, hidden: str | None) -> None:
-    """Run hub and three silos as processes, kill them, and compare with a calm run."""
+def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
+    """Run hub and three silos as processes, kill them, and compare with a calm run.
+
+    One silo is put back to an old backup, too, and a stolen message is sent again.
+    """
     from fastfed.deployment import demo as demonstration
 
     with tempfile.TemporaryDirectory() as spare:
         home = folder or Path(spare)
         home.mkdir(parents=True, exist_ok=True)
-        found = demonstration.run(home, click.echo, protocol, hidden)
+        found = demonstration.run(home, click.echo, protocol, hidden, system)
     click.echo(json.dumps(found, indent=2))
     if not found["same"]:
         raise RunFailed("the model is not that of the calm run")
+    if not found["verified"]:
+        raise RunFailed("a party's log does not have every release")
 
 
 # ---- ledger ... ----------------------------------------------------------------------------------
