@@ -97,7 +97,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
         parties.append(Process(Helper(plan, secret("helper")), store, None, clock))
     dialers = [Counted(process, url, files[0]) for process in parties]
     row = [[0.5 / dimension**0.5] * dimension] * 2
-    seconds = cpu = up = down = 0.0
+    seconds = cpu = own = up = down = 0.0
     try:
         for _ in range(2):
             for dialer in dialers:
@@ -110,7 +110,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
             before, _ = ours.recv()
             was = sum(d.up for d in dialers), sum(d.down for d in dialers)
             value.value = float(close)
-            started = time.monotonic()
+            started, used = time.monotonic(), time.process_time()
             for _ in range(12):
                 for dialer in dialers:
                     trouble = dialer.round()
@@ -119,20 +119,21 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                     break
             else:
                 raise AssertionError(f"release {release} has not come to all silos")
-            taken = time.monotonic() - started
+            taken, used = time.monotonic() - started, time.process_time() - used
             ours.send(True)
             after, released = ours.recv()
             assert released == release
             if release > 1:
                 seconds += taken
                 cpu += after - before
+                own += used
                 up += sum(d.up for d in dialers) - was[0]
                 down += sum(d.down for d in dialers) - was[1]
     finally:
         ours.send(False)
         child.join(10)
     rounds = RELEASES - 1
-    made = {"latency": seconds / rounds, "hub": cpu / rounds}
+    made = {"latency": seconds / rounds, "hub": cpu / rounds, "silo": own / rounds / silos}
     return made | {"up": up / rounds / silos, "down": down / rounds / silos}
 
 
@@ -146,8 +147,11 @@ def main() -> int:
     given = parser.parse_args()
     # Hundreds of federations must not dial the hub at once.
     shell.PATIENCE = 120.0
-    print("| protocol | M | d | round, s | CPU of the hub, s | up, kB a silo | down, kB a silo |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| protocol | M | d | round, s | CPU of the hub, s | CPU of a silo, ms | up, kB a silo | "
+        "down, kB a silo |"
+    )
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for protocol in given.protocols:
         for dimension in given.dimensions:
             for silos in given.silos:
@@ -155,7 +159,8 @@ def main() -> int:
                     found = measured(protocol, silos, dimension, Path(folder))
                 print(
                     f"| {protocol} | {silos} | {dimension} | {found['latency']:.2f} | "
-                    f"{found['hub']:.2f} | {found['up'] / 1e3:.1f} | {found['down'] / 1e3:.1f} |",
+                    f"{found['hub']:.2f} | {1e3 * found['silo']:.0f} | {found['up'] / 1e3:.1f} | "
+                    f"{found['down'] / 1e3:.1f} |",
                     flush=True,
                 )
     return 0
