@@ -27,7 +27,7 @@ from federation import MASKS, Federation, deployed, secret
 
 from fastfed import InputError
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import Identity
+from fastfed.deployment.seal import Identity
 
 PROTOCOLS = ("silo-ldp", "central", "secure-sum", MASKS)
 #: Seconds of CPU, and bytes beside those of the message, that one may cost at most.

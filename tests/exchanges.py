@@ -17,10 +17,11 @@ from federation import Violation, World
 from fastfed import InputError
 from fastfed._random import SystemNoise
 from fastfed.cli import cli
-from fastfed.deployment import codec, expert_plans, plans, wire
+from fastfed.deployment import charges, codec, plans, wire
 from fastfed.deployment import folder as folders
-from fastfed.deployment.expert_parties import Lost
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.experts import Lost
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.wire import Report
 from fastfed.privacy.account import released
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
@@ -62,7 +63,7 @@ def check_one_charge(plan, least):
     for k in range(1, plan.plan.releases + 1):
         ledger.charge(charge_of(plan.executed, plan.digest, "records", k))
         assert least < ledger.epsilon("records") <= 1.0
-    mu2, told = expert_plans.totals(event)
+    mu2, told = charges.totals_of_scores(event)
     for delta in (1e-6, 1e-4, 1e-2):
         # The certificate's bound is above the truth by 10^-4 of it at most.
         proven = event.exact(delta) * (1.0 - 2e-4)
@@ -153,6 +154,45 @@ class Moving:
 def with_fault(kinds, party, fault):
     """The parties' classes, one of them with a fault."""
     return kinds | {party: type(fault.__name__, (fault, kinds[party]), {})}
+
+
+# ---- plans that go on ----------------------------------------------------------------------------
+
+LATER = {"start": federation.START + 5000, "period": 100, "grace": 50, "reward_deadline": 250}
+
+
+def gone_on(made, system, **keys):
+    """A plan that goes on after one of a federation; and its parties on the old ledgers."""
+    broadcasts = made.processes["hub"].party.broadcasts
+    last = broadcasts[max(broadcasts)] if broadcasts else b""
+    plan = folders.extended({"system": system, "calendar": LATER}, made.plan, last, **keys)
+    assert plans.load(plan.as_bytes()).digest == plan.digest
+    new = federation.Federation(plan)
+    new.now = float(plan.document.calendar.start)
+    for name in plan.silos:
+        process = new.processes[name]
+        process.ledger = process.party.ledger = ledger = made.ledgers[name]
+        ledger.set_ceiling("records", 4.0, 1e-6)
+        folders.check_room(ledger, "records", plan)
+    return plan, new
+
+
+def check_together(made, plan, new, condition):
+    """What certificate, status and ledger say of both plans is one number, above each."""
+    (entry,) = plan.certificate.also
+    both = entry.exact.epsilon
+    assert entry.status == "proven" and entry.conditions == (condition,)
+    status = new.processes["silo0"].party.status()["extends"]
+    assert status["plans"] == [made.plan.digest.hex()] and status["epsilon_together"] == both
+    assert both > max(status["epsilon"]) and status["start"] == len(
+        made.processes["hub"].party.broadcasts
+    )
+    ledger = made.ledgers["silo0"]
+    spent = {c.plan for c in ledger.charges("records")}
+    assert spent == {made.plan.digest, plan.digest}
+    assert ledger.epsilon("records", plan.certificate.exact.delta) <= both * (1.0 + 1e-9)
+    with pytest.raises(InputError, match="more than the ceiling"):
+        folders.check_room(ledger, "records", plan, (both * 0.999, 1e-6))
 
 
 # ---- commands ------------------------------------------------------------------------------------

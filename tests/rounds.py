@@ -22,13 +22,12 @@ from federation import MASKS, deployed, secret
 from test_deployment_network import Listening, certificates
 
 from fastfed.deployment import shell
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger, SqliteStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.shell import Dialer
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import SqliteStore
+from fastfed.deployment.sums import Helper
 
 PROTOCOLS = {
     "silo-ldp": "silo-ldp",
@@ -98,7 +97,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
         parties.append(Process(Helper(plan, secret("helper")), store, None, clock))
     dialers = [Counted(process, url, files[0]) for process in parties]
     row = [[0.5 / dimension**0.5] * dimension] * 2
-    seconds = cpu = up = down = 0.0
+    seconds = cpu = own = up = down = 0.0
     try:
         for _ in range(2):
             for dialer in dialers:
@@ -111,7 +110,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
             before, _ = ours.recv()
             was = sum(d.up for d in dialers), sum(d.down for d in dialers)
             value.value = float(close)
-            started = time.monotonic()
+            started, used = time.monotonic(), time.process_time()
             for _ in range(12):
                 for dialer in dialers:
                     trouble = dialer.round()
@@ -120,20 +119,21 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                     break
             else:
                 raise AssertionError(f"release {release} has not come to all silos")
-            taken = time.monotonic() - started
+            taken, used = time.monotonic() - started, time.process_time() - used
             ours.send(True)
             after, released = ours.recv()
             assert released == release
             if release > 1:
                 seconds += taken
                 cpu += after - before
+                own += used
                 up += sum(d.up for d in dialers) - was[0]
                 down += sum(d.down for d in dialers) - was[1]
     finally:
         ours.send(False)
         child.join(10)
     rounds = RELEASES - 1
-    made = {"latency": seconds / rounds, "hub": cpu / rounds}
+    made = {"latency": seconds / rounds, "hub": cpu / rounds, "silo": own / rounds / silos}
     return made | {"up": up / rounds / silos, "down": down / rounds / silos}
 
 
@@ -147,8 +147,11 @@ def main() -> int:
     given = parser.parse_args()
     # Hundreds of federations must not dial the hub at once.
     shell.PATIENCE = 120.0
-    print("| protocol | M | d | round, s | CPU of the hub, s | up, kB a silo | down, kB a silo |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| protocol | M | d | round, s | CPU of the hub, s | CPU of a silo, ms | up, kB a silo | "
+        "down, kB a silo |"
+    )
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for protocol in given.protocols:
         for dimension in given.dimensions:
             for silos in given.silos:
@@ -156,7 +159,8 @@ def main() -> int:
                     found = measured(protocol, silos, dimension, Path(folder))
                 print(
                     f"| {protocol} | {silos} | {dimension} | {found['latency']:.2f} | "
-                    f"{found['hub']:.2f} | {found['up'] / 1e3:.1f} | {found['down'] / 1e3:.1f} |",
+                    f"{found['hub']:.2f} | {1e3 * found['silo']:.0f} | {found['up'] / 1e3:.1f} | "
+                    f"{found['down'] / 1e3:.1f} |",
                     flush=True,
                 )
     return 0

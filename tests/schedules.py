@@ -10,14 +10,23 @@ import argparse
 import multiprocessing
 import os
 import re
+import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed
+from federation import MASKED_BITS, MASKS, PATIENT, WORDS, Violation, World, deployed, quickly
+
+from fastfed._random import SystemNoise
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Write
+from fastfed.deployment.party import Step
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.wire import Opened, entry_of
 
 FEWER = {"system": {"batch_size": 3, "honest_fraction": 0.6}, "federation": {"least": 2}}
 #: Everything that is deployed: the protocol, and tables of its spec.
@@ -63,6 +72,12 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
 
 def run(seed: int) -> tuple[Counter, str]:
     """One schedule: what it did, and what broke."""
+    with quickly():
+        return drawn(seed)
+
+
+def drawn(seed: int) -> tuple[Counter, str]:
+    """See `run`."""
     name, faults, tables, keys = chosen(seed)
     world = World(deployed(PLANS[name][0], **tables), seed, **keys)
     did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
@@ -109,18 +124,101 @@ def waits_for_lost_records(name: str, world: World) -> bool:
     return name in NEEDS_ALL and world.restores > 0 and gave_up
 
 
+# ---- planted faults ------------------------------------------------------------------------------
+
+
+class Redrawn(SiloParty):
+    """Noise of the operating system: drawn anew whenever a report is made."""
+
+    def report(self, release):
+        self._noise = SystemNoise()
+        return super().report(release)
+
+
+class Reopening(Hub):
+    """Makes a set of whoever has reported by now, whatever the log says."""
+
+    def _broadcast(self, release):
+        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
+        entries = tuple(entry_of(i, self.reports[release, i]) for i in came)
+        self.sets[release] = Opened(entries)
+        return super()._broadcast(release)
+
+
+class ByCount(SiloParty):
+    """A leaf ends when it has as many records as its batch."""
+
+    def _leaf(self, now):
+        return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
+
+
+class Opener(Hub):
+    """Opens a release with one silo less than the plan allows."""
+
+    def _opening(self, release, now):
+        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
+        if not came:
+            return super()._opening(release, now)
+        entries = (entry_of(came[0], self.reports[release, came[0]]),)
+        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
+
+
+PLANTED = {
+    "nothing": ({}, "invariant"),
+    "no fsync": ({"forget": True, "kill": 0.1}, "invariant 1"),
+    "redrawn noise": ({"kinds": {"silo": Redrawn}}, "invariant [12]"),
+    "second set opened": ({"kinds": {"hub": Reopening}}, "invariant 4"),
+    "charge after seal": ({"reverse": True}, "invariant 5"),
+    "leaf by count": ({"kinds": {"silo": ByCount}}, "invariant 3"),
+    "a set that is too small": ({"kinds": {"hub": Opener}}, "invariant 4"),
+}
+
+
+def planted(fault: str, seeds: Iterable[int]) -> tuple[int | None, set[str]]:
+    """The seed of the first schedule in which a fault broke its invariant, and what else broke."""
+    keys, expected = PLANTED[fault]
+    said = set()
+    for seed in seeds:
+        try:
+            with quickly():
+                World(deployed("silo-ldp"), seed, **keys).run()
+        except (ValueError, Violation) as error:
+            # A party that stopped itself has caught it, too; go on to what the scheduler sees.
+            said.add(str(error))
+            if isinstance(error, Violation) and re.match(expected, str(error)):
+                return seed, said
+    return None, said
+
+
+# ---- the script ----------------------------------------------------------------------------------
+
+
+def caught(fault: str, seeds: range) -> int:
+    """Say by which schedule a planted fault is caught; 1 if by none."""
+    seed, said = planted(fault, seeds)
+    if seed is None:
+        print(f"{fault}: not caught in {len(seeds)} schedules; {len(said)} others broke")
+        return 1
+    (why,) = [text for text in said if re.match(PLANTED[fault][1], text)]
+    print(f"{fault}: caught by seed {seed}, {why}")
+    return 0
+
+
 def main() -> int:
     """Run as many schedules as asked for, on all cores; 1 after a violation."""
     parser = argparse.ArgumentParser(prog="scripts/schedules", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", "--processes", dest="jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--plant", choices=PLANTED, help="a fault; 0 if a schedule breaks by it")
     given = parser.parse_args()
+    if given.plant:
+        return caught(given.plant, range(given.first, given.first + given.count))
     total: Counter = Counter()
     started, broken = time.monotonic(), ""
     seeds = range(given.first, given.first + given.count)
-    with multiprocessing.get_context("fork").Pool(given.processes) as pool:
+    with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
         for seed, (did, problem) in zip(seeds, pool.imap(run, seeds, chunksize=16), strict=False):
             total += did
             if problem:
@@ -129,11 +227,15 @@ def main() -> int:
             if time.monotonic() > started + given.seconds:
                 break
         pool.terminate()
+        pool.join()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = 1e3 * (used.ru_utime + used.ru_stime) / max(1, total["schedules"])
     seconds = time.monotonic() - started
     for what, count in sorted(total.items()):
         print(f"{count:10d}  {what}")
     rate = seconds / max(1, total["schedules"])
-    print(f"{seconds:10.0f}  seconds, {1e3 * rate:.1f} ms a schedule, {given.processes} processes")
+    print(f"{seconds:10.0f}  seconds with {given.jobs} processes: a schedule takes")
+    print(f"{1e3 * rate:10.1f}  ms, and {cpu:.1f} ms of CPU")
     if broken:
         print(f"\n{broken}\nagain: scripts/schedules 1 --first {broken.split()[1]}")
     else:

@@ -18,10 +18,13 @@ from fastfed import InputError
 from fastfed._random import SystemNoise
 from fastfed._sampling import quarter_binomial
 from fastfed.deployment import codec, plans, wire
-from fastfed.deployment.counts import Counter, Record, charge, count_std, hidden_of, late_epsilon
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.charges import charge_of, late_epsilon
+from fastfed.deployment.charges import charge_of_bits as charge
+from fastfed.deployment.guard import count_std
+from fastfed.deployment.ledger import Ledger
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.sums import Counter, Record, hidden_of
 from fastfed.privacy.account import released
 from fastfed.privacy.accounting.binomial import Node, VectorSumAccount, pld_delta
 from fastfed.privacy.sensitivity import joint_sensitivity

@@ -14,11 +14,10 @@ import federation
 from test_deployment_network import asked
 
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger, SqliteStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.shell import FULL, HubApp
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 SIZE = 512

@@ -17,13 +17,13 @@ from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise, SystemNoise
-from fastfed.deployment import expert_plans, extend, plans, wire
+from fastfed.deployment import experts, plans, wire
 from fastfed.deployment import folder as folders
 from fastfed.deployment.demo import settle
-from fastfed.deployment.expert_parties import ExpertHub, ExpertSilo
-from fastfed.deployment.export import model_of
-from fastfed.deployment.kinds import hub_of
+from fastfed.deployment.experts import ExpertHub, ExpertSilo
+from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.ledger import Charge, Ledger, together
+from fastfed.deployment.model import model_of
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.shell import answers
 from fastfed.deployment.wire import Refused, Report
@@ -54,7 +54,7 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     assert plan.plan.releases >= 3 and max(p.trees for p in plan.executed.phases) >= 2
     found = plan.certificate
     assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert expert_plans.OWN in found.conditions and expert_plans.PRESENT in found.conditions
+    assert experts.OWN in found.conditions and experts.PRESENT in found.conditions
     assert not any("simulation" in caveat for caveat in found.caveats)
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
@@ -90,10 +90,25 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
         plans.compile_plan(spec(**keys))
 
 
-def test_a_plan_of_experts_continues_no_other():
+def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
     tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="continues no other"):
-        extend.extended(tables, plan_of(), b"")
+    with pytest.raises(InputError, match="its own kind alone"):
+        folders.extended(tables, plan_of(), b"")
+
+
+def test_the_last_weights_are_played_until_the_next_plan_has_some():
+    made = played(plan_of())
+    old = made.processes["silo0"].party.model.theta
+    plan, new = exchanges.gone_on(made, spec(epsilon=0.5)["system"])
+    silo = new.processes["silo0"].party
+    assert silo.model.release == 0 and silo.model.theta.tolist() == old.tolist()
+    assert model_of(silo)["theta"] == old.tolist()
+    assert old.tolist() != experts.even_start(plan.executed).tolist()
+    decision = new.processes["silo0"].decide()
+    assert decision.propensity == old[decision.action]
+    played(plan, made=new)
+    assert silo.model.release == plan.plan.releases
+    exchanges.check_together(made, plan, new, SAME_PEOPLE)
 
 
 def test_one_charge_covers_a_loss_of_whichever_phase():
@@ -171,9 +186,9 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
-def played(plan, late=None, last=LOSSES):
+def played(plan, late=None, last=LOSSES, made=None):
     """All releases of a federation; of the first decision of silo1 the losses come ``late``."""
-    made = federation.Federation(plan)
+    made = federation.Federation(plan) if made is None else made
     made.settle()
     closes = plan.document.calendar.closes
     waiting = None

@@ -15,12 +15,11 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import Identity
-from fastfed.deployment.export import model_of
+from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import model_of
 from fastfed.deployment.plans import compile_plan
-from fastfed.deployment.seal import read_secret
+from fastfed.deployment.seal import Identity, read_secret
 from fastfed.deployment.shell import Application
-from fastfed.deployment.store import Write
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -74,7 +73,7 @@ def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
     plan = compile_plan(federation.spec(silos=3) | {"silos": silos, "hub": keys["hub"]})
     plan.save(tmp_path / "plan")
     for name in ("silo0", "hub"):
-        folders.join(tmp_path / name, tmp_path / "plan")
+        folders.countersign(tmp_path / name, tmp_path / "plan")
     hub = Identity(read_secret(tmp_path / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (1, 2))
     values = wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0]))

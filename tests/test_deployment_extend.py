@@ -14,13 +14,12 @@ from click.testing import CliRunner
 
 from fastfed import InputError
 from fastfed.cli import cli
-from fastfed.deployment import extend, plans, wire
 from fastfed.deployment import folder as folders
-from fastfed.deployment._crypto import Identity
-from fastfed.deployment.export import model_of
-from fastfed.deployment.extend import check_room, extended, last_broadcast
-from fastfed.deployment.extension import Extension, as_json, together
+from fastfed.deployment import plans, wire
+from fastfed.deployment.folder import check_room, extended, last_broadcast
 from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.model import Extension, as_json, model_of, together
+from fastfed.deployment.seal import Identity
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
 
 LATER = federation.START + 1000
@@ -338,10 +337,10 @@ def home(tmp_path_factory):
     silos = [{"name": name, **keys[name]} for name in names[:2]]
     plan = plans.compile_plan(federation.spec(silos=2) | {"silos": silos, "hub": keys["hub"]})
     plan.save(home / "plan")
-    extend.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
+    folders.join(home / "silo0", home / "plan", (1.2, 1e-6), "people")
     shared = ("--ledger", home / "shared.sqlite", "--epsilon", 1, "--delta", 1e-6)
     assert run("join", home / "silo1", home / "plan", *shared).exit_code == 0
-    extend.join(home / "hub", home / "plan")
+    folders.join(home / "hub", home / "plan")
     process = folders.opened(home / "silo0")
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
@@ -355,7 +354,7 @@ def home(tmp_path_factory):
 
 
 def folders_write(data):
-    from fastfed.deployment.store import Write
+    from fastfed.deployment.ledger import Write
 
     return Write("broadcast", "1", data)
 

@@ -25,14 +25,14 @@ from click.testing import CliRunner
 import fastfed
 from fastfed import InputError
 from fastfed.cli import cli
-from fastfed.deployment import courier, demo, flower
+from fastfed.deployment import demo, flower
 from fastfed.deployment import folder as folders
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import MemoryStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.shell import SiloClient
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.sums import Helper
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 ROOT = Path(__file__).parents[1]
@@ -76,8 +76,8 @@ class Nodes:
         if self.chance():
             return None
         if self.chance():
-            courier.carried(self.made.processes[name], letters, silence)
-        made = courier.carried(self.made.processes[name], letters, silence)
+            flower.carried(self.made.processes[name], letters, silence)
+        made = flower.carried(self.made.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
         return None if self.chance() else made
@@ -184,7 +184,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
-        take(thief, courier.carried(other.made.processes["silo0"], [], silence))
+        take(thief, flower.carried(other.made.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
@@ -236,7 +236,7 @@ def test_only_a_hub_has_mail():
 
 def waiting(stack, process, path, say=silence):
     """Serve couriers of a process in a thread, until the stack is left."""
-    made = stack.enter_context(courier.Courier(process, path, say))
+    made = stack.enter_context(flower.Courier(process, path, say))
     threading.Thread(target=made.serve_forever, daemon=True).start()
     stack.callback(made.shutdown)
 
@@ -247,12 +247,12 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
     with ExitStack() as stack:
         waiting(stack, silo, path, said.append)
         assert path.stat().st_mode & 0o777 == 0o660
-        (question,) = courier.carry(path, [])
+        (question,) = flower.carry(path, [])
         answers = [message.data for message in hub.handle(question)[1]]
-        back = courier.carry(path, answers)
+        back = flower.carry(path, answers)
         assert {made.plan.wire.read(data).kind for data in back} == {"join"}
         before = list(silo.store.writes())
-        assert courier.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
+        assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
         assert len(said) == 1 and list(silo.store.writes()) == before
         client = SiloClient(path)
         for what in ("decide", "status", "leave", "export", "recover"):
@@ -262,11 +262,11 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
         assert posted(path, b"\x81\xa1a\x01") == (400, b"what was carried is no list of messages")
         assert posted(path, b"", "/decide")[0] == 404
     with pytest.raises(InputError, match="cannot be reached"):
-        courier.carry(path, [])
+        flower.carry(path, [])
     with ExitStack() as stack:
         # The socket that was left behind is replaced.
         waiting(stack, silo, path)
-        assert courier.carry(path, [])
+        assert flower.carry(path, [])
 
 
 def posted(path, body, where="/carry"):
@@ -285,10 +285,10 @@ def test_where_a_socket_can_be(tmp_path):
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="got the file"):
-        courier.Courier(silo, tmp_path / "file")
+        flower.Courier(silo, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(InputError, match="in a directory that exists"):
-        courier.Courier(silo, tmp_path / "none" / "a.sock")
+        flower.Courier(silo, tmp_path / "none" / "a.sock")
 
 
 def test_a_silo_has_a_hub_or_a_courier(tmp_path):
@@ -376,18 +376,23 @@ class FakeGrid:
         return [self.replies.pop(i) for i in ids if i in self.replies]
 
 
-@pytest.mark.parametrize("faults", [0.0, 0.2])
-def test_apps_of_flower_carry_a_federation(faults, tmp_path):
+@pytest.mark.parametrize(
+    ("protocol", "faults"), [("silo-ldp", 0.0), ("silo-ldp", 0.2), ("secure-sum", 0.2)]
+)
+def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
+    """Silos' couriers and, of secure sums in shares, the helper's."""
     pytest.importorskip("flwr")
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for key in ("run_id", "node_id", "task_id"):
         setattr(identity, key, 1)
-    plan = federation.deployed()
+    plan = federation.deployed(protocol)
     made, calm = federation.Federation(plan), federation.Federation(plan)
+    parties = [*plan.silos, *(["helper"] if plan.shared else [])]
     with ExitStack() as stack:
-        for number, name in enumerate(plan.silos):
+        for number, name in enumerate(parties):
             waiting(stack, made.processes[name], tmp_path / f"{number}.sock")
-        nodes = {7 + i: tmp_path / f"{i}.sock" for i in range(3)} | {99: tmp_path / "nobody.sock"}
+        nodes = {7 + i: tmp_path / f"{i}.sock" for i in range(len(parties))}
+        nodes[99] = tmp_path / "nobody.sock"
         grid, stop, told = FakeGrid(nodes, faults), threading.Event(), []
         mail = flower.Mail(made.processes["hub"], 0.01, 0.1, told.append)
         serving = threading.Thread(target=flower.serve, args=(grid, mail, stop, 0.001))
@@ -416,9 +421,15 @@ def test_apps_of_flower_carry_a_federation(faults, tmp_path):
         # Byte for byte what left the silo.
         assert set(found.sealed.values()) <= set(grid.letters[7 + plan.silos.index(name)])
     assert "node 99: its party did not answer" in told
+    if plan.shared:
+        answers = made.processes["helper"].party.answers
+        assert sorted(answers) == [1, 2] and set(answers.values()) <= set(grid.letters[10])
 
 
 # ---- real processes ------------------------------------------------------------------------------
+
+#: Seconds of the period in which patients come: processes must have started by its end.
+PERIOD = 60
 
 
 class Network:
@@ -433,7 +444,9 @@ class Network:
         self.home, self.plan, self.port, self.running = home, plan, demo.free_port(), {}
         self.ca, cert, key = certificates(home)
         self.bin = Path(sys.executable).parent
-        self.ports = {name: demo.free_port() for name in plan.silos}
+        self.parties = {name: "silo" for name in plan.silos}
+        self.parties |= {"helper": "helper"} if plan.shared else {}
+        self.ports = {name: demo.free_port() for name in self.parties}
         self.commands = {
             "link": [
                 self.bin / "flower-superlink", "--disable-runtime-dependency-installation",
@@ -441,9 +454,9 @@ class Network:
                 "--ssl-ca-certfile", self.ca, "--ssl-certfile", cert, "--ssl-keyfile", key,
             ]
         }  # fmt: skip
-        for name in plan.silos:
-            self.commands[f"silo {name}"] = [sys.executable, "-m", "fastfed", "silo", home / name]
-            self.commands[f"silo {name}"] += ["--courier", home / f"{name}.sock"]
+        for name, role in self.parties.items():
+            self.commands[f"{role} {name}"] = [sys.executable, "-m", "fastfed", role, home / name]
+            self.commands[f"{role} {name}"] += ["--courier", home / f"{name}.sock"]
             self.commands[f"node {name}"] = [
                 self.bin / "flower-supernode", "--root-certificates", self.ca,
                 "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
@@ -535,18 +548,18 @@ class Network:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["silo-ldp", "secure-sum"])
 def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run(
-    tmp_path, monkeypatch
+    protocol, tmp_path, monkeypatch
 ):
-    """SIGKILL of a silo, a SuperNode, a ClientApp, the ServerApp and the SuperLink."""
+    """SIGKILL of a silo, a SuperNode, a ClientApp, the ServerApp, the SuperLink and the helper."""
     pytest.importorskip("flwr")
-    monkeypatch.setattr(demo, "PERIOD", 60)
     monkeypatch.setattr(demo, "RELEASES", 1)
-    plan = demo.made_plan(tmp_path, int(time.time()) + 5, "silo-ldp", None)
+    plan = demo.made_plan(tmp_path, int(time.time()) + 5, protocol, None, period=PERIOD)
     (close,) = plan.document.calendar.closes
-    until, actions = close + 300, {}
+    until, actions = close + 900, {}
     clients = [SiloClient(tmp_path / name / folders.SOCKET) for name in plan.silos]
-    network = Network(tmp_path, plan, 1.0)
+    network = Network(tmp_path, plan, 5.0)
 
     def waits(wanted):
         while True:
@@ -559,7 +572,7 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
     try:
         for name in network.commands:
             network.start(name)
-        time.sleep(max(0.0, close - demo.PERIOD + 0.1 - time.time()))
+        time.sleep(max(0.0, close - PERIOD + 0.1 - time.time()))
         for patient in range(demo.PATIENTS):
             for i, client in enumerate(clients):
                 rows = demo.rows_of(i, patient)
@@ -574,11 +587,17 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
         network.kill_app("flwr-clientapp", network.ports["south"], until)
         network.again("node north")
         network.again("silo north")
+        if plan.shared:
+            network.again("helper helper")
+            network.kill_app("flwr-clientapp", network.ports["helper"], until)
         time.sleep(max(0.0, close - time.time()))
         network.kill_app("flwr-serverapp", network.port, until)
         network.run(until)
         time.sleep(10.0)
         network.again("link")
+        if plan.shared:
+            network.again("node helper")
+            network.again("helper helper")
         network.run(until)
         found = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:

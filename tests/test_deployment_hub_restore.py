@@ -10,11 +10,10 @@ import federation
 from federation import Violation, World, deployed
 
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import Identity
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.process import Process
-from fastfed.deployment.store import MemoryStore
+from fastfed.deployment.ledger import Ledger, MemoryStore
+from fastfed.deployment.party import Process
+from fastfed.deployment.seal import Identity
 from fastfed.deployment.wire import Broadcast, Refused
 
 CALENDAR = federation.PATIENT

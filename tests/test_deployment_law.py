@@ -1,8 +1,9 @@
 """Deployed federations with sealed noise have the distribution of the simulated plan.
 
 Every run has other secrets behind its noise. What is released over the same records is compared
-with what the step objects release under seeds: Kolmogorov-Smirnov of each number, and the ratio of
-variances of all. With one seed their bits are the same (test_deployment_simulator.py).
+with what the step objects release under seeds: Kolmogorov-Smirnov of each number, a chi-square test
+of the bins of all numbers of a release, and the ratio of their variances. So are whole runs, in
+which releases choose actions. With one seed their bits are the same (test_deployment_simulator.py).
 """
 
 import os
@@ -18,8 +19,7 @@ from problems import ordinary_cases
 
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Silo
-from fastfed.deployment._crypto import keyed_digest
-from fastfed.deployment.seal import SealedNoise
+from fastfed.deployment.seal import SealedNoise, keyed_digest
 from fastfed.deployment.wire import Broadcast
 from fastfed.protocols.randomizer import Shuffler
 from fastfed.protocols.secure_sum import simulated_keys
@@ -37,6 +37,8 @@ CASES = {
     "shuffle-vector": ("shuffle-vector", {}),
     "shuffle-vector by masks": (MASKED_BITS, {}),
 }
+#: Bins of a chi-square test, of one chance each under the simulated law.
+BINS = 12
 #: The one row that is offered, so that records do not depend on what is released, and rewards.
 ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
@@ -46,9 +48,9 @@ def plan_of(case):
     return deployed(protocol, batches=2, batch=2, **tables)
 
 
-def deployed_once(plan, run):
-    """What a federation released, (K, s): its noise is sealed by this run's secrets."""
-    made = Federation(plan)
+def with_secrets(made, run):
+    """Seal the noise of all parties by secrets of this run."""
+    plan = made.plan
     for name in (*plan.silos, "hub"):
         party = made.processes[name].party
         own = keyed_digest(b"law" + bytes(29), b"tests", name.encode(), run.to_bytes(4, "big"))
@@ -57,6 +59,12 @@ def deployed_once(plan, run):
             party._noise = party._sealing.source
         elif plan.plan.protocol.noise_by == "server":
             party._server = Server(plan.plan, party._sealing.source)
+
+
+def deployed_once(plan, run):
+    """What a federation released, (K, s): its noise is sealed by this run's secrets."""
+    made = Federation(plan)
+    with_secrets(made, run)
     for close in plan.document.calendar.closes:
         made.now = close - 1.0
         for name in plan.silos:
@@ -91,13 +99,16 @@ def simulated_once(plan, run):
     return values
 
 
-def problems(case, runs, factor=1.0):
-    """p-values of all comparisons that are too small together, by name; factor scales noise."""
+def problems(case, runs, change=lambda values: values, deployed=deployed_once):
+    """p-values of all comparisons that are too small together, by name.
+
+    change: is applied to what is deployed, in standard deviations from its mean.
+    """
     plan = plan_of(case)
-    found = np.array([deployed_once(plan, run) for run in range(runs)])
-    wanted = np.array([simulated_once(plan, run) for run in range(3 * runs)])
-    centre = wanted.mean(axis=0)
-    found = centre + factor * (found - centre)
+    found = np.array([deployed(plan, run) for run in range(runs)])
+    wanted = np.array([simulated_once(plan, run) for run in range(10_000, 10_000 + 3 * runs)])
+    centre, scale = wanted.mean(axis=0), wanted.std(axis=0)
+    found = centre + scale * change((found - centre) / scale)
     tests = {}
     for k, i in np.ndindex(found.shape[1:]):
         tests[f"release {k + 1}, entry {i}"] = stats.ks_2samp(found[:, k, i], wanted[:, k, i])[1]
@@ -107,13 +118,21 @@ def problems(case, runs, factor=1.0):
         tests[f"added to entry {i}"] = stats.ks_2samp(*added)[1]
     # Entries have independent noise, and so have different runs.
     for k in range(found.shape[1]):
-        scale = wanted[:, k].std(axis=0)
-        ratio = float((((found - centre)[:, k] / scale) ** 2).mean())
+        both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (found, wanted)]
+        tests[f"bins of release {k + 1}"] = chi_square(*both)
+        ratio = float((both[0] ** 2).mean())
         free = runs * found.shape[2], 3 * runs * found.shape[2]
         tests[f"variance of release {k + 1}"] = 2.0 * min(
             stats.f.cdf(ratio, *free), stats.f.sf(ratio, *free)
         )
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
+
+
+def chi_square(found, wanted):
+    """p-value of a chi-square test that two samples have one law, by the quantiles of both."""
+    ends = np.quantile(np.concatenate([found, wanted]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
+    counts = [np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (found, wanted)]
+    return float(stats.chi2_contingency(counts)[1])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +154,100 @@ def test_many_deployed_federations_have_the_law_of_the_simulated_plan(case):
 @pytest.mark.parametrize("factor", [0.6, 1.6])
 def test_other_noise_is_found_out(factor):
     """Planted: the noise of deployed federations is smaller or larger than the plan's."""
-    assert any("variance" in name for name in problems("silo-ldp", 40, factor))
+    found = problems("silo-ldp", 40, lambda z: factor * z)
+    assert any("variance" in name for name in found) and any("bins" in name for name in found)
+
+
+def test_noise_of_another_law_is_found_out_by_its_bins():
+    """Planted: the tails of Laplace noise of the same variance, in 1 000 runs' numbers."""
+    rng = np.random.default_rng(4)
+    wanted, found = rng.normal(size=15_000), rng.normal(size=5_000)
+    assert chi_square(found, wanted) > 1e-4
+    other = rng.laplace(scale=np.sqrt(0.5), size=5_000)
+    assert chi_square(other, wanted) < 1e-20 and stats.ks_2samp(other, wanted)[1] < 1e-4
+
+
+# ---- whole runs ----------------------------------------------------------------------------------
+
+#: theta* of the rewards of a whole run, and what is offered: rows of numbers in [-a, a].
+THETA, WIDE = np.array([0.9, -0.4]), 0.7
+
+
+def visits(run, of):
+    """Rows offered and the chance of a reward, of each patient of each silo in one run."""
+    rng = np.random.default_rng([run, of])
+    while True:
+        rows = rng.uniform(-WIDE, WIDE, (4, 2))
+        yield rows, 0.5 + 0.5 * rows @ THETA, float(rng.random())
+
+
+def deployed_run(plan, run):
+    """Regret of each period, and theta at the end, of a federation that acts on its releases."""
+    made, drawn, regrets = Federation(plan), visits(run, 0), []
+    for ledger in made.ledgers.values():
+        ledger.set_ceiling("records", 50.0, 1e-6)
+    with_secrets(made, run)
+    made.settle()
+    for close in plan.document.calendar.closes:
+        made.now, regret = close - 1.0, 0.0
+        for name in plan.silos:
+            for _ in range(PATIENTS):
+                (rows, chances, uniform), process = next(drawn), made.processes[name]
+                decision = process.decide(rows)
+                regret += chances.max() - chances[decision.action]
+                process.reward(decision.id, float(uniform < chances[decision.action]))
+        made.now = float(close)
+        made.settle()
+        regrets.append(regret)
+    return [*regrets, *made.processes["silo0"].party.model.theta]
+
+
+def simulated_run(plan, run):
+    """The same of the step objects, under one seed."""
+    p, noise, drawn, regrets = plan.plan, SeededNoise(run), visits(run, 1), []
+    silos, server = [Silo(p, i, noise) for i in range(p.silos)], Server(p, noise)
+    for _ in range(p.releases):
+        regret = 0.0
+        for silo in silos:
+            for _ in range(PATIENTS):
+                rows, chances, uniform = next(drawn)
+                action = silo.select(rows)
+                regret += chances.max() - chances[action]
+                silo.observe(float(uniform < chances[action]))
+        broadcast = server.combine([silo.report() for silo in silos])
+        for silo in silos:
+            silo.receive(broadcast)
+        regrets.append(regret)
+    return [*regrets, *silos[0].theta]
+
+
+#: Patients of a silo and period in whole runs.
+PATIENTS = 4
+
+
+def whole_runs(protocol, runs):
+    """p-values that are too small together: regret of each period, and theta, of whole runs."""
+    plan = deployed(
+        protocol, batches=3, batch=PATIENTS, system={"batch_size": PATIENTS, "epsilon": 50.0},
+    )  # fmt: skip
+    found, wanted = (
+        np.array([each(plan, run) for run in range(runs)]) for each in (deployed_run, simulated_run)
+    )
+    tests = {}
+    for i in range(found.shape[1]):
+        tests[f"number {i}"] = stats.ks_2samp(found[:, i], wanted[:, i])[1]
+        tests[f"bins of number {i}"] = chi_square(found[:, i], wanted[:, i])
+    return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
+
+
+def test_runs_that_act_on_their_releases_have_the_law_of_the_simulated_ones():
+    assert whole_runs("silo-ldp", 40) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "feducb", "central"])
+def test_many_runs_that_act_on_their_releases_have_the_law_of_the_simulated_ones(protocol):
+    assert whole_runs(protocol, int(os.environ.get("FASTFED_LAW", "1000"))) == {}
 
 
 def test_runs_with_other_secrets_release_other_numbers():

@@ -13,9 +13,9 @@ pytest.importorskip("cryptography")
 import federation
 
 from fastfed import InputError
-from fastfed.deployment import codec, plans, supported, wire
-from fastfed.deployment._crypto import Identity
+from fastfed.deployment import codec, kinds, plans, wire
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.seal import Identity
 from fastfed.deployment.wire import Refused
 
 PLAN = federation.deployed()
@@ -155,7 +155,7 @@ def test_a_silo_must_agree_to_the_plan_before_it_reports():
 # ---- plan files ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", supported.SUPPORTED)
+@pytest.mark.parametrize("protocol", kinds.SUPPORTED)
 @pytest.mark.parametrize("system", [{"batch_size": 5}, {"batch_first": 3, "batch_ratio": 1.5}])
 def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
     plan = federation.deployed(protocol, system=system)

@@ -24,14 +24,13 @@ from fastfed import InputError
 from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import Identity
 from fastfed.deployment.demo import free_port, insist
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import compile_plan, load
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.seal import Identity
 from fastfed.deployment.shell import Application, Dialer, HubApp, SiloClient, answers, serve
-from fastfed.deployment.store import MemoryStore, SqliteStore
 
 ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
@@ -345,7 +344,7 @@ def test_what_was_answered_survives_kill_9(tmp_path):
     """A process that decides and learns as fast as it can, killed three times."""
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
-    folders.join(tmp_path / "a", plan)
+    folders.countersign(tmp_path / "a", plan)
     said = []
     for _ in range(3):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
@@ -364,7 +363,7 @@ def test_hub_and_silo_run_as_commands(tmp_path):
     spec, plan, port = toml(tmp_path), tmp_path / "plan", str(free_port())
     compile_plan(Path(spec).read_text()).save(plan)
     for name in ("hub", "a"):
-        folders.join(tmp_path / name, plan)
+        folders.countersign(tmp_path / name, plan)
     url, fastfed = f"http://127.0.0.1:{port}", [sys.executable, "-m", "fastfed"]
     hub = subprocess.Popen([*fastfed, "serve", str(tmp_path / "hub"), "--port", port])
     silo = subprocess.Popen(

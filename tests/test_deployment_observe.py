@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fastfed import InputError
 from fastfed.cli import cli
-from fastfed.deployment import extend, plans
 from fastfed.deployment import folder as folders
+from fastfed.deployment import plans
 from fastfed.deployment.demo import free_port
 from fastfed.deployment.observe import (
     HELP,
@@ -104,7 +104,7 @@ def test_a_silo_counts_what_it_does_and_says_what_is_left():
 def test_a_restarted_silo_counts_the_same():
     made = played()
     before = silo_numbers(made.processes["silo0"])
-    from fastfed.deployment.process import SiloProcess
+    from fastfed.deployment.party import SiloProcess
     from fastfed.deployment.silo import SiloParty
 
     old = made.processes["silo0"]
@@ -346,8 +346,8 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
     spec = federation.spec(silos=1, federation={"least": 1})
     spec |= {"silos": [{"name": "silo0", **keys["silo0"]}], "hub": keys["hub"]}
     plans.compile_plan(spec).save(tmp_path / "plan")
-    extend.join(tmp_path / "silo0", tmp_path / "plan", (1.0, 1e-6))
-    extend.join(tmp_path / "hub", tmp_path / "plan")
+    folders.join(tmp_path / "silo0", tmp_path / "plan", (1.0, 1e-6))
+    folders.join(tmp_path / "hub", tmp_path / "plan")
     ports = free_port(), free_port()
     command = [sys.executable, "-m", "fastfed"]
     hub = [*command, "serve", str(tmp_path / "hub"), "--port", str(ports[0]), "--log-json"]

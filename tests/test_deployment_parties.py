@@ -10,12 +10,10 @@ import federation
 
 from fastfed import InputError
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import Identity
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.party import Step
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore, Write
+from fastfed.deployment.party import Process, SiloProcess, Step
+from fastfed.deployment.seal import Identity
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore, SqliteStore, Write
 from fastfed.deployment.wire import Broadcast, Entry, Opened, Refused
 
 HUB = Identity(federation.secret("hub"))

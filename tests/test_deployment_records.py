@@ -15,7 +15,7 @@ from records import ACTIONS, AGE, CORRECT, PAIN, SCORE, SEX, context, deployed, 
 
 from fastfed import InputError
 from fastfed.deployment import plans
-from fastfed.deployment.export import model_of
+from fastfed.deployment.model import model_of
 from fastfed.deployment.schema import Schema
 from fastfed.deployment.shell import Application, SiloClient
 

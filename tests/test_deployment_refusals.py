@@ -18,8 +18,8 @@ pytest.importorskip("cryptography")
 import federation
 
 from fastfed import InputError
-from fastfed.deployment import guard, helper, hub, party, silo, sums, wire
-from fastfed.deployment._crypto import Identity
+from fastfed.deployment import guard, hub, silo, sums, wire
+from fastfed.deployment.seal import Identity
 from fastfed.deployment.wire import Broadcast, Entry, Join, Opened, Receipt, Refused, Report
 
 HUB, HELPER = (Identity(federation.secret(name)) for name in ("hub", "helper"))
@@ -32,10 +32,9 @@ WAY = {
         "handle", "_silo", "_join", "_report", "_checked", "_leave", "_answered", "_reminded",
     ),
     silo: ("handle", "_receipt", "_broadcast", "_check_opened"),
-    helper: ("handle", "_total"),
+    sums: ("handle", "_total"),
     wire: ("read", "body", "floats", "words", "_numbers", "check_entries"),
-    party: ("check_range",),
-    guard: ("check_records",),
+    guard: ("check_range", "check_records"),
 }  # fmt: skip
 
 
@@ -210,7 +209,7 @@ def to_helper():
         return plan.wire.made(identity, name, release, body)
 
     def sealed(body, sender="silo0", identity=SILOS[0], release=2):
-        from fastfed.deployment._crypto import sealed_to
+        from fastfed.deployment.seal import sealed_to
 
         inner = plan.wire.made(identity, sender, release, body)
         context = sums.share_context(plan, 0, 2)

@@ -23,8 +23,8 @@ from fastfed.cli import cli
 from fastfed.deployment import folder as folders
 from fastfed.deployment import plans
 from fastfed.deployment.data import cases, load_source, source_of, surveyed
+from fastfed.deployment.ledger import MemoryStore
 from fastfed.deployment.replay import Replay, survey, times
-from fastfed.deployment.store import MemoryStore
 
 # ---- tables --------------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ def test_the_command_says_whether_a_table_fits_before_anything_is_decided(tmp_pa
     made = spec(federation=federation_) | {"silos": silos, "hub": keys["hub"]}
     plan = plans.compile_plan(made)
     plan.save(tmp_path / "one")
-    folders.join(home, tmp_path / "one")
+    folders.countersign(home, tmp_path / "one")
     start = ["silo", str(home), "--hub", "http://localhost:9", "--replay", str(source)]
     result = CliRunner().invoke(cli, start)
     assert result.exit_code == 2 and "line 17" in result.output

@@ -19,14 +19,15 @@ from federation import Violation
 from fastfed import InputError
 from fastfed._random import SeededNoise
 from fastfed.bandits.silo import Client
-from fastfed.deployment import extend, phases, plans, wire
+from fastfed.deployment import charges, phases, plans, wire
 from fastfed.deployment import folder as folders
+from fastfed.deployment.charges import charge_of
 from fastfed.deployment.demo import settle
-from fastfed.deployment.export import model_of
-from fastfed.deployment.kinds import hub_of
-from fastfed.deployment.ledger import Ledger, charge_of
+from fastfed.deployment.kinds import SAME_SILOS, hub_of
+from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import hub_numbers, silo_numbers
-from fastfed.deployment.phase_parties import PhaseHub, PhaseSilo
+from fastfed.deployment.phases import PhaseHub, PhaseSilo
 from fastfed.deployment.seal import SealedNoise
 from fastfed.deployment.wire import Broadcast, Refused, Report
 from fastfed.privacy.account import released
@@ -103,13 +104,55 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
         plans.compile_plan(spec(**keys))
 
 
-def test_a_plan_in_phases_continues_no_other():
+def test_a_plan_in_phases_continues_one_in_phases_alone():
     tables = {"system": spec()["system"], "calendar": {"start": 9000, "period": 100}}
-    with pytest.raises(InputError, match="continues no other"):
-        extend.extended(tables, federation.deployed(), b"")
+    with pytest.raises(InputError, match="its own kind alone"):
+        folders.extended(tables, federation.deployed(), b"")
     tables["system"] = federation.spec()["system"]
-    with pytest.raises(InputError, match="continues no other"):
-        extend.extended(tables, plan_of(), b"")
+    with pytest.raises(InputError, match="its own kind alone"):
+        folders.extended(tables, plan_of(), b"")
+
+
+def test_the_last_model_is_played_until_the_next_plan_has_one():
+    made = federation.Federation(plan_of())
+    made.settle()
+    for close in made.plan.document.calendar.closes:
+        made.now = close - 1.0
+        for name in made.plan.silos:
+            silo = made.processes[name]
+            silo.reward(silo.decide([[0.6, 0.1], [-0.4, 0.5]]).id, 0.5)
+        made.now += 1.0
+        made.settle()
+    old = made.processes["silo0"].party.model
+    assert old.release == made.plan.plan.releases and old.theta.any()
+    system = spec(epsilon=0.5)["system"]
+    plan, new = exchanges.gone_on(made, system)
+    silo = new.processes["silo0"].party
+    assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
+    assert model_of(silo)["theta"] == old.theta.tolist() and "extends" in model_of(silo)
+    new.settle()
+    closes = plan.document.calendar.closes
+    rows = np.random.default_rng(3).uniform(-0.5, 0.5, (30, 2))
+    wanted = int(np.argmax(rows @ old.theta))
+    new.now = closes[0] - 1.0
+    for name in plan.silos:
+        decision = new.processes[name].decide(rows)
+        # Greedily, also once there are records of its own: they are reported and not played.
+        assert decision.action == wanted and decision.learns
+        new.processes[name].reward(decision.id, 0.9)
+        assert new.processes[name].decide(rows).action == wanted
+    new.now = float(closes[0])
+    new.settle()
+    assert silo.model.release == 1 and silo.model.theta.tolist() != old.theta.tolist()
+    body = plan.wire.body(plan.wire.read(silo.broadcasts[1]), Broadcast)
+    assert body.values == wire.packed(silo.model.theta)
+    for close in closes[1:]:
+        new.now = float(close)
+        new.settle()
+    exchanges.check_together(made, plan, new, SAME_SILOS)
+    fresh, alone = exchanges.gone_on(made, system, fresh=True)
+    assert "asked for" in fresh.document.extends.why
+    assert alone.processes["silo0"].party.model.start is None
 
 
 def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
@@ -118,8 +161,8 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
         p, q = (1.0 / (1.0 + np.exp(-(x + sign * e / 2.0))) for sign in (1, -1))
         normal = NormalDist()
         each = [normal.inv_cdf(a) - normal.inv_cdf(b) for a, b in zip(p, q, strict=True)]
-        assert max(each) <= phases.of_range(e) * (1.0 + 1e-9)
-        assert max(each) == pytest.approx(phases.of_range(e))
+        assert max(each) <= charges.of_range(e) * (1.0 + 1e-9)
+        assert max(each) == pytest.approx(charges.of_range(e))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +170,8 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
 )
 def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
     """Against the exact profile of the responses, by its own sums, at every epsilon of a grid."""
-    mu, true, normal = phases.of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e)), NormalDist()
+    mu, true = charges.of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e))
+    normal = NormalDist()
 
     def gaussian(epsilon, mu):
         high, low = normal.cdf(mu / 2 - epsilon / mu), normal.cdf(-mu / 2 - epsilon / mu)
@@ -152,13 +196,13 @@ def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
 def test_charges_cover_what_the_certificate_proves_at_every_delta(dimension):
     plan = plan_of(dimension=dimension)
     (event,) = released(plan.executed)
-    (mu2, told), parts = phases.totals(event)[-1], event._first.parts()
+    (mu2, told), parts = charges.totals_of_means(event)[-1], event._first.parts()
     for delta in (1e-6, 1e-5, 1e-3):
         charged = gaussian_epsilon(math.sqrt(mu2), delta - told)
         # The certificate's bound is above the truth by 10^-4 of it at most.
         assert charged >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
     # Asked for less, so that the ledger holds what the spec says; no less than it must be.
-    assert 0.98 < phases.charged_epsilon(event) <= 1.0
+    assert 0.98 < charges.epsilon_of_means(event) <= 1.0
     assert event.exact() > (0.75 if dimension == 2 else 0.9)
 
 

@@ -5,7 +5,7 @@ docs/deployment.md at each of them. Faults that are planted must be caught.
 """
 
 import os
-import re
+import sys
 from collections import Counter
 
 import pytest
@@ -13,14 +13,8 @@ import pytest
 pytest.importorskip("cryptography")
 
 import schedules as schedules_of_all
-from federation import Violation, World, deployed
-
-from fastfed._random import SystemNoise
-from fastfed.deployment.hub import Hub
-from fastfed.deployment.party import Step
-from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import Write
-from fastfed.deployment.wire import Opened, entry_of
+from federation import World, deployed
+from schedules import PLANTED, planted
 
 PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")
 
@@ -107,71 +101,20 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 # ---- planted faults ------------------------------------------------------------------------------
 
 
-class Redrawn(SiloParty):
-    """Noise of the operating system: drawn anew whenever a report is made."""
-
-    def report(self, release):
-        self._noise = SystemNoise()
-        return super().report(release)
-
-
-class Reopening(Hub):
-    """Makes a set of whoever has reported by now, whatever the log says."""
-
-    def _broadcast(self, release):
-
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
-        entries = tuple(entry_of(i, self.reports[release, i]) for i in came)
-        self.sets[release] = Opened(entries)
-        return super()._broadcast(release)
-
-
-class ByCount(SiloParty):
-    """A leaf ends when it has as many records as its batch."""
-
-    def _leaf(self, now):
-        return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
-
-
-class Opener(Hub):
-    """Opens a release with one silo less than the plan allows."""
-
-    def _opening(self, release, now):
-
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
-        if not came:
-            return super()._opening(release, now)
-        entries = (entry_of(came[0], self.reports[release, came[0]]),)
-
-        return Step((Write("set", str(release), self.made(release, Opened(entries))),))
-
-
-FAULTS = {
-    "no fsync": ({"forget": True, "kill": 0.1}, "invariant 1"),
-    "redrawn noise": ({"kinds": {"silo": Redrawn}}, "invariant [12]"),
-    "second set opened": ({"kinds": {"hub": Reopening}}, "invariant 4"),
-    "charge after seal": ({"reverse": True}, "invariant 5"),
-    "leaf by count": ({"kinds": {"silo": ByCount}}, "invariant 3"),
-    "a set that is too small": ({"kinds": {"hub": Opener}}, "invariant 4"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
     """In one of a few schedules at least; the parties as they are pass all of them, see below."""
-    keys, expected = FAULTS[fault]
-    said = []
-    for seed in range(60):
-        try:
-            schedules("silo-ldp", [seed], **keys)
-        except ValueError as error:
-            # A party that stopped itself has caught it, too; go on to what the scheduler sees.
-            said.append(str(error))
-        except Violation as violation:
-            said.append(str(violation))
-            if re.match(expected, str(violation)):
-                return
-    pytest.fail(f"{fault} was not caught: {set(said)}")
+    seed, said = planted(fault, range(60))
+    assert seed is not None, f"{fault} was not caught: {said}"
+
+
+def test_planted_faults_are_caught_by_the_script(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["schedules", "60", "--plant", "second set opened"])
+    assert schedules_of_all.main() == 0
+    assert "caught by seed" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["schedules", "3", "--plant", "nothing"])
+    assert schedules_of_all.main() == 1
+    assert "not caught" in capsys.readouterr().out
 
 
 def test_the_parties_as_they_are_pass_where_faults_are_caught():

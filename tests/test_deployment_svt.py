@@ -17,9 +17,9 @@ from federation import Violation
 
 from fastfed import InputError
 from fastfed._random import SeededNoise
-from fastfed.deployment import expert_plans, plans, wire
-from fastfed.deployment.expert_parties import SparseHub, SparseSilo
-from fastfed.deployment.kinds import hub_of
+from fastfed.deployment import experts, plans, wire
+from fastfed.deployment.experts import SparseHub, SparseSilo
+from fastfed.deployment.kinds import SAME_PEOPLE, hub_of
 from fastfed.deployment.wire import Refused, Report
 from fastfed.experts.plan import ExpertChoice, ExpertClient, ExpertServer
 
@@ -51,7 +51,7 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
     assert plan.plan.release_rounds == (9, 19, 29, 39)
     found = plan.certificate
     assert (found.status, found.unit, found.relation) == ("proven", "user", "replace")
-    assert expert_plans.OWN in found.conditions
+    assert experts.OWN in found.conditions
     again = plans.load(plan.as_bytes())
     assert again.digest == plan.digest and again.executed == plan.executed
     every = plans.compile_plan(spec(phase_length=1, horizon=5))
@@ -79,7 +79,7 @@ def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
 def test_deployed_parties_make_the_bits_of_client_and_server():
     plan, noise = plan_of(epsilon=20.0), SeededNoise(7)
     p = plan.plan
-    first = expert_plans.first_expert(plan.digest, 3)
+    first = experts.first_expert(plan.digest, 3)
     clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]
     server = ExpertServer(plan.executed, noise)
     server.start()
@@ -114,10 +114,27 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert server.events["switches"] > 0
 
 
-def played(late, last=LOSSES):
+def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
+    made = played(0)
+    old = made.processes["silo0"].party.model.theta
+    system = spec(epsilon=0.5)["system"]
+    plan, new = exchanges.gone_on(made, system)
+    silo, hub = new.processes["silo0"].party, new.processes["hub"].party
+    assert silo.model.theta.tolist() == old.tolist()
+    # Hub and silos agree on it, also where nobody would have chosen it.
+    assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
+    played(0, plan=plan, made=new)
+    assert silo.model.release == plan.plan.releases
+    exchanges.check_together(made, plan, new, SAME_PEOPLE)
+    fresh, alone = exchanges.gone_on(made, system, fresh=True)
+    first = experts.first_expert(fresh.digest, 3)
+    assert alone.processes["hub"].party._server._expert == first
+
+
+def played(late, last=LOSSES, plan=None, made=None):
     """All releases; of silo1's first decision the losses come in period ``late``, from 0."""
-    plan = plan_of()
-    made = federation.Federation(plan)
+    plan = plan_of() if plan is None else plan
+    made = federation.Federation(plan) if made is None else made
     made.settle()
     for k, close in enumerate(plan.document.calendar.closes):
         made.now = close - 10.0

@@ -241,7 +241,7 @@ open = "{keys["hub"]["open"]}"
     )
     plan.save(home / "plan")
     for name in (*SITES, "hub"):
-        folders.join(home / name, home / "plan")
+        folders.countersign(home / name, home / "plan")
     for name in SITES:
         Ledger(str(home / name / folders.LEDGER)).set_ceiling("records", *budget)
     return load(home / "plan")

@@ -116,7 +116,7 @@ def one_way(hub: str | None, courier: Path | None) -> None:
 
 def carried(process: Any, courier: Path, every: float, log_json: bool) -> None:
     """Wait for couriers until a signal comes."""
-    from fastfed.deployment.courier import Courier
+    from fastfed.deployment.flower import Courier
 
     log, stop = json_log(process, log_json), stopped_by_signals()
     with Courier(process, courier, say if log is None else log) as waits:
@@ -153,7 +153,7 @@ def silo(
     """Run a silo from its FOLDER; its application talks to silo.sock there."""
     from fastfed.deployment import folder as folders
     from fastfed.deployment.observe import Metrics
-    from fastfed.deployment.process import SiloProcess
+    from fastfed.deployment.party import SiloProcess
     from fastfed.deployment.shell import Application
 
     one_way(hub, courier)
@@ -202,7 +202,7 @@ def helper(
 ) -> None:
     """Run the helper, who holds the other shares of a sum, from its FOLDER."""
     from fastfed.deployment import folder as folders
-    from fastfed.deployment.helper import Helper
+    from fastfed.deployment.sums import Helper
 
     one_way(hub, courier)
     process = folders.opened(folder)
@@ -251,12 +251,12 @@ def new(spec: Path, plan: Path) -> None:
 @click.option("--fresh", is_flag=True, help="Begin without the earlier model.")
 def extend(old: Path, spec: Path, plan: Path, fresh: bool) -> None:
     """Compile a SPEC to the file PLAN that continues the plan of the folder OLD."""
-    from fastfed.deployment import extend as extending
+    from fastfed.deployment import folder as folders
 
     if plan.exists():
         raise InputError(f"{plan} exists; a plan file is never replaced")
-    earlier, broadcast = extending.last_broadcast(old)
-    made = extending.extended(spec.read_text(), earlier, broadcast, fresh)
+    earlier, broadcast = folders.last_broadcast(old)
+    made = folders.extended(spec.read_text(), earlier, broadcast, fresh)
     made.save(plan)
     extends = made.document.extends
     assert extends is not None
@@ -288,12 +288,12 @@ def join(
     A plan that continues another is joined with --extends: secret, ledger and dataset are then
     those of the earlier folder, and it is refused if the ceiling does not hold both.
     """
-    from fastfed.deployment import extend as extending
+    from fastfed.deployment import folder as folders
 
     if (epsilon is None) != (delta is None):
         raise InputError("a ceiling needs both --epsilon and --delta")
     ceiling = None if epsilon is None or delta is None else (epsilon, delta)
-    name, found = extending.join(folder, plan, ceiling, dataset, ledger, extends)
+    name, found = folders.join(folder, plan, ceiling, dataset, ledger, extends)
     # Last: whoever reads may stop at the first line.
     click.echo(f"{name} agrees to plan {found.digest.hex()}")
     click.echo(str(found.certificate), nl=False)
@@ -373,19 +373,25 @@ def export(folder: Path, output: Path | None) -> None:
 
 @deploy.command()
 @click.option("--folder", type=FOLDER, help="Where to run it; by default a temporary folder.")
+@click.option("--system", default="private-fedlinucb", help="System; also feducb, robin, ...")
 @click.option("--protocol", default="silo-ldp", help="Protocol of private-fedlinucb.")
 @click.option("--sum", "hidden", help="Where sums are hidden: shares (with a helper) or masks.")
-def demo(folder: Path | None, protocol: str, hidden: str | None) -> None:
-    """Run hub and three silos as processes, kill them, and compare with a calm run."""
+def demo(folder: Path | None, system: str, protocol: str, hidden: str | None) -> None:
+    """Run hub and three silos as processes, kill them, and compare with a calm run.
+
+    One silo is put back to an old backup, too, and a stolen message is sent again.
+    """
     from fastfed.deployment import demo as demonstration
 
     with tempfile.TemporaryDirectory() as spare:
         home = folder or Path(spare)
         home.mkdir(parents=True, exist_ok=True)
-        found = demonstration.run(home, click.echo, protocol, hidden)
+        found = demonstration.run(home, click.echo, protocol, hidden, system)
     click.echo(json.dumps(found, indent=2))
     if not found["same"]:
         raise RunFailed("the model is not that of the calm run")
+    if not found["verified"]:
+        raise RunFailed("a party's log does not have every release")
 
 
 # ---- ledger ... ----------------------------------------------------------------------------------

@@ -1,40 +1,65 @@
 """A federation on one machine, in processes that are killed: hub, three silos, perhaps a helper.
 
-Patients come to three silos, and their rewards a moment later. All of them are killed in the
-middle, and started again. At the end the model is compared with that of a calm federation in one
-process that was told the same.
+Patients come to three silos, and their rewards a moment later. All parties are killed in the
+middle, and started again; one silo is put back to an old backup, and a message of it that was
+stolen is sent again. At the end the model is compared with that of a calm federation in one process
+that was told the same.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, choice
 from fastfed.deployment import folder as folders
-from fastfed.deployment.helper import Helper
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.ledger import Ledger
+from fastfed.deployment.kinds import ADDED_UP, SUPPORTED, SYSTEMS, hub_of, silo_of
+from fastfed.deployment.ledger import Ledger, MemoryStore, SqliteStore
+from fastfed.deployment.party import Process, SiloProcess
 from fastfed.deployment.plans import DeployedPlan, compile_plan
-from fastfed.deployment.process import Process, SiloProcess
 from fastfed.deployment.seal import read_secret
-from fastfed.deployment.shell import SiloClient
+from fastfed.deployment.shell import PATH, SiloClient
 from fastfed.deployment.silo import SiloParty
-from fastfed.deployment.store import MemoryStore
-from fastfed.deployment.supported import ADDED_UP, SUPPORTED
+from fastfed.deployment.sums import Helper
 
 SILOS, RELEASES, PATIENTS, PERIOD, DIMENSION = ("north", "east", "south"), 4, 3, 10, 3
 EPSILON, DELTA = 2.0, 1e-6
+BACKUP, REFUSED = "backup", "refused"
 TOO_BUSY = "this machine is too busy for the demonstration's calendar, try again"
+
+
+#: Keys of the systems beside horizon and batches.
+SYSTEM_KEYS: dict[str, dict[str, Any]] = {
+    "robin": {
+        "horizon": 40,
+        "initial_phases": 2,
+        "diversity": 0.05,
+        "concentration_multiplier": 1e-3,
+    },
+    "fed-dp-ope-stoch": {"horizon": 63, "batch": "largest", "smoothness": 60.0},
+    "fed-svt": {
+        "horizon": 40,
+        "phase_length": 10,
+        "optimal_loss": 0.0,
+        "switches": 3,
+        "threshold": 4.0,
+    },
+}
 
 
 def rows_of(silo: int, patient: int) -> list[list[float]]:
@@ -83,6 +108,14 @@ def free_port() -> int:
         return port
 
 
+def time_to_start() -> float:
+    """Seconds that a process needs on this machine, as busy as it is, until it does something."""
+    started = time.monotonic()
+    command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    return time.monotonic() - started
+
+
 def made_plan(
     home: Path,
     start: int,
@@ -90,11 +123,19 @@ def made_plan(
     hidden: str | None,
     period: int = PERIOD,
     room: int = 1,
+    system: str = SYSTEMS[0],
 ) -> DeployedPlan:
     """Keys of all parties, and the plan that they countersign.
 
     room: times as many decisions as there are patients may be learned from.
     """
+    keys_of = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
+    if system == SYSTEMS[0]:
+        keys_of = keys_of | {"protocol": protocol}
+    elif protocol != SUPPORTED[0]:
+        raise InputError(f"{system} has no choice of protocols; leave protocol out")
+    experts = system in ("fed-svt", "fed-dp-ope-stoch")
+    low = 0.0 if experts else -0.5
     shares = protocol in ADDED_UP and hidden != "masks"
     names = (*SILOS, "hub", *(["helper"] if shares else []))
     keys = {name: folders.make_keys(home / name) for name in names}
@@ -103,14 +144,14 @@ def made_plan(
             "federation": {"name": "demo", "least": len(SILOS) if protocol in ADDED_UP else 2}
             | ({} if hidden is None else {"sum": hidden}),
             "system": {
-                "protocol": protocol,
+                "algorithm": system,
                 "horizon": RELEASES * PATIENTS * room,
-                "batch_size": PATIENTS * room,
                 "epsilon": EPSILON,
                 "delta": DELTA,
+                **keys_of,
             },
             "calendar": {"start": start, "period": period, "grace": 600, "reward_deadline": 600},
-            "columns": [{"name": f"x{i}", "low": -0.5, "high": 0.5} for i in range(DIMENSION)],
+            "columns": [{"name": f"x{i}", "low": low, "high": low + 1.0} for i in range(DIMENSION)],
             "silos": [{"name": name, **keys[name]} for name in SILOS],
             "hub": keys["hub"],
         }
@@ -118,7 +159,7 @@ def made_plan(
     )
     plan.save(home / "plan")
     for name in names:
-        folders.join(home / name, home / "plan")
+        folders.countersign(home / name, home / "plan")
     for name in SILOS:
         Ledger(str(home / name / folders.LEDGER)).set_ceiling("records", EPSILON, DELTA)
     return plan
@@ -140,6 +181,7 @@ def run(
     say: Callable[[str], None] = print,
     protocol: str = SUPPORTED[0],
     hidden: str | None = None,
+    system: str = SYSTEMS[0],
 ) -> dict[str, Any]:
     """Run the demonstration in an empty folder.
 
@@ -152,18 +194,24 @@ def run(
         The protocol of `private-fedlinucb`.
     hidden : {"shares", "masks"}, optional
         How its sums are hidden, where they are.
+    system : str
+        The system that is deployed.
 
     Returns
     -------
     dict
-        ``same``: True if the model is that of the calm federation, bit for bit; ``kills``,
-        ``theta``, ``decisions`` and ``certificate``.
+        ``same``: True if the model is that of the calm federation, bit for bit; ``verified``: True
+        if every party's log is whole and leads to what it says; ``kills``, ``theta``,
+        ``decisions``, ``released`` and ``certificate``.
     """
-    start = int(time.time()) + 4
-    plan, port = made_plan(home, start, protocol, hidden), free_port()
-    address, closes = f"http://127.0.0.1:{port}", plan.document.calendar.closes
+    choice("system", system, SYSTEMS)
+    needed = time_to_start()
+    # On a quiet machine a second, so that the least period holds.
+    period, start = max(PERIOD, math.ceil(8.0 * needed) + 2), int(time.time() + 2.0 * needed) + 2
+    plan = made_plan(home, start, protocol, hidden, period, system=system)
+    address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
     clients = [SiloClient(home / name / folders.SOCKET) for name in SILOS]
-    children = [Child("hub", "serve", str(home / "hub"), "--port", str(port))]
+    children = [Child("hub", "serve", str(home / "hub"), "--port", address.rpartition(":")[2])]
     for name in SILOS:
         dial = ("--hub", address, "--every", "0.1")
         children.append(Child(name, "silo", str(home / name), *dial))
@@ -173,20 +221,30 @@ def run(
     rng = np.random.default_rng(int.from_bytes(os.urandom(4), "big"))
     try:
         for k, close in enumerate(closes):
-            _wait(close - PERIOD + 0.05)
+            _wait(close - period + 0.05)
+            if k == 2:
+                _put_back(home, children[1], clients[0], k, close)
+                say(f"{SILOS[0]} was put back to its state before release {k}, and recovered")
+                _steal(home, address, close)
+                say(f"its report of release 1 was sent again, and a changed one was {REFUSED}")
             # One silo is killed between a decision and its reward.
             unlucky = int(rng.integers(len(SILOS))), int(rng.integers(PATIENTS))
             for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
                 for i, client in enumerate(clients):
                     # Every silo must act on the release before: the calm federation does.
                     _caught_up(client, k, close)
-                    rows = rows_of(i, patient)
-                    made = insist(lambda c=client, r=rows: c.call("decide", actions=r), close)  # type: ignore[misc]
+                    path, asked, answer = _visit(plan, i, patient)
+                    made = insist(lambda c=client, a=asked: c.call("decide", **a), close)  # type: ignore[misc]
                     actions[i, patient] = made["action"]
-                    given = {"id": made["id"], "reward": reward_of(rows, made["action"])}
+                    given = {"id": made["id"], **answer(made["action"])}
                     if (i, patient % PATIENTS) == unlucky:
                         children[1 + i].kill()
-                    insist(lambda c=client, g=given: c.call("reward", **g), close)  # type: ignore[misc]
+                    insist(lambda c=client, p=path, g=given: c.call(p, **g), close)  # type: ignore[misc]
+            if k == 1:
+                children[1].process.kill()
+                children[1].process.wait()
+                _copy_state(home / SILOS[0], home / BACKUP)
+                children[1].start()
             if time.time() >= close:
                 raise InputError(TOO_BUSY)
             _wait(close)
@@ -196,24 +254,94 @@ def run(
                 children[at].kill()
             status = insist(lambda: clients[0].call("status"), close + 60)
             say(
-                f"period {k + 1} of {RELEASES}: closed; silo {SILOS[0]} acts on release "
+                f"period {k + 1} of {len(closes)}: closed; silo {SILOS[0]} acts on release "
                 f"{status['model']}; killed {', '.join(children[at].name for at in victims)}"
             )
-        thetas = [_caught_up(client, RELEASES, time.time() + 60)["theta"] for client in clients]
+        thetas = [_caught_up(client, len(closes), time.time() + 60)["theta"] for client in clients]
     finally:
         for child in children:
             child.stop()
     calm = calm_theta(home, plan, actions)
-    process = folders.opened(home / "hub")
-    assert isinstance(process.party, Hub)
+    # To open a folder is to check its log, and a hub's sums.
+    released = {name: _released(home / name) for name in (*SILOS, "hub")}
     return {
         "same": all(theta == calm for theta in thetas),
+        "verified": set(released.values()) == {len(closes)},
         "kills": sum(child.kills for child in children),
         "theta": thetas[0],
         "decisions": len(actions),
-        "released": len(process.party.broadcasts),
+        "released": released["hub"],
         "certificate": plan.certificate.status,
     }
+
+
+def _released(folder: Path) -> int:
+    """Releases in the log of a hub or silo, which is read and checked."""
+    process = folders.opened(folder)
+    assert isinstance(process.party, Hub | SiloParty)
+    return len(process.party.broadcasts)
+
+
+def _visit(
+    plan: DeployedPlan, silo: int, patient: int
+) -> tuple[str, dict[str, Any], Callable[[int], dict[str, Any]]]:
+    """One patient: what is told afterwards, what `decide` is asked, and the answer to an action."""
+    rows = rows_of(silo, patient)
+    if plan.kind.experts:
+        losses = [row[0] + 0.5 for row in rows]
+        return "losses", {}, lambda action: {"losses": losses}
+    return "reward", {"actions": rows}, lambda action: {"reward": reward_of(rows, action)}
+
+
+def _copy_state(source: Path, target: Path) -> None:
+    """Copy the database of a party that does not run, with its journal."""
+    target.mkdir(exist_ok=True)
+    for file in (*target.glob(f"{folders.STATE}*"), *source.glob(f"{folders.STATE}*")):
+        if file.parent == target:
+            file.unlink()
+        else:
+            shutil.copy(file, target)
+
+
+def _put_back(home: Path, child: Child, client: SiloClient, release: int, until: float) -> None:
+    """Put a silo's state back to its backup, which lacks its report of a release; recover it."""
+    _caught_up(client, release, until)
+    child.process.kill()
+    child.process.wait()
+    _copy_state(home / BACKUP, home / child.name)
+    child.kills += 1
+    child.start()
+    while not insist(lambda: client.call("status"), until)["lost"]:
+        # The hub tells it what it has sent and does not know.
+        if time.time() > until:
+            raise InputError(f"{TOO_BUSY}: {child.name} has not heard what it has lost")
+        time.sleep(0.05)
+    while insist(lambda: client.call("status"), until)["lost"]:
+        with contextlib.suppress(InputError):
+            # Under masks not before the hub has told it the sessions again.
+            insist(lambda: client.call("recover"), until)
+        time.sleep(0.05)
+
+
+def _steal(home: Path, address: str, until: float) -> None:
+    """Send the first report of the silo of the backup to the hub again, and a changed one."""
+    store = SqliteStore(str(home / BACKUP / folders.STATE))
+    (stolen,) = (w.value for w in store.writes() if (w.kind, w.key) == ("sealed", "1"))
+    store.close()
+    if insist(lambda: {"status": _posted(address, stolen)}, until)["status"] != 200:
+        raise InputError("the hub did not answer a report that came again")
+    changed = stolen[:-1] + bytes([stolen[-1] ^ 1])
+    if insist(lambda: {"status": _posted(address, changed)}, until)["status"] != 400:
+        raise InputError("the hub did not refuse a changed report")
+
+
+def _posted(address: str, data: bytes) -> int:
+    """The hub's status for a message."""
+    try:
+        with urllib.request.urlopen(address + PATH, data, timeout=60.0) as found:
+            return int(found.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def _wait(until: float) -> None:
@@ -239,10 +367,10 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
         ledger = Ledger(":memory:")
         ledger.set_ceiling("records", EPSILON, DELTA)
         secret = read_secret(home / name / folders.SECRET)
-        party = SiloParty(plan, name, secret, ledger)
+        party = silo_of(plan, name, secret, ledger)
         processes[name] = SiloProcess(party, MemoryStore(), ledger, lambda: now[0])
     secret = read_secret(home / "hub" / folders.SECRET)
-    processes["hub"] = Process(Hub(plan, secret), MemoryStore(), None, lambda: now[0])
+    processes["hub"] = Process(hub_of(plan, secret), MemoryStore(), None, lambda: now[0])
     if plan.shared:
         secret = read_secret(home / "helper" / folders.SECRET)
         processes["helper"] = Process(Helper(plan, secret), MemoryStore(), None, lambda: now[0])
@@ -250,14 +378,17 @@ def calm_theta(home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], in
         now[0] = close - 1.0
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
             for i, name in enumerate(SILOS):
-                silo, rows = processes[name], rows_of(i, patient)
+                silo = processes[name]
+                path, asked, answer = _visit(plan, i, patient)
                 assert isinstance(silo, SiloProcess)
-                made = silo.decide(rows)
-                if made.action != actions[i, patient]:
+                made = silo.decide(asked.get("actions"))
+                # Experts are drawn, and what they have lost does not depend on who was.
+                if not plan.kind.experts and made.action != actions[i, patient]:
                     raise InputError(
                         f"patient {patient} of {name} got another action when all was calm"
                     )
-                silo.reward(made.id, reward_of(rows, made.action))
+                told = answer(made.action)
+                getattr(silo, path)(made.id, told[path])
         now[0] = float(close)
         settle(processes)
     first = processes[SILOS[0]].party

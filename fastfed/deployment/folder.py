@@ -5,25 +5,35 @@ plan            the plan file that the party has countersigned
 state.sqlite    what it has decided, sealed and heard
 ledger.sqlite   of a silo: its budget, over all its plans
 joined          of a silo: its dataset, and its ledger where that is another file
+
+`join` countersigns a plan and sets a silo's ceiling. A plan that goes on after another is one of
+the same parties, on the same ledger: `extended` compiles it, `last_broadcast` finds what it starts
+from, and `check_room` refuses it where a silo's ceiling does not hold both.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fastfed._validate import InputError
-from fastfed.deployment._crypto import Identity
-from fastfed.deployment.export import model_of
-from fastfed.deployment.helper import Helper
-from fastfed.deployment.kinds import hub_of, silo_of
-from fastfed.deployment.ledger import Ledger
-from fastfed.deployment.plans import DeployedPlan, load
-from fastfed.deployment.process import Process, SiloProcess
-from fastfed.deployment.seal import make_secret, read_secret
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.kinds import ADDED_UP, hub_of, silo_of
+from fastfed.deployment.ledger import Ledger, SqliteStore, together
+from fastfed.deployment.model import Extension, as_json, model_of, no_start
+from fastfed.deployment.party import Process, SiloProcess
+from fastfed.deployment.plans import DeployedPlan, checked, compile_plan, load, spelled
+from fastfed.deployment.seal import Identity, make_secret, read_secret
 from fastfed.deployment.shell import SiloClient
-from fastfed.deployment.store import SqliteStore
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.sums import Helper
 
 SECRET, PLAN, STATE, LEDGER, SOCKET = "secret", "plan", "state.sqlite", "ledger.sqlite", "silo.sock"
 JOINED = "joined"
@@ -52,7 +62,7 @@ def is_silo(folder: str | Path, plan_file: str | Path) -> bool:
     return party_of(plan, read_secret(Path(folder) / SECRET)) in plan.silos
 
 
-def join(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
+def countersign(folder: str | Path, plan_file: str | Path) -> tuple[str, DeployedPlan]:
     """Verify a plan file, countersign it, and keep it in the folder of a party.
 
     Returns
@@ -205,3 +215,264 @@ def leave(folder: str | Path) -> dict[str, Any]:
         return process.party.status()
     finally:
         process.store.close()
+
+
+# ---- plans that go on after another --------------------------------------------------------------
+
+#: Tables of a spec that an extension takes from the earlier plan, and may not say.
+PARTIES = ("silos", "hub")
+
+
+def extended(
+    spec: str | Mapping[str, Any],
+    earlier: DeployedPlan,
+    broadcast: bytes = b"",
+    fresh: bool = False,
+) -> DeployedPlan:
+    """Compile a plan that continues another: the same parties and keys, other dates and numbers.
+
+    Parameters
+    ----------
+    spec : str or mapping
+        TOML text, or what it says: ``system`` and ``calendar``, and what else is to differ from the
+        earlier spec (``federation``, ``columns``, ``norm``, ``helper``).
+    earlier : DeployedPlan
+    broadcast : bytes
+        The earlier hub's last broadcast; empty if there is none.
+    fresh : bool
+        Begin without the earlier model.
+
+    Returns
+    -------
+    DeployedPlan
+
+    Raises
+    ------
+    InputError
+        For what a spec may not say, and for a calendar that begins before the last release.
+
+    Notes
+    -----
+    Guarantee: that of the new plan's certificate; for a person who is in both plans, the entry of
+    `also` that names the earlier one. The start is made of a broadcast and adds nothing.
+    """
+    new = _tables(spec)
+    for key in PARTIES:
+        if key in new:
+            raise InputError(f"{key} come from the earlier plan; leave them out of the spec")
+    for key in ("system", "calendar"):
+        if key not in new:
+            raise InputError(f"the spec must have a table {key}: it is what an extension changes")
+    old = earlier.document
+    tables = {**_tables(old.spec), **new}
+    tables["silos"] = [_table(party) for party in old.silos]
+    tables["hub"] = {key: text for key, text in _table(old.hub).items() if key != "name"}
+    made = compile_plan(_fitting(tables, new))
+    why = no_start(made.document, made.plan, earlier)
+    if not broadcast:
+        why = why or "the earlier plan had no release yet"
+    if fresh:
+        why = "a start without the earlier model was asked for"
+    extends = Extension(spelled(old), b"" if why else broadcast, why)
+    document = msgspec.structs.replace(made.document, extends=extends)
+    certificate = DeployedPlan(document, made.plan, {}).certificate
+    return checked(msgspec.structs.replace(document, certificate=as_json(certificate)), {})
+
+
+def _tables(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as its tables: of TOML, or of JSON as documents keep what was no TOML."""
+    if not isinstance(spec, str):
+        return dict(spec)
+    try:
+        return tomllib.loads(spec)
+    except tomllib.TOMLDecodeError as error:
+        try:
+            return dict(json.loads(spec))
+        except ValueError:
+            raise InputError(f"the spec is no TOML ({error})") from None
+
+
+def _fitting(tables: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables without what the earlier spec said and the new protocol has no use for."""
+    protocol = tables["system"].get("protocol", "silo-ldp")
+    federation = dict(tables.get("federation", {}))
+    if "federation" not in new:
+        idle = "influence" if protocol in (*ADDED_UP, "central") else None
+        for key in (idle, None if protocol in ADDED_UP else "sum"):
+            federation.pop(key, None)
+    made = {**tables, "federation": federation}
+    shares = protocol in ADDED_UP and federation.get("sum") != "masks"
+    if "helper" not in new and not shares:
+        made.pop("helper", None)
+    return made
+
+
+def _table(party: Any) -> dict[str, str]:
+    return {"name": party.name, "sign": party.sign.hex(), "open": party.open.hex()}
+
+
+def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
+    """The plan of a silo's or the hub's folder, and its last broadcast; empty before the first.
+
+    Raises
+    ------
+    InputError
+        For the folder of a helper, and if another process than a silo has its state.
+    """
+    target = Path(folder)
+    if not (target / PLAN).exists():
+        raise InputError(f"{target} holds no plan")
+    plan = load(target / PLAN)
+    try:
+        said = SiloClient(target / SOCKET).call("broadcast")
+        return plan, bytes.fromhex(said["broadcast"])
+    except OSError:
+        process = opened(target, ledger=":memory:")
+    assert isinstance(process.store, SqliteStore)
+    try:
+        party = process.party
+        if not isinstance(party, SiloParty | Hub):
+            raise InputError(f"{target} is not the folder of a silo or of the hub")
+        return plan, party.broadcasts[max(party.broadcasts)] if party.broadcasts else b""
+    finally:
+        process.store.close()
+
+
+def check_room(
+    ledger: Ledger, dataset: str, plan: DeployedPlan, ceiling: tuple[float, float] | None = None
+) -> None:
+    """Refuse a plan that would pass the ceiling of a dataset after all that was spent on it.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    dataset : str
+    plan : DeployedPlan
+    ceiling : tuple, optional
+        (epsilon, delta); by default the ledger's.
+
+    Raises
+    ------
+    InputError
+        If there is no ceiling, or the plan's whole charge is beyond it.
+    """
+    found = ceiling or ledger.ceiling(dataset)
+    if found is None:
+        raise InputError(f'no ceiling is set for dataset "{dataset}": --epsilon and --delta')
+    epsilon, delta = found
+    charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
+    # What this plan paid twice, after records were lost, comes on top of the whole.
+    charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
+    charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
+    spent = together(charges, delta)
+    if spent > epsilon * (1.0 + 1e-9):
+        raise InputError(
+            f'with this plan dataset "{dataset}" would have spent epsilon {spent:.4g} at delta '
+            f"{delta:g}, more than the ceiling {epsilon:g}; join with a larger --epsilon or make "
+            "a plan that costs less"
+        )
+
+
+def prepare(folder: str | Path, plan: DeployedPlan, old: str | Path) -> None:
+    """Make the folder of a plan that continues that of another folder, with the same secret.
+
+    Raises
+    ------
+    InputError
+        If the folder is of another plan than the one that is continued, or knows another broadcast
+        than the one that the new plan starts from.
+    """
+    target, before = Path(folder), Path(old)
+    earlier, extends = plan.earlier, plan.document.extends
+    if earlier is None or extends is None:
+        raise InputError("the plan continues no other; join it without --extends")
+    if load(before / PLAN).digest != earlier.digest:
+        raise InputError(f"{before} is of another plan than the one that this plan continues")
+    if extends.start:
+        name = party_of(earlier, read_secret(before / SECRET))
+        if earlier.document.helper is None or name != earlier.document.helper.name:
+            _check_start(extends.start, before, earlier)
+    secret = target / SECRET
+    if target == before:
+        raise InputError("a folder belongs to one plan; name a new one")
+    if not secret.exists():
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        with os.fdopen(handle, "wb") as file:
+            file.write(read_secret(before / SECRET))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _check_start(start: bytes, before: Path, earlier: DeployedPlan) -> None:
+    """Refuse a start that contradicts the broadcast that a folder has of the same release."""
+    release = earlier.wire.read(start).release
+    known = last_broadcast(before)[1]
+    if known and earlier.wire.read(known).release == release and known != start:
+        raise InputError(
+            f"the plan starts from another broadcast of release {release} than {before} has"
+        )
+
+
+def join(
+    folder: str | Path,
+    plan_file: str | Path,
+    ceiling: tuple[float, float] | None = None,
+    dataset: str | None = None,
+    ledger: str | Path | None = None,
+    extends: str | Path | None = None,
+) -> tuple[str, DeployedPlan]:
+    """Verify a plan file, countersign it for the party of a folder, and set a silo's ceiling.
+
+    Parameters
+    ----------
+    folder : str or Path
+    plan_file : str or Path
+    ceiling : tuple, optional
+        (epsilon, delta) of a silo's dataset; by default what its ledger has.
+    dataset : str, optional
+        The entry of the ledger; by default "records", or that of ``extends``.
+    ledger : str or Path, optional
+        A ledger that several folders share; by default the folder's own, or that of ``extends``.
+    extends : str or Path, optional
+        The folder of the plan that this one continues: its secret is taken over.
+
+    Returns
+    -------
+    tuple
+        The party's name, and the plan with its countersignature.
+
+    Raises
+    ------
+    InputError
+        If the plan does not verify, a silo has no ceiling, or a plan that continues another would
+        pass it; nothing was written then but the secret of the new folder.
+    """
+    target, plan = Path(folder), load(plan_file)
+    if extends is not None:
+        prepare(target, plan, extends)
+    if not is_silo(target, plan_file):
+        return countersign(target, plan_file)
+    noted = remembered(target if extends is None else extends)
+    entry = dataset or noted[0]
+    file = Path(ledger) if ledger is not None else noted[1]
+    if plan.earlier is not None and extends is None and ledger is None:
+        raise InputError(
+            f"the plan continues {plan.earlier.digest.hex()[:16]}; name its folder by --extends, "
+            "or its ledger by --ledger"
+        )
+    if ceiling is None and not file.exists():
+        raise InputError("a silo needs a ceiling: --epsilon and --delta")
+    budget = Ledger(str(file))
+    try:
+        if ceiling is None and budget.ceiling(entry) is None:
+            raise InputError("a silo needs a ceiling: --epsilon and --delta")
+        if plan.earlier is not None:
+            check_room(budget, entry, plan, ceiling)
+        made = countersign(target, plan_file)
+        if ceiling is not None:
+            budget.set_ceiling(entry, *ceiling)
+        remember(target, entry, file)
+    finally:
+        budget.close()
+    return made

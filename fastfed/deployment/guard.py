@@ -1,8 +1,9 @@
-"""What one bad member can do, and how it is noticed: the hub's caps, checks and alarms.
+"""What messages can hold, what one bad member can do, and how it is noticed.
 
-`Cap` bounds what one silo's report can add where silos add noise of their own; `check_records`
-refuses raw sums that no records have; `Alarm` tests whether a silo and the others can have one
-theta. Nothing here is of use where the hub sees no silo's report.
+`Range` is the door: values that no records and noise lead to are refused. `Cap` bounds what one
+silo's report can add where silos add noise of their own; `check_records` refuses raw sums that no
+records have; `Alarm` tests whether a silo and the others can have one theta. The latter three are
+of no use where the hub sees no silo's report.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from fastfed._validate import InputError, number
 from fastfed.bandits.linucb import Estimate
 from fastfed.deployment.model import diagonal
 from fastfed.deployment.wire import Refused
+from fastfed.privacy.mechanisms.binomial_tree import VARIANCE
 from fastfed.protocols.account import bounds
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.protocol import SEND_NOISY_NODE
-from fastfed.protocols.release import fixed_point, prefix_noise
+from fastfed.protocols.release import fixed_point, prefix_noise, spread
+from fastfed.protocols.vector_sum import encoding_of
 
 #: The chance that noise alone takes an honest report beyond the cap.
 BEYOND = 1e-6
@@ -281,3 +284,79 @@ class Alarm:
         regularizer = float(plan.regularizer[plan.entry(release)])
         theta: np.ndarray = Estimate.of_sums(plan.dimension, sums, regularizer)[0].theta
         return theta
+
+
+# ---- what may be true ----------------------------------------------------------------------------
+
+#: Standard deviations of noise beyond which a value is refused: once in 10^15 numbers.
+SIGMAS = 8.0
+
+
+# ---- what may be true ----------------------------------------------------------------------------
+
+
+class Range:
+    """The largest values that a message of a plan can hold, but once in 10^15 numbers."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        feature, reward = bounds(plan)
+        d, s = plan.dimension, plan.statistic_size
+        self._record = np.full(s, feature * feature)
+        self._record[:d] = feature * reward
+        self._std = spread(plan.noise_std.times(max(plan.noise_scale)), d)
+
+    def report(self, release: int) -> np.ndarray:
+        """Of a silo's report (s,): it has made at most ``end(release)`` records by then."""
+        return self._record * self._plan.end(release) + self._noise(release)
+
+    def broadcast(self, release: int) -> np.ndarray:
+        """Of a broadcast (s,): the sum of as many of these, or more noise, as there are silos."""
+        if self._plan.protocol.bits:
+            # Each record is off by one level at most in each entry.
+            level = self._plan.units.max(axis=0, initial=0.0)
+            records = self._plan.silos * self._plan.end(release) * (self._record + level)
+            return records + SIGMAS * count_std(self._plan, release)
+        return self._plan.silos * self.report(release)
+
+    def _noise(self, release: int) -> np.ndarray:
+        """Of the noise of a prefix, or of the node of a tree, which has less."""
+        made = prefix_noise(self._plan)
+        if made is None:
+            squares = float(max(1, self._plan.levels))
+        else:
+            squares = float(sum(c * c for c in made.terms(release).values()))
+        return SIGMAS * math.sqrt(squares) * self._std
+
+
+def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
+    """Refuse values that no records and noise can have led to."""
+    beyond = np.abs(values) > limit
+    if beyond.any():
+        at = int(np.argmax(beyond))
+        raise Refused(f"{who} has entry {at} beyond what {limit[at]:.4g} allows: {values[at]:.4g}")
+
+
+def sum_of(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum of statistics in their order, as servers add them up."""
+    total = np.array(rows[0])
+    for row in rows[1:]:
+        aggregation.add(total, row)
+    return total
+
+
+def count_std(plan: Plan, release: int) -> np.ndarray:
+    """Standard deviations of the noise bits in the prefix sums of a release, (s,)."""
+    encoding, squares = encoding_of(plan), np.zeros(plan.statistic_size)
+    nodes = list(range(1, release + 1))
+    if not plan.protocol.flat:
+        nodes, end = [], release
+        while end:
+            nodes.append(end)
+            end &= end - 1
+    for node in nodes:
+        which = plan.encoding_at(node)
+        trials = plan.silos * plan.points_of(node) * encoding.noise_bits[which]
+        squares += VARIANCE * trials * plan.units[which] ** 2
+    made: np.ndarray = np.sqrt(squares)
+    return made

@@ -13,14 +13,22 @@ import numpy as np
 
 from fastfed._random import NoiseSource
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import KEY, digest
-from fastfed.deployment.counts import shuffled
-from fastfed.deployment.extension import summary
-from fastfed.deployment.guard import Alarm, Cap, Fit, check_records, nodes_of, visible
-from fastfed.deployment.party import Message, Speaker, Step, check_range, sum_of
+from fastfed.deployment.guard import (
+    Alarm,
+    Cap,
+    Fit,
+    check_range,
+    check_records,
+    nodes_of,
+    sum_of,
+    visible,
+)
+from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import summary
+from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.seal import SealedNoise, hidden_by
-from fastfed.deployment.store import Write
+from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by
+from fastfed.deployment.sums import shuffled
 from fastfed.deployment.wire import Broadcast, Envelope, Opened, Refused, check_entries, packed
 from fastfed.protocols.protocol import SEND_BATCH, Report
 from fastfed.protocols.secure_sum import Decoder

@@ -1,6 +1,6 @@
-"""Kinds of plans that are deployed: all that tells them apart, and silo and hub of each.
+"""Which plans are deployed, what their certificates take on trust, and the parties of each kind.
 
-A new kind is one file with what its plans need and one with its parties, and one entry of `KINDS`.
+A new kind is one file with what its plans need and its parties, and one entry of `KINDS`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from fastfed._system import Algorithm, System, account
-from fastfed._validate import InputError
+from fastfed._validate import InputError, choice, show
 from fastfed.bandits import ProblemSpec
-from fastfed.deployment import expert_plans, phases, supported
+from fastfed.deployment import charges
 from fastfed.experts import ProblemSpec as ExpertProblem
 from fastfed.experts.fed_svt import SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.privacy.certificate import Certificate, Condition, deployed
-from fastfed.protocols.plan import Plan
+from fastfed.privacy.account import (
+    SAME,
+    event_epsilon,
+    released,
+)
+from fastfed.privacy.certificate import DRAWS, Certificate, Condition, deployed
+from fastfed.protocols.plan import Plan, check_plan
+from fastfed.protocols.protocol import FLAT, PROTOCOLS, released_as
 from fastfed.protocols.serverless import PhasePlan
 
 if TYPE_CHECKING:
@@ -30,8 +37,265 @@ if TYPE_CHECKING:
     from fastfed.deployment.plans import DeployedPlan
     from fastfed.deployment.silo import SiloParty
 
+# ---- what is deployed ---------------------------------------------------------------------------
+
+#: Protocols that the parties of this package run.
+SUPPORTED = ("silo-ldp", "silo-ldp-prefix", "central", "secure-sum", "shuffle-vector")
+#: Systems of specs; the calendar closes the fixed rounds of `feducb`, and the phases of `robin`.
+SYSTEMS = ("private-fedlinucb", "feducb", "robin", "fed-dp-ope-stoch", "fed-svt")
+#: Those of which nobody may see one silo's report: it is added up modulo 2^64.
+ADDED_UP = ("secure-sum", "shuffle-vector")
+_DEVICES = (
+    "its guarantee is for what leaves a user's own device, and a silo that draws the noise for its "
+    "users has seen their data"
+)
+#: Why a system or protocol is not deployed, where it is more than that nobody has built it.
+REFUSED = {
+    "shuffle-amplified": (
+        "its account is of one replaced record in pairs (epsilon, delta) of single nodes, with no "
+        "proof for a record that comes late and no charge that a ledger could add up"
+    ),
+    "linucb-ldp": _DEVICES,
+    "linucb-sdp-amp": _DEVICES,
+    "linucb-sdp-vec": _DEVICES,
+    "feducb-decentralized": "it has no hub, and when its silos report depends on their data",
+    "fedlinucb": "it is not private",
+}
+#: How the sums of masked protocols are hidden: two shares, for hub and helper, or pairwise masks.
+SUMS = ("shares", "masks")
+
+#: What a deployment takes on trust beside what its system does.
+KEPT = Condition(
+    "every silo keeps its state and its secret to itself: with both the secret and the messages "
+    "the noise can be removed (taken on trust)",
+    True,
+)
+DELAYED = Condition(
+    "a record may come later than others for reasons that are in it: it then leaves one batch for "
+    "another, which costs no more than replacing it (docs/deployment.md)",
+    True,
+)
+APART = Condition(
+    "hub and helper do not put together what they know (taken on trust; what holds if they do is "
+    "under `also`)",
+    True,
+)
+SPLIT = Condition(
+    "hub and helper, between them the shuffler, do not put together what they know (taken on "
+    "trust: together they would read the counts of single silos, of which nothing is proven); "
+    "silos draw the noise bits of their users, of as many as a batch may have",
+    True,
+)
+MASKED = Condition(
+    "the masks' keys are agreed by X25519 and known to the two silos of each alone, and masks of "
+    "ChaCha20 made of them are taken for random; the plan has every silo's true keys (taken on "
+    "trust)",
+    True,
+)
+#: In place of the caveat of a simulation's bits.
+EXACT_BITS = (
+    "the exact value is for ideal draws; noise bits are drawn exactly, roundings are decided by "
+    "32-bit words, which moves a record by at most 2^-32 of a level"
+)
+#: Begins the condition of a mechanism's own masks, which the two above stand in for.
+_MASKS = "the masks' keys"
+
+
+def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
+    """Return what the deployment of a plan takes on trust, by how its sums are hidden."""
+    if added_up(plan) and helper:
+        return DELAYED, SPLIT if plan.protocol.bits else APART
+    return (DELAYED, MASKED) if added_up(plan) and plan.silos > 1 else (DELAYED,)
+
+
+def with_conditions(found: Certificate, own: tuple[Condition, ...]) -> Certificate:
+    """Return a certificate with a deployment's conditions, in place of those of a simulation."""
+    kept = [c for c in found.conditions if not c.text.startswith(_MASKS)]
+    caveats = tuple(EXACT_BITS if c == DRAWS else c for c in found.caveats)
+    return msgspec.structs.replace(found, conditions=(*kept, *own), caveats=caveats)
+
+
+def linear_rounds(plan: Plan) -> Plan:
+    """Return a plan that is deployed; InputError for any other."""
+    check_supported(check_plan(plan))
+    return plan
+
+
+def charged_bits(plan: Plan) -> tuple[float, float] | None:
+    """Return (epsilon asked for, epsilon charged) of noise bits; None of other noise."""
+    events: Any = released(plan)
+    if plan.protocol.bits and plan.releases:
+        return events[0].budget.epsilon, charges.charge_of_bits(events[0])[0]
+    return None
+
+
+def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The system of a spec's table, its protocol, and the keys that make it.
+
+    Raises
+    ------
+    InputError
+        For a system, protocol or schedule that is not deployed.
+    """
+    keys = dict(table)
+    name = _chosen("system.algorithm", keys.pop("algorithm", SYSTEMS[0]), SYSTEMS)
+    if name == "feducb":
+        if (schedule := keys.setdefault("schedule", "fixed")) != "fixed":
+            raise InputError(
+                'system.schedule must be "fixed" in a deployment, whose releases follow the '
+                f"calendar and not the data, got {show(schedule)}"
+            )
+        return name, "silo-ldp-prefix", keys
+    if name == "robin":
+        # Nothing is known of what silos feed in, so features and rewards are held to their bounds.
+        if not (keys.setdefault("clip", True) and keys.setdefault("private", True)):
+            raise InputError("system.clip and system.private must be true in a deployment of robin")
+        return name, "private-mean", keys
+    if name == "fed-dp-ope-stoch":
+        keys.setdefault("noise", "central")
+        return name, "scores", keys
+    if name == "fed-svt":
+        return name, "sparse-switching", keys
+    protocol = _chosen("system.protocol", keys.setdefault("protocol", SUPPORTED[0]), SUPPORTED)
+    if protocol == "secure-sum":
+        keys["messages"] = "individual"
+    return name, protocol, keys
+
+
+def _chosen(key: str, value: Any, known: tuple[str, ...]) -> str:
+    """The value, if it is deployed; InputError says why it is not, where that is known."""
+    why = REFUSED.get(value) if isinstance(value, str) else None
+    if why is not None:
+        raise InputError(f'{key} "{value}" is not deployed: {why}')
+    return choice(key, value, known)
+
+
+def added_up(plan: Plan) -> bool:
+    """True if a plan's reports are added up modulo 2^64, so that only their sum is seen."""
+    return plan.secure is not None or plan.protocol.bits
+
+
+def check_supported(plan: Plan) -> None:
+    """Refuse a plan that the parties of this package do not run, or not privately."""
+    claim, protocol = plan.privacy, plan.protocol
+    if (
+        claim is None
+        or claim.budget is None
+        or not claim.exact
+        or not math.isfinite(claim.exact[0])
+    ):
+        raise InputError("a deployment needs a plan with a proven epsilon")
+    if protocol.id not in SUPPORTED:
+        raise InputError(
+            f'deployments run the protocols {", ".join(SUPPORTED)}, got "{protocol.id}"'
+        )
+    flat = protocol.bits and protocol.flat
+    known = released_as(PROTOCOLS[protocol.id], FLAT if flat else plan.release)
+    if (known.randomizer, known.analyzer, known.noise_by, known.masked) != (
+        protocol.randomizer, protocol.analyzer, protocol.noise_by, protocol.masked,
+    ):  # fmt: skip
+        raise InputError(f'the plan\'s protocol "{protocol.id}" is not the one of that name')
+    refused = {
+        "a trigger": plan.trigger is not None,
+        "eager selection": not plan.lazy,
+        "own rounds": plan.own is not None,
+        "a score function": plan.score is not None,
+        "another policy than ucb": plan.policy != "ucb",
+        "no clipping": plan.clip is None,
+        # A record that comes late would move the public count from one batch to another.
+        "a public intercept": plan.clip is not None and plan.clip.constant > 0.0,
+        "a user of several batches": claim.max_participations != 1,
+        'a relation other than "replace", which covers late records': claim.budget.relation
+        != "replace",
+        'a unit other than "user"': claim.budget.unit != "user",
+        # Its account is that of one dimension, where replacing may cost less than moving.
+        "secure sums of one feature": plan.secure is not None and plan.dimension == 1,
+        'release "nested"': plan.release == "nested",
+        'messages "individual", which would send every bit': protocol.bits and plan.individual,
+        "no release": not plan.releases,
+        "columns of the factor with a negative inner product": not _delays_covered(plan),
+        "noise bits under which a record that comes late costs more than replacing one": (
+            not _late_bits_covered(plan)
+        ),
+    }
+    wrong = [what for what, found in refused.items() if found]
+    if wrong:
+        raise InputError(f"deployments do not run plans with {', '.join(wrong)}")
+
+
+def _delays_covered(plan: Plan) -> bool:
+    """True if a record that moves from one leaf to another costs no more than replacing one."""
+    if plan.secure is not None:
+        size = plan.releases
+        encoder = np.zeros((size, size))
+        for k, row in enumerate(plan.secure.factor):
+            encoder[k, : k + 1] = row
+    elif plan.factor is not None:
+        encoder = plan.factor.encoder
+    else:
+        # Trees and Toeplitz factors have no negative entry.
+        return True
+    products = encoder.T @ encoder
+    return bool((products >= -1e-12 * products.max()).all())
+
+
+def _late_bits_covered(plan: Plan) -> bool:
+    """True if the account of noise bits holds for records that come late, too."""
+    if not plan.protocol.bits or not plan.releases:
+        return True
+    event: Any = (released(plan) or (None,))[0]
+    return charges.late_epsilon(event) <= event_epsilon(event) * (1.0 + SAME)
+
+
+def check_sum(way: Any, protocol: str, helper: bool) -> None:
+    """Refuse parties that do not fit how sums are to be hidden, which a plan file says by them."""
+    if way is not None and protocol not in ADDED_UP:
+        raise InputError(f'federation.sum has no meaning for protocol "{protocol}"; leave it out')
+    if protocol in ADDED_UP:
+        chosen = choice("federation.sum", "shares" if way is None else way, SUMS)
+        if chosen == "shares" and not helper:
+            raise InputError(
+                f'protocol "{protocol}" needs a helper; where no third party exists, say '
+                'sum = "masks" under federation'
+            )
+        if chosen == "masks" and helper:
+            raise InputError('sum = "masks" has no use for a helper; leave its table out')
+
+
+def check_least(plan: Plan, least: int, masked: bool) -> None:
+    """Refuse an opened set that may be too small for the plan's sums, or its noise."""
+    if masked and least != plan.silos:
+        raise InputError(
+            f"least must be all {plan.silos} silos where sums are under masks, which cancel only "
+            f"if none is missing, got {least}"
+        )
+    if plan.protocol.bits and plan.privacy is not None:
+        share = plan.privacy.honest_fraction
+        if least < share * plan.silos - 1e-9:
+            raise InputError(
+                f"least must be at least {math.ceil(share * plan.silos - 1e-9)} of {plan.silos} "
+                f"silos, got {least}: the certificate counts on the noise bits of so many; "
+                "honest_fraction below 1 counts on fewer"
+            )
+
+
+# ---- kinds ---------------------------------------------------------------------------------------
+
 #: Plans that are deployed.
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
+
+
+#: What the account of plans on the same people takes on trust, and that of plans about silos.
+SAME_PEOPLE = Condition(
+    "a person is learned from at most once in each plan; who is in one of them alone has that "
+    "plan's guarantee (taken on trust)",
+    True,
+)
+SAME_SILOS = Condition(
+    "a silo is one and the same in all of the plans, whatever it holds in each: all that it ever "
+    "holds is protected at once",
+    True,
+)
 
 
 @dataclass(frozen=True)
@@ -56,10 +320,11 @@ class Kind:
     silo, hub : str
         Module and class of its parties.
     linear : bool
-        True for the rounds of a linear bandit: records are a person's, a plan may have columns of
-        records, explore, and continue another.
+        True for the rounds of a linear bandit: a plan may have columns of records, and explore.
     experts : bool
         True if what comes back are losses of all experts.
+    same : Condition
+        What the account of a plan and of those that it continues takes on trust.
     """
 
     problem: type[Any]
@@ -72,16 +337,23 @@ class Kind:
     hub: str
     linear: bool = False
     experts: bool = False
+    same: Condition = SAME_PEOPLE
+
+
+def _found(path: str) -> Any:
+    """What a module has that needs this one: it is found when it is asked for."""
+    module, name = path.split(".")
+    return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
 
 
 def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind:
     return Kind(
         problem=ExpertProblem,
         dimension=lambda problem: int(problem.experts),
-        rounds=lambda plan: expert_plans.outline(expert_plans.check_experts(plan)),
+        rounds=lambda plan: _found("experts.rounds")(plan),
         message_size=message_size,
-        conditions=lambda plan, helper: (expert_plans.OWN, expert_plans.PRESENT),
-        charged=expert_plans.charged,
+        conditions=lambda plan, helper: _found("experts.CONDITIONS"),
+        charged=charges.charged_scores,
         silo=silo,
         hub=hub,
         experts=True,
@@ -91,10 +363,10 @@ def _of_experts(message_size: Callable[[Any], int], silo: str, hub: str) -> Kind
 LINEAR = Kind(
     problem=ProblemSpec,
     dimension=lambda problem: int(problem.dimension),
-    rounds=supported.rounds,
+    rounds=linear_rounds,
     message_size=lambda plan: int(plan.statistic_size),
-    conditions=supported.conditions,
-    charged=supported.charged,
+    conditions=linear_conditions,
+    charged=charged_bits,
     silo="silo.SiloParty",
     hub="hub.Hub",
     linear=True,
@@ -105,19 +377,22 @@ KINDS: dict[type, Kind] = {
     PhasePlan: Kind(
         problem=ProblemSpec,
         dimension=lambda problem: int(problem.dimension),
-        rounds=lambda plan: phases.outline(phases.check_phases(plan)),
+        rounds=lambda plan: _found("phases.rounds")(plan),
         # A message is an estimate, or a model.
         message_size=lambda plan: int(plan.local.dimension),
-        conditions=lambda plan, helper: (phases.LATE, phases.ATTENDED),
-        charged=phases.charged,
-        silo="phase_parties.PhaseSilo",
-        hub="phase_parties.PhaseHub",
+        conditions=lambda plan, helper: _found("phases.CONDITIONS"),
+        charged=charges.charged_means,
+        silo="phases.PhaseSilo",
+        hub="phases.PhaseHub",
+        same=SAME_SILOS,
     ),
     FrankWolfePlan: _of_experts(
-        expert_plans.tree_numbers, "expert_parties.ExpertSilo", "expert_parties.ExpertHub"
+        lambda plan: int(_found("experts.tree_numbers")(plan)),
+        "experts.ExpertSilo",
+        "experts.ExpertHub",
     ),
     SparseVectorPlan: _of_experts(
-        lambda plan: int(plan.experts), "expert_parties.SparseSilo", "expert_parties.SparseHub"
+        lambda plan: int(plan.experts), "experts.SparseSilo", "experts.SparseHub"
     ),
 }
 
@@ -130,6 +405,11 @@ def kind_of(plan: object) -> Kind:
     return found
 
 
+def acted_on(deployed: DeployedPlan) -> Any:
+    """Return what a silo of any plan acts on before its first release."""
+    return _found(deployed.kind.silo).starts(deployed)
+
+
 def silo_of(
     deployed: DeployedPlan,
     name: str,
@@ -139,19 +419,24 @@ def silo_of(
     **more: Any,
 ) -> SiloParty:
     """Make the silo of any plan, see `SiloParty`."""
-    made: SiloParty = _party(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
+    made: SiloParty = _found(deployed.kind.silo)(deployed, name, secret, ledger, dataset, **more)
     return made
 
 
 def hub_of(deployed: DeployedPlan, secret: bytes, **more: Any) -> Hub:
     """Make the hub of any plan, see `Hub`."""
-    made: Hub = _party(deployed.kind.hub)(deployed, secret, **more)
+    made: Hub = _found(deployed.kind.hub)(deployed, secret, **more)
     return made
 
 
-def _party(path: str) -> Any:
-    module, name = path.split(".")
-    return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
+def problem_of(silos: int, horizon: int, experts: int) -> ExpertProblem:
+    """What is known of losses in a deployment: what clipping enforces."""
+    return ExpertProblem(
+        silos=silos,
+        horizon=horizon,
+        experts=experts,
+        notes=("deployment: losses are the silos' own, and of no law that is known",),
+    )
 
 
 # ---- certificates and charges --------------------------------------------------------------------
@@ -165,10 +450,10 @@ def certified(
     helper: sums are hidden by shares for hub and helper, and else by masks.
     """
     kind, found = kind_of(plan), deployed(account(plan, problem))
-    own = (supported.KEPT, *kind.conditions(plan, helper))
+    own = (KEPT, *kind.conditions(plan, helper))
     if not kind.linear:
         return msgspec.structs.replace(found, conditions=(*found.conditions, *own))
-    return supported.with_conditions(found, own)
+    return with_conditions(found, own)
 
 
 def affordable(

@@ -1,32 +1,173 @@
-"""The budget of a dataset at one silo: what was spent on it, over all plans, under a ceiling.
+"""What a party keeps: its writes, and of a silo the budget of its datasets.
 
-A release is charged before it is sealed. Charges are squared GDP parameters, which add up over
-releases and over plans; a plan whose noise is binomial is charged those of a Gaussian mechanism
-that it is but for an event of some probability, and that probability. All are under *replace*.
+Writes are insert-only tables in an SQLite file, each durable before the next. A party's state is a
+fold of its writes, in order, so a restart is the same fold again. Nothing is ever changed: a write
+that is there already does nothing, and another one under its key is refused.
+
+The budget of a dataset is what was spent on it, over all plans, under a ceiling. A release is
+charged before it is sealed. Charges are squared GDP parameters, which add up over releases and over
+plans; a plan whose noise is binomial is charged those of a Gaussian mechanism that it is but for an
+event of some probability, and that probability. All are under *replace*.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple, Protocol
 
 from fastfed._validate import InputError, number
-from fastfed.deployment.counts import charge
-from fastfed.deployment.expert_plans import Scores
-from fastfed.deployment.expert_plans import totals as totals_of_scores
-from fastfed.deployment.phases import totals as totals_of_means
-from fastfed.deployment.store import opened
-from fastfed.privacy.account import GaussianSums, WinsorizedMeans, released
-from fastfed.privacy.accounting.binomial import TAIL_SHARES
 from fastfed.privacy.accounting.gdp import gaussian_epsilon
-from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
-from fastfed.privacy.mechanisms.secure_sum import SecureSum
-from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
-from fastfed.privacy.releases.prefix_sums import Factor
+
+# ---- writes --------------------------------------------------------------------------------------
+
+LOG = """
+CREATE TABLE IF NOT EXISTS writes (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
+    chain BLOB NOT NULL, UNIQUE (kind, key));
+"""
+
+
+class Write(NamedTuple):
+    """One fact: of a kind, under a key that has one value for ever."""
+
+    kind: str
+    key: str
+    value: bytes
+
+
+class Conflict(InputError):
+    """Another value under a key that has one; nothing was written."""
+
+
+class Store(Protocol):
+    """Interface of what keeps writes."""
+
+    def write(self, write: Write) -> bool:
+        """Keep a write durably; False if it was there. Raises Conflict for another value."""
+        ...
+
+    def writes(self) -> Iterator[Write]:
+        """All writes, in order."""
+        ...
+
+
+def opened(path: str, schema: str, alone: bool = False) -> sqlite3.Connection:
+    """An SQLite file of one party: its own, durable, and readable by nobody else.
+
+    alone: no other process may open it while this one has it.
+    """
+    if path != ":memory:":
+        # SQLite makes its files with the mode of the database.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.chmod(path, 0o600)
+    # Threads take turns by the lock of whoever owns the connection.
+    db = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=0.5 if alone else 30.0
+    )
+    if alone:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.executescript(schema)
+    return db
+
+
+def chained(before: bytes, write: Write) -> bytes:
+    """Hash of a write and of all before it."""
+    made = hashlib.sha256(before)
+    for part in (write.kind.encode(), write.key.encode(), write.value):
+        made.update(len(part).to_bytes(8, "big") + part)
+    return made.digest()
+
+
+class SqliteStore:
+    """Writes in an SQLite file (WAL, synchronous = FULL, mode 0600), chained by SHA-256.
+
+    Parameters
+    ----------
+    path : str
+        The file, or ":memory:".
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._db = opened(path, LOG, alone=True)
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                raise
+            raise InputError(f"{path} is in use by another process") from None
+        self.path = path
+        row = self._db.execute("SELECT chain FROM writes ORDER BY number DESC LIMIT 1").fetchone()
+        self.head: bytes = row[0] if row else bytes(32)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def write(self, write: Write) -> bool:
+        """Keep a write durably; False if it was there. Raises Conflict for another value."""
+        row = self._db.execute(
+            "SELECT value FROM writes WHERE kind = ? AND key = ?", (write.kind, write.key)
+        ).fetchone()
+        if row is not None:
+            if row[0] != write.value:
+                raise Conflict(f"{write.kind} {write.key} is there with another content")
+            return False
+        head = chained(self.head, write)
+        # One statement is one transaction, which SQLite syncs before it returns.
+        self._db.execute(
+            "INSERT INTO writes (kind, key, value, chain) VALUES (?, ?, ?, ?)", (*write, head)
+        )
+        self.head = head
+        return True
+
+    def writes(self) -> Iterator[Write]:
+        """All writes, in order.
+
+        Raises
+        ------
+        InputError
+            If the chain of hashes is broken: something was changed or taken out.
+        """
+        head, number = bytes(32), 0
+        for number, kind, key, value, chain in self._db.execute(
+            "SELECT number, kind, key, value, chain FROM writes ORDER BY number"
+        ):
+            head = chained(head, write := Write(kind, key, value))
+            if head != chain:
+                raise InputError(f"the log of {self.path} is broken at entry {number}")
+            yield write
+
+
+class MemoryStore:
+    """Writes in memory, for tests and demonstrations."""
+
+    def __init__(self, writes: list[Write] | None = None) -> None:
+        self._writes = list(writes or [])
+        self._values = {write[:2]: write.value for write in self._writes}
+
+    def write(self, write: Write) -> bool:
+        """Keep a write; False if it was there. Raises Conflict for another value."""
+        known = self._values.get(write[:2])
+        if known is not None:
+            if known != write.value:
+                raise Conflict(f"{write.kind} {write.key} is there with another content")
+            return False
+        self._values[write[:2]] = write.value
+        self._writes.append(write)
+        return True
+
+    def writes(self) -> Iterator[Write]:
+        """All writes, in order."""
+        return iter(list(self._writes))
+
+
+# ---- the budget ----------------------------------------------------------------------------------
 
 #: Charges are rounded up by this factor, which pays for their additions.
 _UP = 1.0 + 1e-12
@@ -203,69 +344,6 @@ def _gaussian(charges: list[Charge], delta: float) -> float:
 
 #: A silo at its ceiling asks for the same number at every tick.
 _epsilon = lru_cache(maxsize=256)(gaussian_epsilon)
-
-
-@lru_cache(maxsize=64)
-def _totals(event: Any, releases: int) -> tuple[tuple[float, float], ...]:
-    """(mu2, told) of releases 1..k together, for k = 0..K."""
-    if isinstance(event, BinomialTree | VectorBatches | UnequalBatches):
-        # Likewise; of batches without a tree each user is in one or, late, in two.
-        return ((0.0, 0.0), *[charge(event)[1:]] * releases)
-    if isinstance(event, WinsorizedMeans):
-        return totals_of_means(event)
-    if isinstance(event, SecureSum):
-        # Its integers were proven together: the first release pays for all.
-        return ((0.0, 0.0), *[_of_secure(event)] * event.releases)
-    found = [(0.0, 0.0)]
-    for k in range(1, event.releases + 1):
-        factor = event.factor and Factor(event.factor.matrix[:k, :k])
-        part = _first(event, k, factor)
-        found.append((max(part.mu("replace") ** 2 * _UP, found[-1][0]), 0.0))
-    return tuple(found)
-
-
-def _first(event: Any, k: int, factor: Factor | None) -> Any:
-    """The event of the first k releases."""
-    if isinstance(event, GaussianSums):
-        return msgspec.structs.replace(event, releases=k, factor=factor)
-    raise InputError(f"a ledger cannot charge {type(event).__name__}")
-
-
-def _of_secure(event: SecureSum) -> tuple[float, float]:
-    """(mu2, told) of a secure sum, where they give the least epsilon at the plan's delta."""
-    delta = event.budget.delta
-    account, coins = event._account("replace"), event._coins(event.honest)
-    pairs = [(account.proven_mu(coins, delta * share), delta * share) for share in TAIL_SHARES]
-    known = [pair for pair in pairs if math.isfinite(pair[0])]
-    mu, told = min(known, key=lambda pair: gaussian_epsilon(pair[0], delta - pair[1]))
-    return mu * mu * _UP, told
-
-
-def charge_of(
-    plan: Any,
-    digest: bytes,
-    dataset: str,
-    release: int,
-    report: bytes = b"",
-) -> Charge:
-    """What a release adds to those before it, for the users who lose most.
-
-    Of the weakest silo, where silos have noise of their own; of a plan in phases for all that a
-    silo holds, which no user of it can exceed. Release -k is the whole plan once more, after
-    records of release k were lost.
-    """
-    events = released(plan)
-    assert events is not None
-    event: Any = events[0]
-    if isinstance(event, Scores):
-        # A loss is in one phase, whichever: the first release pays for all.
-        parts = (*totals_of_scores(event), report, event.exact(0.0) * _UP)
-        return Charge(dataset, digest, release, *(parts if release <= 1 else (0.0, 0.0, report)))
-    totals = _totals(event, plan.releases)
-    if release < 1:
-        return Charge(dataset, digest, release, *totals[-1], report)
-    (after, told), (before, known) = totals[release], totals[release - 1]
-    return Charge(dataset, digest, release, after - before, told - known, report)
 
 
 def spent_lines(ledger: Ledger) -> list[dict[str, Any]]:

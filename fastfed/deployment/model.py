@@ -1,20 +1,37 @@
-"""What a deployed silo acts on, and what it keeps of its decisions.
+"""What a deployed silo acts on: broadcasts of its plan, and of a plan that it continues.
 
-It acts on the last broadcast of its plan, and of a plan that it continues.
+A document that continues another holds the earlier document whole, so that every party can
+recompute both certificates, and the earlier hub's last broadcast, where acting goes on from its
+model. What is exported is made of broadcasts alone, and of nothing that the silo keeps to itself.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fastfed._kernels import environments, linalg
+from fastfed._validate import InputError, show
 from fastfed.bandits.linucb import Acting, Estimate
+from fastfed.deployment import codec
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.kinds import Executed, acted_on, kind_of
+from fastfed.deployment.ledger import together as added_up
+from fastfed.deployment.schema import Schema
+from fastfed.deployment.wire import Broadcast, check_entries
+from fastfed.privacy.account import SAME
+from fastfed.privacy.certificate import Certificate, Guarantee, SideCertificate
 from fastfed.protocols.plan import Plan
+
+if TYPE_CHECKING:
+    from fastfed.deployment.plans import DeployedPlan, Document
+    from fastfed.deployment.silo import SiloParty
 
 
 class Played(NamedTuple):
@@ -175,3 +192,279 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     reward: float | None
     time: float
     why: str = ""
+
+
+# ---- plans that go on after another --------------------------------------------------------------
+
+#: The most plans of one chain.
+MOST = 16
+
+
+class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a document says of the plan that it continues.
+
+    Parameters
+    ----------
+    document : bytes
+        The earlier document.
+    start : bytes
+        The broadcast whose model is played at the start and added to later ones; empty for none.
+    why : str
+        Why there is no start.
+    """
+
+    document: bytes
+    start: bytes = b""
+    why: str = ""
+
+
+# ---- verification --------------------------------------------------------------------------------
+
+
+def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
+    """Why the earlier model is no start of a plan; empty if it is one.
+
+    Its sums are released, so any use of them costs nothing. It must be of the same parameter: of
+    the same features, coded and clipped alike.
+    """
+    _check_kinds(document, earlier)
+    old = earlier.document.schema
+    if document.schema != old:
+        return "the columns, their ranges or the norm are others, so that theta is another one"
+    if plan.clip != earlier.plan.clip:
+        return "features or rewards are clipped otherwise, so that theta is another one"
+    return ""
+
+
+def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
+    """Refuse plans of two kinds: what they protect, or learn, is not the same."""
+    if kind_of(codec.decode(document.plan)) is not earlier.kind:
+        raise InputError(
+            "a plan continues one of its own kind alone: of robin, of fed-svt, of "
+            "fed-dp-ope-stoch, or of linear bandits; what others protect or learn is something "
+            "else, so make a plan of its own"
+        )
+
+
+def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
+    """Refuse an earlier plan of other parties, and a start that is not its hub's broadcast."""
+    extends, old = document.extends, earlier.document
+    assert extends is not None
+    _check_kinds(document, earlier)
+    helpers = {p for p in (document.helper, old.helper) if p is not None}
+    if document.silos != old.silos or document.hub != old.hub or len(helpers) > 1:
+        raise InputError(
+            "a plan that continues another must have its parties, with the same names and keys"
+        )
+    if plan_depth(earlier) >= MOST:
+        raise InputError(f"a chain has at most {MOST} plans; begin a new one")
+    begin = old.calendar.start
+    if extends.start:
+        wrong = no_start(document, plan, earlier)
+        if wrong:
+            raise InputError(f"the earlier model is no start: {wrong}")
+        begin = old.calendar.closes[start_of(extends, earlier)[0] - 1]
+    elif not extends.why:
+        raise InputError("a plan without the earlier model must say why")
+    if document.calendar.start < begin:
+        raise InputError(
+            f"calendar.start must be at least {begin}, when the earlier plan's last release "
+            f"closed, got {document.calendar.start}"
+        )
+
+
+def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
+    """The release of a start, and what silos act on after it; Refused if it is no broadcast."""
+    found = earlier.wire.read(extends.start, ("broadcast",))
+    if found.sender != earlier.document.hub.name or not 1 <= found.release <= earlier.plan.releases:
+        raise InputError("the start must be a broadcast of the earlier plan's hub")
+    body, who = earlier.wire.body(found, Broadcast), "the start"
+    check_entries(body.entries, earlier.plan.silos, who)
+    if len(body.entries) < earlier.document.least:
+        raise InputError(
+            f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
+            f"least, got {len(body.entries)}"
+        )
+    model = acted_on(earlier)
+    model.adopt(earlier.wire.floats(body.values, who), found.release)
+    return found.release, model
+
+
+def earlier_model(deployed: DeployedPlan) -> Any:
+    """What the silos of the plan that this one continues acted on at its end; None if no start."""
+    earlier, extends = deployed.earlier, deployed.document.extends
+    if earlier is None or extends is None or not extends.start:
+        return None
+    return start_of(extends, earlier)[1]
+
+
+def model_at_start(deployed: DeployedPlan) -> Model:
+    """What a silo of a plan of linear bandits acts on before its first release."""
+    before = earlier_model(deployed)
+    return Model(deployed.plan, before.played if before is not None else None)
+
+
+def plan_depth(deployed: DeployedPlan) -> int:
+    """Plans in the chain that ends with this one."""
+    return 1 + (plan_depth(deployed.earlier) if deployed.earlier is not None else 0)
+
+
+def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
+    """The plans of the chain that ends with this one, the first one first."""
+    before = chain(deployed.earlier) if deployed.earlier is not None else []
+    return [*before, deployed]
+
+
+# ---- certificates --------------------------------------------------------------------------------
+
+
+def together(plan: Executed, earlier: DeployedPlan) -> float:
+    """Epsilon of a plan and of all plans before it, for what is in each, at its delta.
+
+    Notes
+    -----
+    Guarantee: squared GDP parameters add up over plans, whose noise is drawn apart, also where a
+    later plan acts on what an earlier one released (adaptive composition); so do pure epsilons.
+    """
+    claim = plan.privacy
+    assert claim is not None and claim.budget is not None
+    plans = (plan, *(each.executed for each in chain(earlier)))
+    return added_up([charge_of(each, b"", "", -1) for each in plans], claim.budget.delta)
+
+
+def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
+    """The certificate of a plan with an entry for it and all plans before it together."""
+    epsilon = together(plan, earlier)
+    if not math.isfinite(epsilon):
+        raise InputError("the plans together have no finite epsilon at this delta; take a larger")
+    before = chain(earlier)
+    names = ", ".join(each.digest.hex()[:16] for each in before)
+    claim = plan.privacy
+    assert claim is not None and claim.budget is not None
+    proven = all(each.certificate.status == "proven" for each in before)
+    entry = SideCertificate(
+        unit=certificate.unit,
+        relation=certificate.relation,
+        model=f"{certificate.model}; together with plan{'s' if len(before) > 1 else ''} {names}",
+        claimed=None,
+        exact=Guarantee(epsilon, claim.budget.delta) if proven else None,
+        status="proven" if proven else "unproven",
+        conditions=(earlier.kind.same,),
+        source="Dong, Roth and Su 2022, Corollary 3.3",
+    )
+    return msgspec.structs.replace(certificate, also=(*certificate.also, entry))
+
+
+def check_certificate(said: bytes, found: Certificate) -> None:
+    """Refuse a certificate (JSON) that is not the one of the plan's numbers, but for rounding."""
+    try:
+        read = json.loads(said)
+    except ValueError:
+        raise InputError("the plan file's certificate is no JSON") from None
+    if not alike(read, json.loads(as_json(found))):
+        raise InputError(
+            "the plan file's certificate is not the one of its numbers, which is "
+            f'"{found.status}" with {show(found.exact)}'
+        )
+
+
+def as_json(certificate: Certificate) -> bytes:
+    """A certificate as a document holds it."""
+    return msgspec.json.encode(certificate.to_builtins(), order="sorted")
+
+
+_DIGITS = re.compile(r"[0-9.]+(e-?[0-9]+)?")
+
+
+def alike(first: Any, second: Any) -> bool:
+    """True if plain data are the same but for last digits, which machines may round otherwise."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(alike(first[k], second[k]) for k in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(alike, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=SAME)
+    if isinstance(first, str) and isinstance(second, str):
+        # Sentences repeat the numbers, rounded.
+        return first == second or _DIGITS.sub("#", first) == _DIGITS.sub("#", second)
+    return type(first) is type(second) and bool(first == second)
+
+
+def summary(deployed: DeployedPlan) -> dict[str, Any]:
+    """What status and export say of the plans before this one; empty where there is none."""
+    earlier, extends = deployed.earlier, deployed.document.extends
+    if earlier is None or extends is None:
+        return {}
+    release = start_of(extends, earlier)[0] if extends.start else 0
+    exact = [each.certificate.exact for each in chain(deployed)]
+    return {
+        "extends": {
+            "plans": [each.digest.hex() for each in chain(earlier)],
+            "start": release,
+            "why_no_start": extends.why,
+            "epsilon": [each.epsilon for each in exact if each is not None],
+            "epsilon_together": together(deployed.executed, earlier),
+        }
+    }
+
+
+# ---- export --------------------------------------------------------------------------------------
+
+
+def model_of(party: SiloParty) -> dict[str, Any]:
+    """The model that a silo acts on.
+
+    Parameters
+    ----------
+    party : SiloParty
+
+    Returns
+    -------
+    dict
+        ``format``, ``federation``, ``plan`` (digest), ``release``, ``releases``, ``schema``
+        (``norm`` and ``columns``; a row is held to the columns' ranges, then divided by the norm;
+        of a plan of records also ``records``: how a row is made of one),
+        ``theta`` (d,), ``V`` (d, d), regularised and shifted as it is played (None in phases, where
+        only theta is, and of experts, where theta are their weights), and ``certificate``;
+        of a plan that continues another also ``extends``, and the model is then that of both.
+
+    Raises
+    ------
+    InputError
+        Before the first release.
+
+    Notes
+    -----
+    Guarantee: that of the certificate, since it is made of broadcasts alone.
+    """
+    if not party.model.release and party.model.start is None:
+        raise InputError(f"silo {party.name} has no model yet: no release has reached it")
+    document = party.deployed.document
+    return {
+        "format": 1,
+        "federation": document.name,
+        "plan": party.deployed.digest.hex(),
+        "release": party.model.release,
+        "releases": party.plan.releases,
+        "schema": _schema(document.schema),
+        "theta": party.model.theta.tolist(),
+        "V": None if party.model.gram is None else party.model.gram.tolist(),
+        "certificate": party.deployed.certificate.to_builtins(),
+        **summary(party.deployed),
+    }
+
+
+def _schema(schema: Schema) -> dict[str, Any]:
+    """A schema as plain data."""
+    made: dict[str, Any] = {
+        "norm": schema.norm,
+        "columns": [msgspec.structs.asdict(column) for column in schema.columns],
+    }
+    if schema.records is not None:
+        made["records"] = {
+            "columns": [msgspec.structs.asdict(each) for each in schema.records.variables],
+            "actions": msgspec.structs.asdict(schema.records.actions),
+            "reward": msgspec.structs.asdict(schema.records.outcome),
+        }
+    plain: dict[str, Any] = msgspec.to_builtins(made)
+    return plain

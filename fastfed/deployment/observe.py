@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from fastfed._validate import InputError, integer
 from fastfed.deployment.hub import Hub
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.party import Process, SiloProcess
 
 Clock = Callable[[], float]
 

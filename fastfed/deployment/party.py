@@ -1,27 +1,25 @@
-"""What silo, hub and helper have in common: steps, and the range of what may be true."""
+"""What silo, hub and helper have in common: steps, and a process that runs a party on disk.
+
+The writes of a step are durable, in order, before a message leaves.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-
-from fastfed._kernels import aggregation
-from fastfed.deployment._crypto import Identity
-from fastfed.deployment.counts import count_std
-from fastfed.deployment.ledger import Charge
+from fastfed.deployment.guard import Range
+from fastfed.deployment.ledger import Charge, Ledger, Store, Write
+from fastfed.deployment.model import Decision
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.store import Write
-from fastfed.deployment.wire import Body, Refused
-from fastfed.protocols.account import bounds
-from fastfed.protocols.plan import Plan
-from fastfed.protocols.release import prefix_noise, spread
+from fastfed.deployment.seal import Identity
+from fastfed.deployment.wire import Body
 
-#: Standard deviations of noise beyond which a value is refused: once in 10^15 numbers.
-SIGMAS = 8.0
+if TYPE_CHECKING:
+    from fastfed.deployment.silo import SiloParty
 
 
 class Message(NamedTuple):
@@ -86,54 +84,132 @@ class Speaker:
         return Range(self.plan)
 
 
-# ---- what may be true ----------------------------------------------------------------------------
+# ---- on disk -------------------------------------------------------------------------------------
+
+Clock = Callable[[], float]
 
 
-class Range:
-    """The largest values that a message of a plan can hold, but once in 10^15 numbers."""
+class Process:
+    """Runs one party on a store; safe to call from several threads.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        feature, reward = bounds(plan)
-        d, s = plan.dimension, plan.statistic_size
-        self._record = np.full(s, feature * feature)
-        self._record[:d] = feature * reward
-        self._std = spread(plan.noise_std.times(max(plan.noise_scale)), d)
+    Parameters
+    ----------
+    party : Party
+        A new one; it is told all that the store holds.
+    store : Store
+        Its writes, of this plan only.
+    ledger : Ledger, optional
+        Where charges go; of silos only.
+    clock : callable, default time.time
+        Seconds since 1970. Only deadlines use it.
 
-    def report(self, release: int) -> np.ndarray:
-        """Of a silo's report (s,): it has made at most ``end(release)`` records by then."""
-        return self._record * self._plan.end(release) + self._noise(release)
+    Raises
+    ------
+    InputError
+        If the store is another plan's or party's, or its log is broken.
+    """
 
-    def broadcast(self, release: int) -> np.ndarray:
-        """Of a broadcast (s,): the sum of as many of these, or more noise, as there are silos."""
-        if self._plan.protocol.bits:
-            # Each record is off by one level at most in each entry.
-            level = self._plan.units.max(axis=0, initial=0.0)
-            records = self._plan.silos * self._plan.end(release) * (self._record + level)
-            return records + SIGMAS * count_std(self._plan, release)
-        return self._plan.silos * self.report(release)
+    def __init__(
+        self, party: Party, store: Store, ledger: Ledger | None = None, clock: Clock = time.time
+    ) -> None:
+        self.party, self.store, self.ledger, self.clock = party, store, ledger, clock
+        self._turn = threading.RLock()
+        #: What the last tick could not do, such as spend more than a ceiling; empty if nothing.
+        self.problem = ""
+        digest: bytes = party.deployed.digest  # type: ignore[attr-defined]
+        store.write(Write("plan", "", digest + party.name.encode()))
+        for write in store.writes():
+            party.fold(write)
 
-    def _noise(self, release: int) -> np.ndarray:
-        """Of the noise of a prefix, or of the node of a tree, which has less."""
-        made = prefix_noise(self._plan)
-        if made is None:
-            squares = float(max(1, self._plan.levels))
-        else:
-            squares = float(sum(c * c for c in made.terms(release).values()))
-        return SIGMAS * math.sqrt(squares) * self._std
+    def turn(self) -> threading.RLock:
+        """The lock of this process, for whoever reads its party while it works."""
+        return self._turn
+
+    def done(self, step: Step) -> tuple[Message, ...]:
+        """Make a step's writes durable; returns the messages that may leave now."""
+        for write in step.writes:
+            if isinstance(write, Charge):
+                assert self.ledger is not None
+                self.ledger.charge(write)
+            elif self.store.write(write):
+                self.party.fold(write)
+        return step.messages
+
+    def handle(self, data: bytes) -> tuple[Step, tuple[Message, ...]]:
+        """Take in a message; Refused leaves everything as it was.
+
+        Returns the step, and its messages with those of what it made possible. Messages that only
+        ask again wait for the next `tick`, so that two parties do not talk for ever.
+        """
+        with self._turn:
+            step = self.party.handle(data, self.clock())
+            messages = self.done(step)
+            return step, (*messages, *self._ticked()[0])
+
+    def tick(self) -> tuple[Message, ...]:
+        """Do what the time asks for."""
+        with self._turn:
+            sent, last = self._ticked()
+            self.problem = last.problem
+            # What was made a moment ago is not confirmed yet, and would be sent twice.
+            return (*sent, *(message for message in last.messages if message not in sent))
+
+    def _ticked(self) -> tuple[tuple[Message, ...], Step]:
+        """Messages of all steps that wrote something, and the last step, which does not."""
+        sent: tuple[Message, ...] = ()
+        while True:
+            step = self.party.tick(self.clock())
+            if not step.writes:
+                return sent, step
+            sent += self.done(step)
 
 
-def check_range(values: np.ndarray, limit: np.ndarray, who: str) -> None:
-    """Refuse values that no records and noise can have led to."""
-    beyond = np.abs(values) > limit
-    if beyond.any():
-        at = int(np.argmax(beyond))
-        raise Refused(f"{who} has entry {at} beyond what {limit[at]:.4g} allows: {values[at]:.4g}")
+class SiloProcess(Process):
+    """A silo on disk, for its own application."""
 
+    party: SiloParty
 
-def sum_of(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum of statistics in their order, as servers add them up."""
-    total = np.array(rows[0])
-    for row in rows[1:]:
-        aggregation.add(total, row)
-    return total
+    def decide(
+        self,
+        actions: object = None,
+        subject: str | None = None,
+        *,
+        record: object = None,
+        among: object = None,
+    ) -> Decision:
+        """Choose for one person, see `SiloParty.decide`; durable when it returns."""
+        with self._turn:
+            now = self.clock()
+            step, decision = self.party.decide(actions, now, subject, record=record, among=among)
+            self.done(step)
+            return decision
+
+    def reward(self, name: str, reward: float) -> None:
+        """The reward of a decision, see `SiloParty.reward`; durable when it returns."""
+        with self._turn:
+            self.done(self.party.reward(name, reward, self.clock()))
+
+    def outcome(self, name: str, value: object) -> None:
+        """The outcome of a decision, see `SiloParty.outcome`; durable when it returns."""
+        with self._turn:
+            self.done(self.party.outcome(name, value, self.clock()))
+
+    def losses(self, name: str, losses: object) -> None:
+        """What all experts have lost, see `SiloParty.losses`; durable when it returns."""
+        with self._turn:
+            self.done(self.party.losses(name, losses, self.clock()))
+
+    def cancel(self, name: str) -> None:
+        """End a decision without a reward; durable when it returns."""
+        with self._turn:
+            self.done(self.party.cancel(name, self.clock()))
+
+    def leave(self) -> None:
+        """Leave the federation; the hub hears of it with the next message."""
+        with self._turn:
+            self.done(self.party.leave())
+
+    def recover(self) -> None:
+        """Make up for what was sent but is not in this silo's state, see `SiloParty.recover`."""
+        with self._turn:
+            self.done(self.party.recover())

@@ -1,39 +1,39 @@
-"""Plans in phases (`robin`): what the parties of a deployment make of them, and what they cost.
+"""Plans in phases (`robin`): a silo sends its estimate, the hub a private mean.
 
-A ledger adds up squared GDP parameters, and the means of a plan are exponential mechanisms and
-Laplace noise. `totals` finds the parameter of a Gaussian mechanism that they are together, but for
-an event of some probability. Let e be half of epsilon', the share of a range and of a noise, and n
-the coordinates of all means so far.
-
-1. The Laplace noises are (e, 0)-private each, so no easier to test than n randomised responses
-   (Kairouz, Oh & Viswanath 2015). Both trade-off functions are convex, that of the responses is
-   linear between n + 2 vertices, so a Gaussian one that is below it there is below it everywhere.
-   The event of probability ``told`` takes the vertices away that no Gaussian one is below of.
-2. Each range is an exponential mechanism of range e: on two neighbours no easier to test than a
-   coin of chances p and q with logit p - logit q = e. That is mu-GDP with
-   mu = Phi^-1(p) - Phi^-1(q), largest where p = 1 - q: logit(Phi(z)) is convex for z >= 0, since
-   its slope phi / (Phi (1 - Phi)) grows as the hazard h of a normal has h(z) - h(-z) >= z.
-3. Squares add up, also where later means are chosen in view of earlier ones.
+All else is `SiloParty` and `Hub`: the calendar closes a phase, a record enters the one phase in
+which its reward became known, reports are charged and sealed, sets are opened once.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
-from statistics import NormalDist
+from typing import Any, cast
 
+import numpy as np
+
+from fastfed._kernels import linalg
+from fastfed._random import NoiseSource
 from fastfed._validate import InputError
-from fastfed.privacy.account import WinsorizedMeans, released
-from fastfed.privacy.accounting.binomial import TAIL_SHARES
-from fastfed.privacy.accounting.gdp import gaussian_epsilon
+from fastfed.bandits.linucb import Acting, Estimate
+from fastfed.deployment import wire
+from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import earlier_model
+from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.seal import digest
+from fastfed.deployment.silo import SiloParty
+from fastfed.deployment.wire import Opened, packed
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.plan import Plan
-from fastfed.protocols.serverless import PRIVATE_MEAN, PhasePlan, check_phase_plan, last_round
-
-#: Parameters are rounded up by this, and probabilities away from where they help.
-_UP, _PART = 1.0 + 1e-12, 1e-9
-_NORMAL = NormalDist()
+from fastfed.protocols.server import Averager
+from fastfed.protocols.serverless import (
+    PRIVATE_MEAN,
+    LocalEstimate,
+    PhasePlan,
+    check_phase_plan,
+    last_round,
+)
 
 #: What a deployment of a plan in phases takes on trust beside what its system does.
 ATTENDED = Condition(
@@ -46,9 +46,16 @@ LATE = Condition(
     "protected at once",
     True,
 )
+#: Both, for the certificate.
+CONDITIONS = LATE, ATTENDED
 
 
 # ---- plans ---------------------------------------------------------------------------------------
+
+
+def rounds(plan: PhasePlan) -> Plan:
+    """The rounds of a plan that is deployed; InputError for any other."""
+    return outline(check_phases(plan))
 
 
 def outline(plan: PhasePlan) -> Plan:
@@ -85,97 +92,183 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
     return plan
 
 
-# ---- costs ---------------------------------------------------------------------------------------
+# ---- parties -------------------------------------------------------------------------------------
+
+#: Scales of Laplace noise beyond which a model is refused: once in 10^17 numbers.
+_SCALES = 40.0
 
 
-@lru_cache(maxsize=64)
-def totals(event: WinsorizedMeans) -> tuple[tuple[float, float], ...]:
-    """(mu^2, told) of the first k means together, k = 0..K.
-
-    Of the shares of delta that an event may have, the one that gives all of them the least epsilon.
+class PhaseModel(Acting):
+    """Acts on the silo's own records in the initial phases, and then on the last model alone.
 
     Parameters
     ----------
-    event : WinsorizedMeans
+    plan : Plan
+        How the initial phases are played.
+    start : ndarray, shape (d,), optional
+        The last model of an earlier plan, which is played in the initial phases instead.
+    """
 
-    Returns
-    -------
-    tuple of (float, float)
+    #: No V: a model is a vector.
+    gram = None
+
+    def __init__(self, plan: Plan, start: np.ndarray | None = None) -> None:
+        super().__init__(plan)
+        self.start = start
+        if start is not None:
+            self._estimate = self._greedy(start)
+        self.learned(np.zeros(plan.statistic_size), 0)
+
+    def learned(self, sums: np.ndarray, records: int) -> None:
+        """The sums (s,) of all own records so far; they choose until the first model comes."""
+        self._sums, self.round, self._stale = sums, records, True
+
+    def _own(self) -> Estimate:
+        """The ridge estimate of the own records."""
+        if self._stale:
+            regularizer = float(self.plan.regularizer[0])
+            self._estimate, _ = Estimate.of_sums(self.plan.dimension, self._sums, regularizer)
+            self._stale = False
+        return self._estimate
+
+    def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
+        """Index and features of the action to play, of (K, d)."""
+        if self._has_model:
+            return self._estimate.select(features, 0.0, 0.0)
+        return self._own().select(features, self._radius(), self._second_bonus)
+
+    def adopt(self, values: np.ndarray, release: int) -> None:
+        """Act greedily on a model (d,) from now on."""
+        self._estimate = self._greedy(values)
+        self.release, self._stale = release, False
+
+    @property
+    def _has_model(self) -> bool:
+        """True once a model is played, of this plan or of an earlier one."""
+        return self.release > 0 or self.start is not None
+
+    def _greedy(self, values: np.ndarray) -> Estimate:
+        """An estimate that is sure of a model (d,)."""
+        made = Estimate(self.plan.dimension, 1.0)
+        made.w[:], made.theta[:] = 0.0, values
+        return made
+
+    @property
+    def theta(self) -> np.ndarray:
+        """theta_hat, (d,)."""
+        return (self._estimate if self._has_model else self._own()).theta.copy()
+
+
+class MeanRange:
+    """What estimates and models can be: any finite numbers, and what the hub's noise allows."""
+
+    def __init__(self, plan: PhasePlan) -> None:
+        self._plan = plan
+
+    def report(self, release: int) -> np.ndarray:
+        """Of an estimate (d,). A check of its size would tell of it; the mean cuts it."""
+        return np.full(self._plan.dimension, math.inf)
+
+    def broadcast(self, release: int) -> np.ndarray:
+        """Of a model (d,): of a mean within its range, with noise."""
+        mean = self._plan.means[release - 1]
+        most = mean.rotated_bound + 2.0 * mean.rotated_radius
+        most += _SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
+        return np.full(self._plan.dimension, most * math.sqrt(mean.padded))
+
+
+class _Points:
+    """Statistics of records, without noise."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def point(self, x: np.ndarray, y: float) -> np.ndarray:
+        """The statistic of a record, (s,)."""
+        made = np.zeros(self._size)
+        linalg.accumulate(made, x, y)
+        return made
+
+
+def of_phases(deployed: DeployedPlan) -> PhasePlan:
+    """The numbers of a plan in phases."""
+    return cast(PhasePlan, deployed.executed)
+
+
+def _starting(deployed: DeployedPlan) -> PhaseModel:
+    """What a silo acts on in the initial phases."""
+    before = earlier_model(deployed)
+    return PhaseModel(of_phases(deployed).local, before.theta if before is not None else None)
+
+
+class PhaseSilo(SiloParty):
+    """A silo of a plan in phases: `SiloParty` that sends an estimate of each phase, without noise.
 
     Notes
     -----
-    Guarantee: if all that one silo holds becomes anything else, the means 1..k are mu-GDP but for
-    an event of probability ``told``. The proof stands at the top of this module.
+    Guarantee: that of the plan's certificate, for everything that the silo holds, if the hub is
+    trusted. Every phase has a report, also one without records, whose estimate is 0.
     """
-    mean, count = event.means[0], len(event.means)
-    half, delta = mean.epsilon_coordinate / 2.0, mean.budget.delta
-    told = delta * min(
-        TAIL_SHARES,
-        key=lambda share: _epsilon(squared(count * mean.padded, half, delta * share), delta, share),
-    )
-    made = [(0.0, 0.0)]
-    for k in range(1, count + 1):
-        made.append((max(squared(k * mean.padded, half, told), made[-1][0]), told))
-    return tuple(made)
+
+    model: PhaseModel  # type: ignore[assignment]
+
+    starts = staticmethod(_starting)
+
+    def _limits(self) -> MeanRange:  # type: ignore[override]
+        return MeanRange(self._phases)
+
+    def _randomizer(self) -> _Points:  # type: ignore[override]
+        return _Points(self.plan.statistic_size)
+
+    @property
+    def _phases(self) -> PhasePlan:
+        return of_phases(self.deployed)
+
+    def fold(self, write: Write) -> None:
+        """Take in a write that is durable."""
+        super().fold(write)
+        if write.kind == "ended" and not self.model.release and self.ended[write.key].leaf:
+            self.model.learned(self._leaves.sum(axis=0), self.model.round + 1)
+
+    def report(self, release: int) -> bytes:
+        """The estimate of a phase: the same bytes for the same records."""
+        d = self.plan.dimension
+        (values,) = linalg.least_squares(self._leaves[release - 1][None], d)
+        if not np.isfinite(values).all():
+            values = np.zeros(d)
+        return self.made(release, wire.Report(packed(values)))
 
 
-def charged(plan: PhasePlan) -> tuple[float, float] | None:
-    """(epsilon asked for, epsilon charged) of a plan."""
-    event = next(iter(released(plan) or ()), None)
-    if not isinstance(event, WinsorizedMeans):
-        return None
-    return plan.means[0].budget.epsilon, charged_epsilon(event)
+class PhaseHub(Hub):
+    """The hub of a plan in phases: `Hub` that makes private means of estimates.
 
-
-def charged_epsilon(event: WinsorizedMeans) -> float:
-    """Epsilon that a ledger makes of all means, at the budget's delta."""
-    square, told = totals(event)[-1]
-    delta = event.means[0].budget.delta
-    return _epsilon(square, delta, told / delta)
-
-
-def _epsilon(square: float, delta: float, share: float) -> float:
-    if not math.isfinite(square):
-        return math.inf
-    return gaussian_epsilon(math.sqrt(square * _UP), delta * (1.0 - share * _UP))
-
-
-def squared(coordinates: int, half: float, told: float) -> float:
-    """mu^2 of so many ranges and Laplace noises of epsilon ``half`` each, but for ``told``."""
-    ranges = coordinates * of_range(half) ** 2
-    return (of_responses(coordinates, half, told) ** 2 + ranges) * _UP
-
-
-def of_range(epsilon: float) -> float:
-    """mu of one exponential mechanism of this range."""
-    return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
-
-
-def of_responses(count: int, epsilon: float, told: float) -> float:
-    """mu of so many randomised responses together, but for an event of probability ``told``.
-
-    By symmetry vertices (alpha, 1 - gamma) with alpha <= 1 - gamma are enough.
+    Notes
+    -----
+    Guarantee: that of the plan's certificate for whoever reads its models. The mean is of all
+    silos of the plan, so its noise is that of the certificate whoever is missing.
     """
-    found = 0.0
-    for alpha, gamma in _vertices(count, epsilon):
-        if alpha + gamma > 1.0 + 4.0 * _PART:
-            break
-        low, high = alpha / (1.0 - told), (gamma - told) / (1.0 - told)
-        if high > 0.0:
-            if not (low > 0.0 and high < 1.0):
-                return math.inf
-            found = max(found, _NORMAL.inv_cdf(high) - _NORMAL.inv_cdf(low))
-    return found
 
+    def _limits(self) -> MeanRange:  # type: ignore[override]
+        return MeanRange(self._phases)
 
-@lru_cache(maxsize=64)
-def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
-    """(alpha, gamma) of tests by the number of true responses: both kinds' lower tails."""
-    log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
-    alpha, gamma, made = 0.0, 0.0, []
-    for j in range(count + 1):
-        ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
-        alpha += math.exp(ways + j * log_true + (count - j) * log_false)
-        gamma += math.exp(ways + j * log_false + (count - j) * log_true)
-        made.append((alpha * (1.0 - _PART), min(gamma * (1.0 + _PART), 1.0)))
-    return tuple(made)
+    def _serving(self, noise: NoiseSource | None) -> Averager:  # type: ignore[override]
+        # Estimates are no sums of records in fixed point.
+        self._exact = False
+        return Averager(self._phases, self._sealing.source if noise is None else noise)
+
+    @property
+    def _phases(self) -> PhasePlan:
+        return of_phases(self.deployed)
+
+    def _combined(self, release: int, opened: Opened) -> np.ndarray:
+        """The model (d,) of a set; a silo that is not in it counts with an estimate of 0."""
+        estimates = np.zeros((self.plan.silos, self.plan.dimension))
+        for entry in opened.entries:
+            found = self.wire.read(self.reports[release, entry.silo])
+            estimates[entry.silo] = self._checked(found, f"report {release} of {found.sender}")
+        self._sealing.hides(release, digest(packed(estimates)))
+        phase = self._phases.releasing[release - 1]
+        sent = [LocalEstimate(phase, row, i) for i, row in enumerate(estimates)]
+        server: Any = self._server
+        model: np.ndarray = server.combine(sent).values
+        return model

@@ -24,18 +24,23 @@ import numpy as np
 
 from fastfed._validate import InputError, choice, integer, number, show
 from fastfed.bandits import ALGORITHMS, ProblemSpec
-from fastfed.deployment import codec, expert_plans, extension, guard
-from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment import codec, guard, model
 from fastfed.deployment.declared import only as _only
 from fastfed.deployment.declared import schema_of
-from fastfed.deployment.kinds import Executed, Kind, affordable, certified, kind_of
-from fastfed.deployment.schema import Schema, check_schema
-from fastfed.deployment.supported import (
+from fastfed.deployment.kinds import (
+    Executed,
+    Kind,
     added_up,
+    affordable,
+    certified,
     check_least,
     check_sum,
+    kind_of,
+    problem_of,
     system_keys,
 )
+from fastfed.deployment.schema import Schema, check_schema
+from fastfed.deployment.seal import KEY, Identity, digest, verified
 from fastfed.deployment.wire import NAME, Wire
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.experts import ProblemSpec as ExpertProblem
@@ -105,7 +110,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     least: int
     explore: float
     # Later fields: None where they have no use, and then left out from the end.
-    extends: extension.Extension | None = None
+    extends: model.Extension | None = None
     influence: float | None = None
 
 
@@ -189,7 +194,7 @@ class DeployedPlan:
         """The certificate of the federation, made of the numbers of its plan and those before."""
         problem = codec.decode(self.document.problem)
         found = certified(self.executed, problem, self.document.helper is not None)
-        return extension.with_earlier(found, self.plan, self.earlier) if self.earlier else found
+        return model.with_earlier(found, self.executed, self.earlier) if self.earlier else found
 
     @cached_property
     def earlier(self) -> DeployedPlan | None:
@@ -318,7 +323,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         notes=("deployment: who is served how often, and at which silo, is taken on trust",),
     )
     if algorithm in EXPERTS:
-        problem = expert_plans.problem_of(len(silos), horizon, len(schema.columns))
+        problem = problem_of(len(silos), horizon, len(schema.columns))
     system = affordable({**ALGORITHMS, **EXPERTS}[algorithm], keys, problem)
     plan = kind_of(system.plan).rounds(system.plan)
     federation = dict(tables.get("federation", {}))
@@ -341,7 +346,7 @@ def compile_plan(spec: str | Mapping[str, Any]) -> DeployedPlan:
         influence=guard.asked(federation.get("influence")),
     )
     made = certified(system.plan, problem, helper is not None)
-    document = msgspec.structs.replace(document, certificate=extension.as_json(made))
+    document = msgspec.structs.replace(document, certificate=model.as_json(made))
     return checked(document, {})
 
 
@@ -439,8 +444,8 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
         raise InputError("the plan's problem must have its silos, horizon and dimension")
     made = DeployedPlan(document, plan, dict(signatures))
     if made.earlier is not None:
-        extension.check_extension(document, plan, made.earlier)
-    extension.check_certificate(document.certificate, made.certificate)
+        model.check_extension(document, plan, made.earlier)
+    model.check_certificate(document.certificate, made.certificate)
     for name, signature in signatures.items():
         made.check_agreed(name, signature)
     return made

@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fastfed._validate import InputError
-from fastfed.deployment.export import model_of
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.model import model_of
 from fastfed.deployment.observe import JsonHandler, JsonLog, hub_numbers, masked, prometheus
-from fastfed.deployment.process import Process, SiloProcess
+from fastfed.deployment.party import Process, SiloProcess
 
 PATH = "/v1/messages"
 #: Seconds between two ticks, and until a request is given up.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,16 +19,14 @@ from fastfed._kernels import aggregation, environments
 from fastfed._random import NoiseSource
 from fastfed._validate import InputError, number, show
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import KEY, digest, keyed_digest, uniform_below
-from fastfed.deployment.counts import Counter, Record, hidden_of
-from fastfed.deployment.extension import model_at_start, summary
-from fastfed.deployment.ledger import Charge, Ledger, charge_of
-from fastfed.deployment.model import Decided, Decision, Ended, Model
-from fastfed.deployment.party import Message, Speaker, Step, check_range
+from fastfed.deployment.charges import charge_of
+from fastfed.deployment.guard import check_range
+from fastfed.deployment.ledger import Charge, Ledger, Write
+from fastfed.deployment.model import Decided, Decision, Ended, Model, model_at_start, summary
+from fastfed.deployment.party import Message, Speaker, Step
 from fastfed.deployment.plans import DeployedPlan
-from fastfed.deployment.seal import SealedNoise, hidden_by
-from fastfed.deployment.store import Write
-from fastfed.deployment.sums import PairMasks, Sessions, in_shares
+from fastfed.deployment.seal import KEY, SealedNoise, digest, hidden_by, keyed_digest, uniform_below
+from fastfed.deployment.sums import Counter, PairMasks, Record, Sessions, hidden_of, in_shares
 from fastfed.deployment.wire import Broadcast, Envelope, Receipt, Refused, packed
 from fastfed.protocols.randomizer import SumRandomizer
 from fastfed.protocols.secure_sum import Sharer
@@ -56,7 +55,8 @@ class SiloParty(Speaker):
         Gives so many random bytes; os.urandom, except in tests.
     """
 
-    _starts = staticmethod(model_at_start)
+    #: What is acted on before the first release.
+    starts: Callable[[DeployedPlan], Any] = staticmethod(model_at_start)
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SiloParty(Speaker):
         self._range = self._limits()
         self._points = self._randomizer()
         #: What is durable.
-        self.model: Model = self._starts(deployed)
+        self.model: Model = self.starts(deployed)
         self.decisions: dict[str, Decided] = {}
         self.ended: dict[str, Ended] = {}
         self.sealed: dict[int, bytes] = {}
@@ -207,6 +207,10 @@ class SiloParty(Speaker):
         """The outcome of a decision, of which the plan's schema makes the reward."""
         action = self._decided(name).action
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
+
+    def losses(self, name: str, losses: object, now: float) -> Step:
+        """Raise InputError: only a plan of experts learns what all of them have lost."""
+        raise InputError("this plan has no experts: give the reward")
 
     def _leaf(self, now: float) -> int:
         """The leaf that what becomes known now enters: one that is not closed.

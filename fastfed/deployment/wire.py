@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from fastfed._validate import InputError, show
-from fastfed.deployment._crypto import KEY, Identity, digest, verified
+from fastfed.deployment.seal import KEY, Identity, digest, verified
 
 #: Version of the format; a message of another one is refused.
 VERSION = 1

@@ -1,4 +1,9 @@
-"""Silo and hub of plans of experts: decisions are experts, and what comes back are all losses.
+"""Plans of experts: decisions are experts, and what comes back are all losses.
+
+A release of `fed-dp-ope-stoch` is a phase that learns: the silos send a mean loss of each of its
+trees, and the hub answers with the weights after all of its steps. Losses are linear, so that a
+tree has one mean whatever x is, and the hub alone adds noise, to each leaf its own. A release of
+`fed-svt` is an exchange of what every expert has lost since the one before.
 
 All else is `SiloParty` and `Hub`. A decision is one round of its silo. For `fed-dp-ope-stoch` the
 n-th one of a period that is learned from has place n among the losses of that period's phase,
@@ -18,19 +23,117 @@ from fastfed._kernels import aggregation
 from fastfed._random import NoiseSource, is_exact
 from fastfed._validate import InputError, array
 from fastfed.deployment import wire
-from fastfed.deployment._crypto import digest
-from fastfed.deployment.expert_plans import Experts, chosen_start, even_start, first_expert
+from fastfed.deployment.charges import Scores
 from fastfed.deployment.hub import Hub
+from fastfed.deployment.ledger import Write
+from fastfed.deployment.model import earlier_model
 from fastfed.deployment.party import Step
 from fastfed.deployment.plans import DeployedPlan
+from fastfed.deployment.seal import digest
 from fastfed.deployment.silo import Decided, Decision, Ended, SiloParty
-from fastfed.deployment.store import Write
 from fastfed.deployment.wire import Opened, Refused, packed
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
 from fastfed.experts.frank_wolfe import FrankWolfePlan
-from fastfed.experts.plan import Decider
+from fastfed.experts.plan import CENTRAL_SCORES, SPARSE_SWITCHING, Decider, check_expert_plan
 from fastfed.privacy import exact
-from fastfed.protocols.plan import Plan
+from fastfed.privacy.account import released
+from fastfed.privacy.certificate import Condition
+from fastfed.protocols.plan import Clip, NoiseStd, Plan, Radius
+
+#: Plans of experts that are deployed.
+Experts = FrankWolfePlan | SparseVectorPlan
+
+#: What a deployment of experts takes on trust beside what its system does.
+OWN = Condition(
+    "a loss enters the place of its own decision, in that decision's period, or none: what is "
+    "missing counts as a loss of 0, so a loss that comes late, or never, for reasons that are in "
+    "it is one that was replaced",
+    True,
+)
+PRESENT = Condition(
+    "whether decisions are made, and whether a silo reports, does not depend on losses (taken on "
+    "trust); a silo that is missing counts with losses of 0",
+    True,
+)
+#: Both, for the certificate.
+CONDITIONS = OWN, PRESENT
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def rounds(plan: Experts) -> Plan:
+    """The rounds of a plan that is deployed; InputError for any other."""
+    return outline(check_experts(plan))
+
+
+def outline(plan: Experts) -> Plan:
+    """The rounds of a plan of experts as fixed rounds: a release ends what its phase learns from.
+
+    Its dimension is the number of experts, and it has no numbers of a linear bandit.
+    """
+    ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
+    return Plan(
+        silos=plan.silos,
+        horizon=plan.horizon,
+        dimension=plan.experts,
+        batch_size=max(b - a for a, b in zip((0, *ends), ends, strict=False)),
+        lazy=True,
+        protocol=plan.protocol,
+        noise_std=NoiseStd(),
+        regularizer=np.ones(1),
+        radius=Radius(1.0, 0.0, 0.0, np.zeros(1), np.zeros(1)),
+        clip=Clip(),
+        release_rounds=ends,
+    )
+
+
+def even_start(plan: FrankWolfePlan) -> np.ndarray:
+    """The weights (d,) before the first phase: those of all experts are the same."""
+    return np.full(plan.experts, 1.0 / plan.experts)
+
+
+def chosen_start(plan: SparseVectorPlan, digest: bytes) -> np.ndarray:
+    """The weights (d,) before the first exchange: all of one expert, whom nobody chose."""
+    made = np.zeros(plan.experts)
+    made[first_expert(digest, plan.experts)] = 1.0
+    return made
+
+
+def first_expert(digest: bytes, experts: int) -> int:
+    """The expert that everybody plays at first: a public function of the plan's SHA-256."""
+    return int.from_bytes(digest[:8], "big") * experts >> 64
+
+
+def tree_numbers(plan: FrankWolfePlan) -> int:
+    """Numbers of a message: d for each of the trees of a phase, where it has most."""
+    return plan.experts * max(phase.trees for phase in plan.phases)
+
+
+def check_experts(plan: Experts) -> Experts:
+    """Refuse a plan of experts that the parties of this package do not run, or not privately."""
+    check_expert_plan(plan)
+    claim = plan.privacy
+    refused = {
+        'other noise than "central"': plan.protocol not in (CENTRAL_SCORES, SPARSE_SWITCHING),
+        "losses that are not linear": not plan.linear,
+        "no exchange of losses": not plan.exchanges,
+        "no budget": claim is None or claim.budget is None,
+    }
+    if claim is not None and claim.budget is not None and plan.exchanges:
+        event = (released(plan) or (None,))[0]
+        refused |= {
+            "several losses of one record": claim.max_participations != 1,
+            "delta = 0, of which a ledger can make no Gaussian mechanism": not claim.budget.delta,
+            "a release without noise": not isinstance(event, Scores),
+        }
+    wrong = [what for what, found in refused.items() if found]
+    if wrong:
+        raise InputError(f"deployments do not run plans of experts with {', '.join(wrong)}")
+    return plan
+
+
+# ---- parties -------------------------------------------------------------------------------------
 
 #: What a mean loss, or a weight, may be above 1 by.
 _SLACK = 2.0**-20
@@ -47,17 +150,19 @@ class Weights:
 
     Parameters
     ----------
-    start : ndarray, shape (d,)
+    first : ndarray, shape (d,)
         Those before it.
+    start : ndarray, shape (d,), optional
+        The last ones of an earlier plan, which are played before it instead.
     """
 
-    #: Nothing of an earlier plan, and no V.
-    start = None
+    #: No V.
     gram = None
 
-    def __init__(self, start: np.ndarray) -> None:
-        self._experts, self.release = len(start), 0
-        self.theta = start
+    def __init__(self, first: np.ndarray, start: np.ndarray | None = None) -> None:
+        self._experts, self.release = len(first), 0
+        self.start = start
+        self.theta = first if start is None else start
 
     def adopt(self, values: np.ndarray, release: int) -> None:
         """Play the weights of a broadcast from now on; Refused for what are no weights."""
@@ -98,8 +203,15 @@ def of_trees(deployed: DeployedPlan) -> FrankWolfePlan:
     return cast(FrankWolfePlan, deployed.executed)
 
 
+def earlier_weights(deployed: DeployedPlan) -> np.ndarray | None:
+    """The weights (d,) at the end of the plan that this one continues; None if no start."""
+    before = earlier_model(deployed)
+    found: np.ndarray | None = None if before is None else before.theta
+    return found
+
+
 def _even(deployed: DeployedPlan) -> Weights:
-    return Weights(even_start(of_trees(deployed)))
+    return Weights(even_start(of_trees(deployed)), earlier_weights(deployed))
 
 
 class ExpertSilo(SiloParty):
@@ -112,7 +224,7 @@ class ExpertSilo(SiloParty):
     """
 
     model: Weights  # type: ignore[assignment]
-    _starts = staticmethod(_even)  # type: ignore[assignment]
+    starts = staticmethod(_even)
 
     def __init__(self, deployed: DeployedPlan, *given: Any, **more: Any) -> None:
         #: By period: decisions that are learned from; by decision: its period and place in it.
@@ -309,7 +421,12 @@ def of_switches(deployed: DeployedPlan) -> SparseVectorPlan:
 
 
 def _chosen(deployed: DeployedPlan) -> Weights:
-    return Weights(chosen_start(of_switches(deployed), deployed.digest))
+    return Weights(chosen_start(of_switches(deployed), deployed.digest), earlier_weights(deployed))
+
+
+def _begins(deployed: DeployedPlan) -> int:
+    """The expert before the first exchange, which hub and silos agree on."""
+    return int(np.argmax(_chosen(deployed).theta))
 
 
 class SumRange(LossRange):
@@ -332,7 +449,7 @@ class SparseSilo(ExpertSilo):
     Guarantee: that of the plan's certificate, for one loss, if the hub is trusted.
     """
 
-    _starts = staticmethod(_chosen)
+    starts = staticmethod(_chosen)
 
     def _limits(self) -> SumRange:  # type: ignore[override]
         return SumRange(self.plan)
@@ -373,7 +490,8 @@ class SparseHub(ExpertHub):
         self._sealing.hides(1, self._history)
         made = plan.decider(self._sealing.source if noise is None else noise)
         assert isinstance(made, SparseVector)
-        made.begin(first_expert(self.deployed.digest, plan.experts))
+        # Of an earlier plan it is one that was released: later releases are private for any.
+        made.begin(_begins(self.deployed))
         return made
 
     def _checked(self, found: wire.Envelope, who: str) -> np.ndarray:
