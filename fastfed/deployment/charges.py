@@ -40,7 +40,7 @@ from fastfed.privacy.mechanisms.secure_sum import SecureSum
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vector_batches import UnequalBatches, VectorBatches
 from fastfed.privacy.mechanisms.vertex_sets import _ways
-from fastfed.privacy.releases.factorised import Factor
+from fastfed.privacy.releases.prefix_sums import Factor
 from fastfed.privacy.sensitivity import Budget, joint_sensitivity
 from fastfed.protocols.serverless import PhasePlan
 
