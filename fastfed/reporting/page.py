@@ -18,6 +18,7 @@ from fastfed.reporting.sections import (
     differences,
     experiment_section,
     mark,
+    tag,
     title_block,
 )
 from fastfed.reporting.table import Row, counts, ordered, rows_of
@@ -83,8 +84,10 @@ def _section(drawn: Drawn) -> Html:
 
 
 VERDICTS = (
-    "Differences are paired, mean ± standard error, and count beyond two standard errors. "
-    "Unproven: the order holds, but a curve in it has not the privacy that it claims."
+    "Differences are paired, mean ± standard error, and count beyond two standard errors, more "
+    "where replicates are few. Unproven: the order holds, but a curve in it has not the privacy "
+    "that it claims. A paper's claim is about a printed figure, played as printed; a variant's "
+    "about another way to play it, or a theorem."
 )
 
 
@@ -99,7 +102,7 @@ def _claims(rows: Sequence[Row], linked: set[str]) -> Html:
             [
                 join(name, element("div", about, class_="quiet")),
                 mark(row.statement.verdict),
-                join(row.statement.says, differences(row.statement)),
+                join(row.statement.says, " ", tag(row.statement), differences(row.statement)),
                 element("span", row.size or "-", class_="keep"),
             ]
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
 from fastfed.reporting import table as text_table
-from fastfed.reporting.claims import Claim, judge, per_silo
+from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_silo
 from fastfed.reporting.figure import (
     Source,
     amount,
@@ -213,21 +213,36 @@ def _claims(source: Source) -> Html:
         element(
             "li",
             element("div", mark(claim.verdict)),
-            element("div", claim.says, differences(claim)),
+            element("div", claim.says, " ", tag(claim), differences(claim)),
         )
         for claim in judge(source.results)
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
         f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
-        "count beyond two standard errors."
+        "count beyond two standard errors, more where replicates are few."
     )
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
 
 
+#: What the tag of a claim says.
+TAGS = {
+    PAPER: "a printed figure, played as printed",
+    VARIANT: "a paper's, played otherwise than printed",
+    OURS: "of no paper",
+}
+
+
+def tag(claim: Claim) -> Html:
+    """Whose claim it is."""
+    return element("span", claim.tag, class_="tag", title=TAGS[claim.tag])
+
+
 def differences(claim: Claim) -> Html:
     """The differences behind a verdict, and its reason."""
-    texts = [text_table.difference_text(d, claim.within) for d in claim.differences]
+    both = text_table.two_verdicts(claim)
+    texts = [f"{both[0].upper()}{both[1:]}."] if both else []
+    texts += text_table.difference_texts(claim)
     if claim.reason:
         texts.append(f"Why: {claim.reason}")
     return element("ul", [element("li", text) for text in texts], class_="pairs")
