@@ -137,7 +137,12 @@ def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
 
 @click.command()
 @folder_argument
-def report(folder: Path) -> None:
+@click.option(
+    "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
+    help="Of the pictures beside the page; may be repeated. Default: png and svg. pdf and pgf are "
+    "for papers, one column wide; pgf needs LaTeX.",
+)  # fmt: skip
+def report(folder: Path, formats: tuple[str, ...]) -> None:
     """Write page, pictures and tables of an output folder again.
 
     Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
@@ -147,7 +152,10 @@ def report(folder: Path) -> None:
     from fastfed.cli.execution import NO_MATPLOTLIB
     from fastfed.reporting import page
 
-    for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
+    wanted = formats or page.FORMATS
+    for path in page.report(
+        folder, formats=wanted, on_left_out=lambda reason: say(f"left out: {reason}")
+    ):
         click.echo(path)
     if not page.has_matplotlib():
         say(NO_MATPLOTLIB)

@@ -13,6 +13,7 @@ from fastfed._validate import InputError, nearest, show
 from fastfed.experiments import Figure, figure_experiment, figure_ids, figure_spec
 from fastfed.reporting.claims import labels_of
 from fastfed.reporting.figure import check_figure
+from fastfed.reporting.panels import check_grammar
 from fastfed.simulation.experiment import (
     TOP_KEYS,
     Experiment,
@@ -267,3 +268,4 @@ def quick_horizon(spec: dict[str, Any]) -> int | None:
 
 def _check_figure(experiment: Experiment) -> None:
     check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
+    check_grammar(experiment.figure, experiment.identity()["curves"])

@@ -188,9 +188,9 @@ def ceiling(source: Source) -> float:
     return ROOM * tallest
 
 
-def visible_bounds(source: Source) -> list[BoundCurve]:
-    """Bound curves with a part below the ceiling."""
-    top = ceiling(source)
+def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]:
+    """Bound curves with a part below the ceiling ``top``, by default that of these curves."""
+    top = ceiling(source) if top is None else top
     return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 

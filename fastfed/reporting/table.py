@@ -181,14 +181,14 @@ def difference_text(
     exponent: tuple[float, float] | None = None,
 ) -> str:
     """Text of A - B: mean, standard error, and the limit where the claim has one."""
-    measured = plus_minus(difference.mean, difference.stderr)
+    known = math.isfinite(difference.mean)
+    measured = plus_minus(difference.mean, difference.stderr) if known else "not played yet"
     if difference.of == EXPONENT:
         wanted = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
-        known = measured if not math.isnan(difference.mean) else "not played yet"
-        return ", ".join(text for text in (f"exponent: {known}", wanted) if text)
+        return ", ".join(text for text in (f"exponent: {measured}", wanted) if text)
     names = f"{difference.first} - {difference.second}"
-    if math.isnan(difference.mean):
-        return f"{names}: not played yet"
+    if not known:
+        return f"{names}: {measured}"
     if difference.of != REGRET:
         ratios = f"{difference.first_regret:.3g} x against {difference.second_regret:.3g} x"
         return f"{names}: ln(largest / smallest regret) {measured} ({ratios})"

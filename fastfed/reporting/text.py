@@ -168,7 +168,7 @@ def _pair(
 # ---- A spec as text, its keys in the order in which people write them ----------------------------
 
 FIRST = {
-    "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints"),
+    "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints", "checkpoint_spacing"),
     "environment": ("kind",),
     "line": ("label", "curve", "bound"),
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),

@@ -222,7 +222,8 @@ class Store:
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
         """Return (position, replicate) of all that is committed in a folder.
 
-        Positions are those of ``identity``, which may have more curves than the store. Empty where there is no store. Writes nothing; InputError for another experiment's store.
+        Positions are those of ``identity``, which may have more curves than the store. Empty where
+        there is no store. Writes nothing; InputError for another experiment's store.
         """
         moves = _check_identity(folder, folder / FILE, {"identity": identity})
         if moves is None:
@@ -475,7 +476,7 @@ OF_CURVES = ("curves", "packages", "accounts")
 
 
 def _moves(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
-    """Position in ``now`` of every curve of ``before``; None unless now is before and more curves."""
+    """Position in ``now`` of every curve of ``before``; None unless only curves were added."""
     rest = [{k: v for k, v in each.items() if k not in OF_CURVES} for each in (before, now)]
     if rest[0] != rest[1]:
         return None
