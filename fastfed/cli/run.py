@@ -266,7 +266,7 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
 
 @click.group()
 def spec() -> None:
-    """Specs of the figures, to look at or to begin with."""
+    """Print the spec of a figure."""
 
 
 @spec.command()

@@ -421,8 +421,9 @@ def _spreads(
         regret = np.array([_finals(results, label, shared) for label in labels])
         with np.errstate(divide="ignore", invalid="ignore"):
             logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
-    typical = (float(np.exp(each.mean())) for each in logs)
-    return Difference(first[0], second[0], *_mean(logs[0] - logs[1]), *typical, len(shared), SPREAD)
+    a, b = (float(np.exp(each.mean())) for each in logs)
+    mean, stderr = _mean(logs[0] - logs[1])
+    return Difference(first[0], second[0], mean, stderr, a, b, len(shared), SPREAD)
 
 
 def _below(difference: Difference) -> str:

@@ -28,7 +28,10 @@ COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#B
 #: Dashes of the curves beyond the number of colours.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE = "#000000"
-NOT_PRIVATE_DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-")
+NOT_PRIVATE_DASHES = (
+    *((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-"),
+    *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
+)
 
 Y_LABELS = {
     "cumulative": "group regret",

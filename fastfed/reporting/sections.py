@@ -309,7 +309,7 @@ def _pictures(drawn: Drawn) -> Html:
          f"{what} against everything sent so far, up and down, on a logarithmic axis."),
     ]  # fmt: skip
     # Several panels have their caption below all of them; single pictures stand side by side.
-    many = [
+    several = [
         join(
             element("div", [element("figure", card) for card in cards], class_="pictures"),
             element("p", text, class_="caption"),
@@ -323,7 +323,7 @@ def _pictures(drawn: Drawn) -> Html:
         if len(cards) == 1
     ]
     beside = [element("div", single, class_="pictures")] if single else []
-    parts = [*many[:1], *beside, *many[1:]]
+    parts = [*several[:1], *beside, *several[1:]]
     if not sends(source):
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
     notes = [*off_picture(source), *not_stored(source)]
