@@ -309,8 +309,9 @@ def _saved(figure: Figure, kind: str) -> bytes:
     except (OSError, RuntimeError) as error:
         if kind != "pgf":
             raise
+        what = str(error).split(";")[0].split("\n")[0]
         raise InputError(
-            f"pgf needs LaTeX, and fonts for it: {str(error).splitlines()[0]}"
+            f"format pgf needs LaTeX ({what}): install TeX Live with xelatex, or take pdf"
         ) from None
     return file.getvalue()
 
