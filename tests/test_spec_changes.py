@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.cli import cli
 from fastfed.experiments.specs import change, load_spec, parse_changes, sized_experiment
+from fastfed.reporting.claims import judge
+from fastfed.reporting.figure import read_source
 from fastfed.simulation.driver import checkpoint_rounds
 from tests.outputs import content
 
@@ -223,3 +227,14 @@ def test_even_spacing_is_no_part_of_an_identity(tmp_path: Path) -> None:
     assert "checkpoint_spacing" not in plain
     spaced = spec_of(tmp_path, OPEN, head='checkpoint_spacing = "log"' + HEAD)
     assert load_spec(spaced).identity()["checkpoint_spacing"] == "log"
+
+
+def test_a_curve_without_a_finished_replicate_is_not_damage(tmp_path: Path) -> None:
+    """Of a run that was stopped between two curves."""
+    head = HEAD + '[figure]\n[[figure.statement]]\nsays = "s"\nbelow = ["open", "LDP"]\n'
+    out = tmp_path / "out"
+    fastfed.run(spec_of(tmp_path, OPEN, LDP.format(epsilon=2.0), head=head), out)
+    with sqlite3.connect(out / "results.sqlite") as db:
+        db.execute("DELETE FROM cells WHERE position = 1")
+    (claim,) = judge(read_source(out).results)
+    assert claim.verdict == "undecided" and math.isnan(claim.differences[0].mean)

@@ -299,8 +299,8 @@ def _judged(table: dict[str, Any], results: Results) -> Claim:
         verdict, why = NOT_JUDGED, short
     elif order == HOLDS and missing:
         verdict, why = UNPROVEN, missing
-    elif order == UNDECIDED and any(math.isnan(d.stderr) for d in differences):
-        why = "it takes two replicates of every curve"
+    elif order == UNDECIDED:
+        why = _few(differences)
     exponent = table.get("exponent")
     return Claim(
         table["says"],
@@ -313,6 +313,22 @@ def _judged(table: dict[str, Any], results: Results) -> Claim:
         table.get("tag", OURS),
         guarantee,
         exponent and (float(exponent[0]), float(exponent[1])),
+    )
+
+
+#: Replicates below which their number is said to be why nothing is decided.
+FEW = 10
+
+
+def _few(differences: Sequence[Difference]) -> str:
+    """Reason why so few replicates decide nothing; empty where they are not few."""
+    if any(math.isnan(d.stderr) for d in differences):
+        return "it takes two replicates of every curve"
+    least = min(d.replicates for d in differences)
+    if least >= FEW:
+        return ""
+    return (
+        f"of {least} replicates only differences beyond {beyond(least):.2g} standard errors count"
     )
 
 

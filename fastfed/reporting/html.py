@@ -91,7 +91,8 @@ thead th {
 }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 tbody th { font-weight: 600; }
-tbody th, thead th { white-space: normal; overflow-wrap: anywhere; }
+tbody th { overflow-wrap: anywhere; }
+thead th { overflow-wrap: normal; vertical-align: bottom; }
 .number { white-space: nowrap; }
 tbody th { min-width: 9rem; }
 .wide tbody th { min-width: 11rem; font-weight: 400; }

@@ -151,11 +151,16 @@ OTHERS = "#999999"
 def _overview(source: Source) -> Panel:
     """The curves of least final regret, before the range of all."""
     curves = source.results.curves
-    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:BEST]
-    chosen = tuple(curves[i] for i in sorted(best))
+    chosen = least_regret(curves)
     styles = line_styles(chosen)
     names = _names([c.label for c in chosen], ())
     return Panel("", chosen, tuple(styles), tuple(names), tuple(names), curves)
+
+
+def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
+    """The ``BEST`` curves of least final regret, in their order."""
+    best = sorted(range(len(curves)), key=lambda i: (float(curves[i].mean[-1]), i))[:BEST]
+    return tuple(curves[i] for i in sorted(best))
 
 
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:

@@ -23,7 +23,16 @@ from fastfed.reporting.figure import (
     visible_bounds,
     y_axis,
 )
-from fastfed.reporting.panels import MOST_DRAWN, OTHERS, Panel, curve_styles, panels, symbols
+from fastfed.reporting.panels import (
+    BEST,
+    MOST_DRAWN,
+    OTHERS,
+    Panel,
+    curve_styles,
+    least_regret,
+    panels,
+    symbols,
+)
 from fastfed.reporting.table import sent
 from fastfed.reporting.text import is_private, privacy_text
 from fastfed.results.results import CurveResult, Results, standard_error
@@ -282,7 +291,10 @@ MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     """Plot the mean regret of every curve against rounds in characters; each curve is a letter."""
-    curves = source.results.curves[: len(MARKS)]
+    curves, few = source.results.curves, ""
+    if len(curves) > len(MARKS):
+        few = f", the {BEST} curves of least regret among {spaced(len(curves))}"
+        curves = least_regret(curves)
     if not curves:
         return ""
     means = [regret(source, curve)[0] for curve in curves]
@@ -301,7 +313,7 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = plotting.Y_LABELS[y_axis(source)]
+    title = f"{plotting.Y_LABELS[y_axis(source)]}{few}"
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 
