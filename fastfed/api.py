@@ -5,7 +5,7 @@ Each name is loaded when it is first used: ``import fastfed`` alone imports no N
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -79,6 +79,7 @@ def run(
     replicates: int | None = None,
     seed: int | None = None,
     quick: bool = False,
+    changes: Mapping[str, Any] | None = None,
     threads: int | None = None,
     engine: str = "local",
     scheduler: str | None = None,
@@ -102,6 +103,8 @@ def run(
         Replace those of a spec file.
     quick : bool
         A first look at a spec file: two replicates, a tenth of the horizon.
+    changes : mapping, optional
+        Values by key in place of a spec file's, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}.
     threads : int, optional
         Default: all processors. Results do not depend on it.
     engine : {"local", "processes", "dask"}
@@ -136,9 +139,13 @@ def run(
     from fastfed.simulation.run import run as run_experiment
 
     if isinstance(experiment, (str, Path)):
-        experiment = load_spec(experiment, replicates=replicates, seed=seed, quick=quick)
-    elif quick or replicates is not None or seed is not None:
-        raise InputError("replicates, seed and quick go with a spec file, not with an Experiment")
+        experiment = load_spec(
+            experiment, replicates=replicates, seed=seed, quick=quick, changes=changes
+        )
+    elif quick or replicates is not None or seed is not None or changes:
+        raise InputError(
+            "replicates, seed, quick and changes go with a spec file, not with an Experiment"
+        )
     return run_experiment(
         experiment,
         folder,

@@ -158,7 +158,7 @@ class TestPlot:
     def test_the_legend_names_curves_and_privacy(self, results, pyplot):
         texts = [t.get_text() for t in results.plot().get_legend().get_texts()]
         assert texts[0] == "open:  not private"
-        assert texts[1] == "lazy, epsilon = 0.5:  (0.5, 1e-05)"
+        assert texts[1] == "lazy, ε = 0.5:  (0.5, 1e-05)"
         assert texts[3].startswith('<script>alert("x")</script> & \\$x_y\\$:')
         assert "unproven" in texts[3]
         # What begins with an underscore would have no entry.

@@ -195,16 +195,30 @@ def test_the_figures_page_has_every_figure_with_its_size():
 
 
 def test_the_counts_of_statements_add_up():
-    """Those of all figures; one without statements counts for its sentence."""
+    """Those of all figures; one without statements counts for its sentence, as ours."""
     found = [experiments.figure(name).spec["figure"] for name in experiments.figure_ids()]
-    total = sum(max(1, len(table.get("statement", ()))) for table in found)
+    tags = [s["tag"] for t in found for s in t.get("statement", [{"tag": "ours"}])]
     for text in (README, FIGURES):
         said = re.search(
-            r"Of (\d+) statements\D+(\d+) hold\D+(\d+) fail, (\d+) \D+(\d+) \D+(\d+) need",
+            r"Of (\d+) statements\D+(\d+) hold\D+(\d+) fail, (\d+) \D+(\d+) are about "
+            r"systems\D+(\d+) \D+(\d+) need files or hours",
             " ".join(text.split()),
         )
         most, *parts = map(int, said.groups())
-        assert most == total == sum(parts)
+        assert most == len(tags) == sum(parts)
+    table = rows(FIGURES.split("**Of ")[1].split("Variants are")[0])[1:]
+    by_tag = {cells[0]: [int(n) for n in cells[1:]] for cells in table}
+    named = {"paper": "printed figures, as printed", "variant": "variants", "ours": "ours"}
+    for tag, name in named.items():
+        assert sum(by_tag[name]) == tags.count(tag), tag
+    assert [sum(column) for column in zip(*by_tag.values(), strict=True)] == parts
+    printed = re.search(
+        r"(\d+) are about printed figures\D+ back in (\d+) of them \((\d+) fail, "
+        r"(\d+) are undecided, (\d+) not judged, (\d+) not played",
+        " ".join(FIGURES.split()),
+    )
+    whole, *parts = map(int, printed.groups())
+    assert whole == sum(parts) == tags.count("paper")
 
 
 def test_the_glossary_names_modules_and_pages_that_exist():

@@ -422,7 +422,7 @@ def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: li
     assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
     assert off_picture(asked) == not_stored(asked) == []
     assert draw(asked)["png"] == draw(asked)["png"] != draw(plain)["png"]
-    assert b"<!-- Theorem 1 -->" in draw(asked)["svg"]
+    assert b">Theorem 1</text>" in draw(asked)["svg"]
 
 
 def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
@@ -439,7 +439,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
     far = bounded(plain, np.linspace(3.01, 5000.0, 6) * top)
     assert axes_of(far).get_ylim() == axes_of(plain).get_ylim()
     assert len(axes_of(far).get_lines()) == len(plain.results.curves)
-    assert b"<!-- Theorem 1 -->" not in draw(far)["svg"]
+    assert b">Theorem 1</text>" not in draw(far)["svg"]
     # It leaves the picture: drawn up to its upper edge.
     leaving = bounded(plain, np.array([0.5, 1.0, 2.0, 2.9, 50.0, 5000.0]) * top)
     axes = axes_of(leaving)

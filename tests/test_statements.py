@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from fastfed import experiments
 from fastfed._validate import InputError
 from fastfed.cli import cli
-from fastfed.reporting.claims import judge
+from fastfed.reporting.claims import TAGS, beyond, judge
 from fastfed.reporting.figure import check_figure
+from fastfed.reporting.table import difference_texts, two_verdicts
 from fastfed.results.results import CurveResult, Results
 from fastfed.simulation.experiment import expand
 
@@ -48,8 +49,9 @@ def verdict(statement: dict[str, Any], *curves: Any, **axis: str) -> str:
     return judged.verdict
 
 
-# Differences A - B of 1, 2, 3: mean 2, standard error 1 / sqrt 3, so beyond two standard errors.
-A = curve("A", [11.0, 22.0, 33.0])
+# Differences A - B of 1.5, 2, 2.5: mean 2, standard error 0.5 / sqrt 3 = 0.2887, so beyond 4.527 of
+# them, Student's limit for three replicates.
+A = curve("A", [11.5, 22.0, 32.5])
 B = curve("B", [10.0, 20.0, 30.0])
 # Differences B - C of -1, 0, 4: mean 1, standard error sqrt(7 / 3), so not beyond.
 C = curve("C", [11.0, 20.0, 26.0])
@@ -62,9 +64,9 @@ def test_differences_are_paired() -> None:
     (judged,) = judge(results)
     first, second = judged.differences
     assert (first.first, first.second, first.mean) == ("B", "A", -2.0)
-    assert first.stderr == pytest.approx(1.0 / math.sqrt(3.0))
+    assert first.stderr == pytest.approx(0.5 / math.sqrt(3.0))
     assert (second.first, second.second) == ("A", "C")
-    assert second.mean == pytest.approx((0 + 2 + 7) / 3)
+    assert second.mean == pytest.approx((0.5 + 2 + 6.5) / 3)
     # Unpaired they would say nothing: the curves themselves vary by ten.
     assert A.stderr[-1] > 6.0
 
@@ -86,6 +88,81 @@ def test_exactly_two_standard_errors_decide_nothing() -> None:
     assert verdict({"below": ["other", "one"]}, one, other) == "undecided"
 
 
+def test_few_replicates_have_students_limit() -> None:
+    """Its quantile at the level of two standard errors, in closed form for 1 and 2 degrees."""
+    p = 0.5 * (1.0 + math.erf(2.0 / math.sqrt(2.0)))
+    assert beyond(2) == pytest.approx(math.tan(math.pi * (p - 0.5)))
+    assert beyond(3) == pytest.approx((2.0 * p - 1.0) / math.sqrt(2.0 * p * (1.0 - p)))
+    assert math.isnan(beyond(1)) and beyond(25) == pytest.approx(2.11, abs=0.01)
+    assert beyond(10**7) == pytest.approx(2.0, abs=1e-5)
+
+
+#: Regret of 2, 8 and 18 per replicate times 1, 1.5 and 2: 2 x^2 at x = 1, 2, 3.
+SQUARE = [curve(f"x = {x}", [2.0 * x * x * k for k in (1.0, 1.5, 2.0)]) for x in (1, 2, 3)]
+
+
+def test_an_exponent_is_fitted_in_each_replicate() -> None:
+    power = {"power": [c.label for c in SQUARE], "of": [1, 2, 3]}
+    for exponent, expected in [([1.5, 2.5], "holds"), ([2.1, 3], "fails"), ([0, 1.9], "fails")]:
+        assert verdict({**power, "exponent": exponent}, *SQUARE) == expected
+    noisy = [*SQUARE[:2], curve("x = 3", [18.0, 9.0, 90.0])]
+    assert verdict({**power, "exponent": [2.0, 2.1]}, *noisy) == "undecided"
+    assert verdict({**power, "exponent": [1.5, 2.5]}, *SQUARE[:2]) == "undecided"  # one is missing
+    statement = {"says": "s", **power, "exponent": [1.5, 2.5]}
+    (claim,) = judge(Results("x", 10, 2, tuple(SQUARE), {"statement": [statement]}))
+    (slope,) = claim.differences
+    assert slope.mean == pytest.approx(2.0) and slope.stderr == pytest.approx(0.0, abs=1e-12)
+    assert difference_texts(claim) == ["exponent: 2.0000 ± 0, wanted: 1.5 to 2.5"]
+
+
+def test_groups_are_ordered_by_their_spread() -> None:
+    """Largest over smallest regret in each replicate: 2, 2 and 2 against 4, 3 and 5."""
+    tight = [curve("t1", [1.0, 2.0, 3.0]), curve("t2", [2.0, 4.0, 6.0])]
+    loose = [curve("l1", [4.0, 3.0, 5.0]), curve("l2", [1.0, 1.0, 1.0])]
+    groups = {"tight": ["t1", "t2"], "loose": ["l1", "l2"]}
+    assert verdict({"spread": groups}, *tight, *loose) == "holds"
+    turned = {name: groups[name] for name in ("loose", "tight")}
+    assert verdict({"spread": turned}, *tight, *loose) == "fails"
+    assert verdict({"spread": {"one": ["t1", "t2"], "two": ["t2", "t1"]}}, *tight) == "undecided"
+    table = {"statement": [{"says": "s", "spread": groups}]}
+    (claim,) = judge(Results("x", 10, 2, (*tight, *loose), table))
+    (difference,) = claim.differences
+    assert difference.mean == pytest.approx(math.log(8.0 / 60.0) / 3.0)
+    assert (difference.first_regret, difference.second_regret) == (
+        pytest.approx(2.0),
+        pytest.approx(60.0 ** (1.0 / 3.0)),
+    )
+    assert difference_texts(claim)[0].endswith("(2 x against 3.91 x)")
+
+
+def test_a_paper_s_claim_has_two_verdicts() -> None:
+    below = {"below": ["B", "A"], "tag": "paper"}
+    kept = of_privacy(below, certificate())
+    assert (kept.picture, kept.guarantee, kept.verdict) == ("holds", "holds", "holds")
+    lost = of_privacy(below, certificate(exact=(1.5, 1e-5)))
+    assert (lost.picture, lost.guarantee, lost.verdict) == ("holds", "fails", "unproven")
+    assert two_verdicts(lost) == "the picture comes back, the guarantee does not hold"
+    # The guarantee is that of the certificates, whatever the picture.
+    turned = of_privacy({**below, "below": ["A", "B"]}, certificate())
+    assert (turned.picture, turned.guarantee) == ("fails", "holds")
+    nothing = of_privacy(below, certificate("none", None, None))
+    assert (nothing.picture, nothing.guarantee) == ("holds", "none claimed")
+    assert two_verdicts(of_privacy({"below": ["B", "A"]}, certificate())) == ""
+    stored = lost.to_builtins()
+    assert (stored["tag"], stored["picture"], stored["guarantee"]) == ("paper", "holds", "fails")
+
+
+def test_nothing_is_judged_in_fewer_rounds_than_the_figure_has() -> None:
+    """Nor of an experiment that --set has changed."""
+    statement = {"below": ["B", "A"]}
+    assert of_privacy(statement, certificate(), judged_from=10).verdict == "holds"
+    short = of_privacy(statement, certificate(), judged_from=100_000, size="all")
+    assert (short.verdict, short.picture, short.order) == ("not judged", "not judged", "holds")
+    assert short.reason == "judged from 100 000 rounds on, the figure's own"
+    other = of_privacy(statement, certificate(), changed=["horizon=5"])
+    assert other.verdict == "not judged" and "--set horizon=5" in other.reason
+
+
 def test_equal_curves_are_near_and_in_no_order() -> None:
     same = curve("same", [10.0, 20.0, 30.0])
     assert verdict({"below": ["B", "same"]}, B, same) == "undecided"
@@ -93,9 +170,9 @@ def test_equal_curves_are_near_and_in_no_order() -> None:
 
 
 def test_near() -> None:
-    # |2| and two standard errors of 1.1547, against a fraction of B's mean of 20.
-    for within, expected in [(0.158, "holds"), (0.157, "undecided"), (0.043, "undecided"),
-                             (0.042, "fails")]:  # fmt: skip
+    # |2| and 4.527 standard errors, 1.3067, against a fraction of B's mean of 20.
+    for within, expected in [(0.166, "holds"), (0.165, "undecided"), (0.035, "undecided"),
+                             (0.034, "fails")]:  # fmt: skip
         assert verdict({"near": ["A", "B"], "within": within}, A, B) == expected
     # The fraction is the second's: A's mean is 22.
     assert verdict({"near": ["B", "A"], "within": 0.157}, A, B) == "holds"
@@ -116,9 +193,9 @@ def test_only_shared_replicates_count() -> None:
     assert verdict({"below": ["few", "B"]}, few, B) == "holds"
 
 
-# Ten silos with more regret together than B's two, and less each: 4, 5 and 6 against 5, 10 and 15.
+# Ten silos with more regret together than two others, and less each: 4, 5 and 6 against 10.
 MANY = curve("many", [40.0, 50.0, 60.0], silos=10)
-FEW = curve("few", [10.0, 20.0, 30.0])
+FEW = curve("few", [20.0, 20.0, 20.0])
 
 
 def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
@@ -126,28 +203,28 @@ def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
     assert verdict(below, MANY, FEW) == "fails"
     assert verdict(below, MANY, FEW, y="cumulative") == "fails"
     assert verdict(below, MANY, FEW, y="time-average") == "fails"
-    # -1, -5, -9: mean -5, standard error 4 / sqrt 3 = 2.31.
+    # -6, -5, -4: mean -5, standard error 1 / sqrt 3 = 0.577.
     assert verdict(below, MANY, FEW, y="per-silo") == "holds"
     figure = {"statement": [{"says": "s", **below}], "y": "per-silo"}
     results = Results("x", 10, 2, (MANY, FEW), figure)
     (difference,) = judge(results)[0].differences
     assert difference.mean == pytest.approx(-5.0)
-    assert difference.stderr == pytest.approx(4.0 / math.sqrt(3.0))
+    assert difference.stderr == pytest.approx(1.0 / math.sqrt(3.0))
     assert results.paired_difference("many", "few", per_silo=True) == (
         difference.mean,
         difference.stderr,
     )
-    # What Python asks for is group regret, whatever is drawn: 30 in every replicate.
-    assert results.paired_difference("many", "few") == (30.0, 0.0)
+    # What Python asks for is group regret, whatever is drawn: 20, 30 and 40.
+    assert results.paired_difference("many", "few") == pytest.approx((30.0, 10.0 / math.sqrt(3.0)))
 
 
 def test_near_is_a_fraction_of_the_second_regret_per_silo() -> None:
-    # |-5| and two standard errors of 2.309, against a fraction of few's 10 per silo.
+    # |-5| and 4.527 standard errors, 2.613, against a fraction of few's 10 per silo.
     near = ["many", "few"]
-    for within, expected in [(0.97, "holds"), (0.96, "undecided"), (0.04, "undecided"),
-                             (0.03, "fails")]:  # fmt: skip
+    for within, expected in [(0.77, "holds"), (0.76, "undecided"), (0.24, "undecided"),
+                             (0.23, "fails")]:  # fmt: skip
         assert verdict({"near": near, "within": within}, MANY, FEW, y="per-silo") == expected
-    assert verdict({"near": near, "within": 0.97}, MANY, FEW) == "fails"
+    assert verdict({"near": near, "within": 0.1}, MANY, FEW) == "fails"
 
 
 def certificate(
@@ -204,7 +281,7 @@ def test_an_order_of_curves_without_the_privacy_they_claim_is_unproven() -> None
         # What fails or is open does so whatever is proven.
         assert of_privacy(wrong, lost).verdict == "fails"
         assert of_privacy({"near": ["A", "B"], "within": 0.1}, lost).verdict == "undecided"
-        assert of_privacy({"near": ["A", "B"], "within": 0.158}, lost).verdict == "unproven"
+        assert of_privacy({"near": ["A", "B"], "within": 0.166}, lost).verdict == "unproven"
 
 
 def test_the_reason_stands_where_the_verdict_is_as_expected() -> None:
@@ -228,7 +305,7 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
     assert verdict({"below": ["B", "A"]}, A, B, y=y) == "holds"
     assert verdict({"below": ["A", "B"]}, A, B, y=y) == "fails"
     assert verdict({"below": ["C", "B"]}, B, C, y=y) == "undecided"
-    for within, expected in [(0.158, "holds"), (0.157, "undecided"), (0.042, "fails")]:
+    for within, expected in [(0.166, "holds"), (0.165, "undecided"), (0.034, "fails")]:
         assert verdict({"near": ["A", "B"], "within": within}, A, B, y=y) == expected
 
 
@@ -250,6 +327,22 @@ def test_curves_of_one_size_are_judged_alike_on_every_axis(y: str) -> None:
         ([{"says": "s", "below": ["A", "A"]}], "two labels or more"),
         ([{"says": "s", "below": ["A", 1]}], "two labels or more"),
         ([{"says": "s", "bellow": ["A", "B"]}], 'did you mean "below"'),
+        ([{"says": "s", "below": ["A", "B"], "tag": "papers"}], 'did you mean "paper"'),
+        ([{"says": "s", "below": ["A", "B"], "of": [1, 2]}], "belong together"),
+        ([{"says": "s", "power": ["A", "B"], "of": [1, 2]}], "power, of and exponent belong"),
+        (
+            [{"says": "s", "power": ["A", "B"], "of": [1], "exponent": [1, 2]}],
+            "of must be a number for each curve, got [1]",
+        ),
+        (
+            [{"says": "s", "power": ["A", "B"], "of": [1, 2], "exponent": [2, 1]}],
+            "exponent must be from, to, got [2, 1]",
+        ),
+        ([{"says": "s", "spread": ["A", "B"]}], "spread must be a table of two groups"),
+        (
+            [{"says": "s", "spread": {"x": ["A", "B"], "y": ["A", "D"]}}],
+            'unknown curve "D" in figure.statement.spread.y',
+        ),
         ([{"says": "s", "below": ["A", "B"], "why": "so"}], "why must be a table"),
         ([{"says": "s", "below": ["A", "B"], "why": {"fail": "x"}}], 'did you mean "fails"'),
         ([{"says": "s", "below": ["A", "B"], "why": {"fails": " "}}], "why.fails must be a"),
@@ -293,6 +386,10 @@ def test_every_figure_says_something_of_its_own_curves(name: str) -> None:
     # A single curve has no other to be held against.
     assert spec["figure"].get("statement") or len(labels) == 1
     for statement in spec["figure"].get("statement", ()):
+        assert statement.get("tag") in TAGS
+        if statement["tag"] == "paper":  # of a printed figure, played as printed
+            assert not name.endswith(("-exact", "-column"))
+            assert spec["figure"]["paper"] not in ("fastfed", "huang-2023", "gao-2024")
         below = statement.get("below", ())
         private = [v for v in below if v.startswith("LDP, ") and " = " in v and "bonus" not in v]
         values = [float(v.split("= ")[-1]) for v in private]
@@ -351,11 +448,12 @@ def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> Non
     assert "(4 replicates, 80 rounds)\nholds      Privacy costs.\n" in text
     assert "fails      Privacy is free.\n" in text
 
-    # A first look is judged too, and says how small it is; one replicate tells nothing.
+    # A first look is not judged, and says how small it is; one replicate tells nothing.
     quick = run("run", spec, "-o", tmp_path / "quick", "--quick", "--replicates", 1)
-    assert "(1 replicate, 10 rounds)\nundecided  Privacy costs." in quick.stdout
+    assert "(1 replicate, 10 rounds)\nnot judged Privacy costs." in quick.stdout
+    assert "judged from 80 rounds on" in quick.stdout
     alone = json.loads(run("results", tmp_path / "quick", "--json").stdout)["statements"][0]
-    assert alone["verdict"] == "undecided" and alone["differences"][0]["stderr"] is None
+    assert alone["verdict"] == "not judged" and alone["differences"][0]["stderr"] is None
 
 
 def test_the_table_says_in_what_statements_are_judged(tmp_path: Path) -> None:

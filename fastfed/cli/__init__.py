@@ -141,6 +141,7 @@ COMMANDS = {
     ),
     "run": ("run", "Run the experiment of a spec, or what is missing of it."),
     "reproduce": ("run", "Reproduce figures of the papers, or all of them."),
+    "spec": ("run", "Print the spec of a figure."),
     "results": ("run", "Results of an output folder: table, JSON or CSV."),
     "report": ("run", "Write page, pictures and tables of an output folder again."),
     "compare": ("run", "Compare two output folders, curve by curve."),

@@ -56,7 +56,9 @@ def examine(data: Path | None) -> dict[str, Any]:
     from fastfed._memory import available
 
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
-    problems = [f"{name} is missing" for name in REQUIRED if packages[name] is None]
+    problems = [
+        f"{name} is missing: pip install {name}" for name in REQUIRED if packages[name] is None
+    ]
     build = _build(problems)
     return {
         "fastfed": fastfed.__version__,
@@ -84,7 +86,10 @@ def _build(problems: list[str]) -> dict[str, Any]:
         from fastfed._kernels import _native, linalg
         from fastfed.simulation.dispatch import default_threads
     except ImportError as error:
-        problems.append(f"the compiled core cannot be loaded: {error}")
+        problems.append(
+            f"the compiled core cannot be loaded ({error}): install fastfed again, with "
+            "`pip install --force-reinstall --no-cache-dir fastfed`"
+        )
         return {
             "compiled": False,
             "threaded": None,

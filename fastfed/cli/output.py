@@ -167,11 +167,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 
 
 def run_options(command: F) -> F:
-    """Add -o and the options of every run; those that change no result come as ``resources``."""
+    """Add -o and the options of every run; those that change no result come as ``resources``.
+
+    What ``--set`` changes comes as ``changes``.
+    """
 
     @wraps(command)
     def packed(
-        threads: int | None, engine: str, scheduler: str | None, memory: str | None, **others: Any
+        threads: int | None,
+        engine: str,
+        scheduler: str | None,
+        memory: str | None,
+        settings: tuple[str, ...],
+        **others: Any,
     ) -> Any:
         if memory is not None:
             from fastfed._memory import parse_size
@@ -179,7 +187,13 @@ def run_options(command: F) -> F:
             parse_size("--memory", memory)
         from fastfed.simulation.dispatch import Resources
 
-        return command(resources=Resources(threads, engine, scheduler, memory), **others)
+        changes: dict[str, Any] = {}
+        if settings:
+            from fastfed.experiments.specs import parse_changes
+
+            changes = parse_changes(settings)
+        resources = Resources(threads, engine, scheduler, memory)
+        return command(resources=resources, changes=changes, **others)
 
     made = cast(F, packed)
     for option in reversed(
@@ -213,6 +227,11 @@ def run_options(command: F) -> F:
             click.option(
                 "--seed", type=int, metavar="N",
                 help="Seed, in place of the spec's.",
+            ),
+            click.option(
+                "--set", "settings", multiple=True, metavar="KEY=VALUE",
+                help="Change a key: horizon=500, environment.dimension=5, curve.epsilon=2.0 "
+                "(every curve that has it), curve.LABEL.epsilon=2.0. May be repeated.",
             ),
             click.option(
                 "--quick", is_flag=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -24,6 +24,7 @@ def run(
     resources: Resources,
     seed: int | None,
     quick: bool,
+    changes: dict[str, Any],
 ) -> None:
     """Run the experiment of a spec, or what is missing of it.
 
@@ -36,7 +37,7 @@ def run(
     from fastfed.cli.execution import simulate
     from fastfed.experiments.specs import load_spec
 
-    experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick)
+    experiment = load_spec(spec, replicates=replicates, seed=seed, quick=quick, changes=changes)
     simulate(experiment, folder, resources)
 
 
@@ -61,6 +62,7 @@ def reproduce(
     resources: Resources,
     seed: int | None,
     quick: bool,
+    changes: dict[str, Any],
     data: Path | None,
     full: bool,
     dry_run: bool,
@@ -86,7 +88,7 @@ def reproduce(
     if not everything and data is not None and not any(f.needs_data for f in chosen):
         say(f"{', '.join(names)}: --data is not used, the data are made")
     # All are checked before the first is simulated: bad input then costs no time.
-    ready = [(f, sized_experiment(f, data, size, replicates, seed)) for f in chosen]
+    ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
     if everything or dry_run:
         plan = predict(ready, folder, resources)
         if not dry_run:
@@ -106,13 +108,17 @@ folder_argument = click.argument("folder", type=click.Path(path_type=Path), meta
 @folder_argument
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="CSV on standard output, one row per curve.")
-def results(folder: Path, as_json: bool, as_csv: bool) -> None:
+@click.option(
+    "--curves", is_flag=True,
+    help="CSV on standard output, one row per curve and checkpoint: what the pictures draw.",
+)  # fmt: skip
+def results(folder: Path, as_json: bool, as_csv: bool, curves: bool) -> None:
     """Results of an output folder: table, JSON or CSV.
 
     Of a run that is not finished it shows the finished replicates.
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other")
+    if as_json + as_csv + curves > 1:
+        raise click.UsageError("--json, --csv and --curves exclude each other")
     from fastfed.reporting import table
     from fastfed.reporting.claims import judge
     from fastfed.reporting.figure import read_source
@@ -123,13 +129,20 @@ def results(folder: Path, as_json: bool, as_csv: bool) -> None:
         print_json({**source.results.to_builtins(), "statements": statements})
     elif as_csv:
         click.echo(table.as_csv(source), nl=False)
+    elif curves:
+        click.echo(table.curves_csv(source), nl=False)
     else:
         print_results(source)
 
 
 @click.command()
 @folder_argument
-def report(folder: Path) -> None:
+@click.option(
+    "--format", "formats", multiple=True, type=click.Choice(("png", "svg", "pdf", "pgf")),
+    help="Of the pictures beside the page; may be repeated. Default: png and svg. pdf and pgf are "
+    "for papers, one column wide; pgf needs LaTeX.",
+)  # fmt: skip
+def report(folder: Path, formats: tuple[str, ...]) -> None:
     """Write page, pictures and tables of an output folder again.
 
     Nothing is simulated: everything comes from DIR/results.sqlite. Where DIR holds several
@@ -139,7 +152,10 @@ def report(folder: Path) -> None:
     from fastfed.cli.execution import NO_MATPLOTLIB
     from fastfed.reporting import page
 
-    for path in page.report(folder, on_left_out=lambda reason: say(f"left out: {reason}")):
+    wanted = formats or page.FORMATS
+    for path in page.report(
+        folder, formats=wanted, on_left_out=lambda reason: say(f"left out: {reason}")
+    ):
         click.echo(path)
     if not page.has_matplotlib():
         say(NO_MATPLOTLIB)
@@ -245,7 +261,28 @@ def _listed(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> None
         print_table(headings, rows)
 
 
+# ---- `fastfed spec` ------------------------------------------------------------------------------
+
+
+@click.group()
+def spec() -> None:
+    """Print the spec of a figure."""
+
+
+@spec.command()
+@click.argument("name", metavar="FIGURE")
+def show(name: str) -> None:
+    """Print the spec of a figure: the TOML that `fastfed reproduce FIGURE` runs.
+
+    Save it, change it, and run it with `fastfed run`.
+    """
+    from fastfed.experiments import figure_text
+
+    click.echo(figure_text(name), nl=False)
+
+
 COMMANDS = {
+    "spec": spec,
     "run": run,
     "reproduce": reproduce,
     "results": results,

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -486,8 +487,14 @@ def read_letor(path: str | os.PathLike[str], features: int | None = None) -> Let
         if stored is not None:
             return stored
         why = f"what was written to the cache folder {cache_folder()} cannot be read"
-    warnings.warn(f"{why}: {path} is parsed in memory, and again at the next start", stacklevel=2)
+    _warn(f"{why}: {path} is parsed in memory, and again at the next start")
     return _in_memory(sources, stamps, limit, f"{path} is larger than memory, and {why}")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn, once of each text: an environment reads its files more than once."""
+    warnings.warn(text, stacklevel=3)
 
 
 def _cache(folder: Path, path: str, sources: list[Path], stamps: list[_Stamp], limit: int) -> None:

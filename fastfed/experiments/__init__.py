@@ -27,6 +27,7 @@ __all__ = [
     "figure_experiment",
     "figure_ids",
     "figure_spec",
+    "figure_text",
     "figures",
     "with_panels",
 ]
@@ -82,6 +83,11 @@ def figure(name: str) -> Figure:
     if table.get("id", name) != name:
         raise InputError(f'figure "{name}": figure.id must be "{name}", as its file is called')
     return Figure(name, table["paper"], table["title"], spec)
+
+
+def figure_text(name: str) -> str:
+    """The TOML of a figure, comments included."""
+    return (FOLDER / f"{figure(name).id}.toml").read_text(encoding="utf-8")
 
 
 def figures() -> list[Figure]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def reproduce(
     data: str | Path | None = None,
     replicates: int | None = None,
     seed: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     threads: int | None = None,
     engine: str = "local",
     scheduler: str | None = None,
@@ -64,6 +65,9 @@ def reproduce(
         Learning-to-rank file or folder, for figures that need one.
     replicates, seed : int, optional
         Replace those of the figures.
+    changes : mapping, optional
+        Values by key, in every figure, such as {"horizon": 500, "curve.epsilon": 2.0}. Claims
+        about another experiment are then not judged.
     threads, engine, scheduler, memory_limit
         As in `fastfed.run`.
     on_figure : callable, optional
@@ -93,7 +97,7 @@ def reproduce(
     size = size_of_call(names, quick=quick, full=full)
     chosen, left_out = select(names, data, size)
     # All are checked before the first is simulated: bad input then costs no time.
-    ready = [(f, sized_experiment(f, data, size, replicates, seed)) for f in chosen]
+    ready = [(f, sized_experiment(f, data, size, replicates, seed, changes)) for f in chosen]
     resources = Resources(threads, engine, scheduler, memory_limit)
     folder = Path(output)
     found: dict[str, Results] = {}

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastfed._validate import InputError
+from fastfed._validate import InputError, nearest, show
 from fastfed.experiments import Figure, figure_experiment, figure_ids, figure_spec
+from fastfed.reporting.claims import labels_of
 from fastfed.reporting.figure import check_figure
-from fastfed.simulation.experiment import Experiment, find_beside, load_experiment, read_toml
+from fastfed.reporting.panels import check_grammar
+from fastfed.simulation.experiment import (
+    TOP_KEYS,
+    Experiment,
+    expand,
+    experiment_from_spec,
+    find_beside,
+    read_toml,
+)
+from fastfed.simulation.systems import algorithm
 
 #: A quick look: this many replicates, and the horizon divided by this number.
 QUICK_REPLICATES = 2
@@ -31,6 +43,7 @@ def load_spec(
     replicates: int | None = None,
     seed: int | None = None,
     quick: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment of a spec file, checked up to the last key of its [figure] table.
 
@@ -44,6 +57,8 @@ def load_spec(
         Replace the keys of the file.
     quick : bool
         Two replicates and a tenth of the horizon, for a first look.
+    changes : mapping, optional
+        Values by key, such as {"horizon": 500, "curve.LDP.epsilon": 2.0}; see `change`.
 
     Raises
     ------
@@ -53,16 +68,127 @@ def load_spec(
     path = Path(path)
     if str(path) in figure_ids() and not path.exists():
         raise InputError(f"{path}: no such file; for the figure, `fastfed reproduce {path}`")
-    changed: dict[str, Any] = {"replicates": replicates, "seed": seed}
-    if quick:
-        changed = changed_keys(read_toml(path), replicates, seed, quick)
     import_beside(path)
-    experiment = load_experiment(path, **changed)
+    spec = read_toml(path)
     try:
+        change(spec, changes or {})
+        own = dict(spec)
+        spec.update(changed_keys(spec, replicates, seed, quick))
+        note_shorter(spec, own)
+        find_beside(spec.get("environment"), path)
+        experiment = experiment_from_spec(spec)
         _check_figure(experiment)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return experiment
+
+
+# ---- Changes of single keys: --set KEY=VALUE -----------------------------------------------------
+
+#: Keys that change nothing that a claim is about.
+HARMLESS = ("seed", "replicates", "checkpoints", "checkpoint_spacing")
+
+
+def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """Changes of texts such as "horizon=500"; a value that is not TOML is a text."""
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set must be KEY=VALUE, such as horizon=500, got {show(text)}")
+        changes[key.strip()] = _toml_value(value.strip())
+    return changes
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def change(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Change single keys of a spec's tables, in place.
+
+    A key is one of the top level (``horizon``), or of a table (``environment.dimension``,
+    ``figure.log``). ``curve.epsilon`` is that key of all curves whose algorithm has it, and
+    ``curve.LABEL.epsilon`` of the tables of this label. Where a change is of the experiment, its
+    claims are not judged, and those about curves that are gone are left out.
+
+    Raises
+    ------
+    InputError
+        For a key that no table has.
+    """
+    for key, value in changes.items():
+        first, _, rest = key.partition(".")
+        if first not in TOP_KEYS:
+            raise InputError(f'unknown key "{key}" in --set{nearest(first, TOP_KEYS)}')
+        if first == "curve":
+            _change_curves(spec, key, value)
+        elif first in ("environment", "figure"):
+            if not rest:
+                raise InputError(f"--set {key} must name a key of the table, as {key}.KEY")
+            table = spec.setdefault(first, {})
+            *path, last = rest.split(".")
+            for part in path:
+                table = table.setdefault(part, {}) if isinstance(table, dict) else None
+            if not isinstance(table, dict):
+                raise InputError(f'--set "{key}": {first} has no such table')
+            table[last] = value
+        elif rest:
+            raise InputError(f'--set "{key}": {first} is no table')
+        else:
+            spec[key] = value
+    real = [k for k in changes if k not in HARMLESS and not k.startswith("figure.")]
+    figure = spec.get("figure")
+    if real and isinstance(figure, dict):
+        figure["changed"] = [f"{k}={changes[k]}" for k in real]
+        _leave_out_gone(figure, spec.get("curve"))
+
+
+def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
+    tables = [t for t in spec.get("curve", ()) if isinstance(t, dict)]
+    label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
+    labels = [str(t.get("label", t.get("algorithm"))) for t in tables]
+    if not name:
+        raise InputError("--set curve must name a key, as curve.KEY or curve.LABEL.KEY")
+    if label:
+        if label not in labels:
+            raise InputError(f'--set: unknown curve "{label}"{nearest(label, labels)}')
+        chosen = [t for t, own in zip(tables, labels, strict=True) if own == label]
+    else:
+        chosen = [t for t in tables if name in t or name in _keys_of(t)]
+        if not chosen:
+            known = sorted({k for t in tables for k in (*t, *_keys_of(t))})
+            raise InputError(f'--set: no curve has a key "{name}"{nearest(name, known)}')
+    for table in chosen:
+        table[name] = value
+
+
+def _keys_of(table: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        return tuple(algorithm(table.get("algorithm")).config.__struct_fields__)
+    except InputError:  # said later, with the curve's label
+        return ()
+
+
+def _leave_out_gone(figure: dict[str, Any], tables: Any) -> None:
+    """Leave out claims and bounds about curves that a change has renamed or removed."""
+    try:
+        labels = {
+            c["label"]
+            for table in tables
+            for c in expand({"label": table.get("algorithm"), **table})
+        }
+    except (InputError, TypeError, AttributeError, KeyError):  # said later
+        return
+    claims, lines = figure.get("statement"), figure.get("line")
+    if isinstance(claims, list):
+        figure["statement"] = [c for c in claims if labels.issuperset(labels_of(c))]
+    if isinstance(lines, list):
+        figure["line"] = [line for line in lines if line.get("curve") in labels]
 
 
 def environment_table(path: str | Path) -> dict[str, Any]:
@@ -82,10 +208,11 @@ def sized_experiment(
     size: str | None = None,
     replicates: int | None = None,
     seed: int | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment of a figure at a size (see `figure_spec`).
 
-    ``replicates`` and ``seed`` replace the spec's.
+    ``replicates`` and ``seed`` replace the spec's, and so do ``changes`` (see `change`).
     """
     spec = figure_spec(figure, data, size)
     spec.update(changed_keys(spec, replicates, seed, size == "quick"))
@@ -93,6 +220,11 @@ def sized_experiment(
         spec.update(spec["figure"].get("quick", {}))
     if replicates is not None:
         spec["replicates"] = replicates
+    try:
+        change(spec, changes or {})
+    except InputError as error:
+        raise InputError(f'figure "{figure.id}": {error}') from None
+    note_shorter(spec, figure.spec)
     experiment = figure_experiment(figure, spec)
     _check_figure(experiment)
     return experiment
@@ -107,6 +239,15 @@ def changed_keys(
         changed["replicates"] = replicates or QUICK_REPLICATES
         changed["horizon"] = quick_horizon(spec)
     return {key: value for key, value in changed.items() if value is not None}
+
+
+def note_shorter(spec: dict[str, Any], own: dict[str, Any]) -> None:
+    """Note in ``[figure]`` from how many rounds on its claims are judged, where there are fewer."""
+    before, now = own.get("horizon"), spec.get("horizon")
+    if isinstance(before, int) and isinstance(now, int) and now < before:
+        table = spec.setdefault("figure", {})
+        if isinstance(table, dict):
+            table.setdefault("judged_from", before)
 
 
 def quick_horizon(spec: dict[str, Any]) -> int | None:
@@ -127,3 +268,4 @@ def quick_horizon(spec: dict[str, Any]) -> int | None:
 
 def _check_figure(experiment: Experiment) -> None:
     check_figure(experiment.figure, list(experiment.bound_names), experiment.bound_names)
+    check_grammar(experiment.figure, experiment.identity()["curves"])

@@ -1,13 +1,17 @@
-"""Claims of a paper about a figure, judged on the results: the tables [[figure.statement]].
+"""Claims about a figure, judged on the results: the tables [[figure.statement]].
 
-The order of its curves holds when every one of its differences lies beyond two standard errors on
-the right side, fails when some difference lies beyond them on the wrong side, and is undecided
-otherwise. Differences are paired, replicate by replicate, since curves of an
-experiment share their contexts. Compared is regret per silo where the figure draws it, else group
-regret.
+A claim orders curves by final regret (``below``), holds two of them equal (``near``), says how
+regret grows with a number (``power``), or orders groups of curves by how far they are apart
+(``spread``). It holds when every one of its differences lies beyond the limit on the right side,
+fails when some difference lies beyond it on the wrong side, and is undecided otherwise. The limit
+is Student's quantile, two standard errors where there are many replicates. Differences are paired,
+replicate by replicate, since curves of an experiment share their contexts. Compared is regret per
+silo where the figure draws it, else group regret.
 
-The verdict is that of the order, with two exceptions: an order that holds between curves of which
-one lacks the privacy that it claims is "unproven", and a first look (--quick) is "not judged".
+A claim of a paper is two claims: that the picture comes back, which is the verdict on the
+differences, and that the guarantee holds, which is that every curve in it has the privacy that it
+claims. The one verdict of both is that of the picture, but "unproven" where the picture comes back
+without the guarantee. Nothing is judged in fewer rounds than a figure has.
 """
 
 from __future__ import annotations
@@ -15,28 +19,48 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from fastfed._validate import InputError, nearest, number, show
+import numpy as np
+
+from fastfed._validate import InputError, choice, nearest, number, show
 from fastfed.reporting.text import shortfall
 from fastfed.results.results import Results
 
-KEYS = ("says", "below", "near", "within", "why")
-#: In standard errors: how far a difference must be from where it says nothing.
+KINDS = ("below", "near", "power", "spread")
+#: Keys that go with a kind.
+WITH = {"near": ("within",), "power": ("of", "exponent")}
+KEYS = ("says", "tag", *KINDS, *(key for keys in WITH.values() for key in keys), "why")
+#: In standard errors of many replicates: how far a difference must be from where it says nothing.
 BEYOND = 2.0
+
+#: Whose claim it is: a paper's, of a figure played as printed; a paper's, played otherwise or of no
+#: printed figure; or nobody's but ours.
+PAPER, VARIANT, OURS = "paper", "variant", "ours"
+TAGS = (PAPER, VARIANT, OURS)
 
 HOLDS, FAILS, UNDECIDED, UNPROVEN = "holds", "fails", "undecided", "unproven"
 #: Verdicts that a spec may expect of a claim, with a reason.
 JUDGED = (HOLDS, FAILS, UNDECIDED, UNPROVEN)
 NOT_JUDGED = "not judged"
+#: Of a guarantee: no curve of the claim asks for privacy.
+NOT_CLAIMED = "none claimed"
 
 QUICK = "--quick: few rounds and replicates, a first look that says nothing about the paper"
+
+#: What a difference is a difference of.
+REGRET, SPREAD, EXPONENT = "regret", "spread", "exponent"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference ``first`` - ``second`` in final regret, as it is judged; NaN where unknown."""
+    """Difference ``first`` - ``second`` as it is judged; NaN where unknown.
+
+    Of final regret; or of the logarithms of the spread (largest over smallest regret) of two
+    groups; or the exponent itself, with ``first`` its name and ``second`` empty.
+    """
 
     first: str
     second: str
@@ -44,6 +68,13 @@ class Difference:
     stderr: float
     first_regret: float = math.nan  # means over the replicates that both curves have
     second_regret: float = math.nan
+    replicates: int = 0
+    of: str = REGRET
+
+    @property
+    def reach(self) -> float:
+        """Half the length of the interval around ``mean``; NaN for fewer than two replicates."""
+        return beyond(self.replicates) * self.stderr
 
     def to_builtins(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -54,6 +85,8 @@ class Difference:
             "stderr": self.stderr,
             "first_regret": self.first_regret,
             "second_regret": self.second_regret,
+            "replicates": self.replicates,
+            "of": self.of,
         }
 
 
@@ -68,6 +101,14 @@ class Claim:
     order: str = ""  # "holds", "fails" or "undecided": of the curves' regret alone
     why: str = ""  # a sentence; empty where the differences say all
     expected: tuple[str, ...] = ()  # verdicts that the figure's spec has a reason for
+    tag: str = OURS
+    guarantee: str = NOT_CLAIMED  # HOLDS, FAILS or NOT_CLAIMED
+    exponent: tuple[float, float] | None = None  # of a "power": from, to
+
+    @property
+    def picture(self) -> str:
+        """Verdict on the differences alone; NOT_JUDGED where the run is too short for one."""
+        return self.order if self.verdict in JUDGED else self.verdict
 
     @property
     def unexpected(self) -> bool:
@@ -86,13 +127,20 @@ class Claim:
         """Plain data, as in the JSON of ``fastfed results``."""
         return {
             "says": self.says,
+            "tag": self.tag,
             "verdict": self.verdict,
+            "picture": self.picture,
+            "guarantee": self.guarantee,
             "order": self.order,
             "why": self.why,
             "expected": list(self.expected),
             "within": self.within,
+            "exponent": self.exponent and list(self.exponent),
             "differences": [d.to_builtins() for d in self.differences],
         }
+
+
+# ---- The tables of a spec ------------------------------------------------------------------------
 
 
 def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
@@ -114,14 +162,33 @@ def check_claims(value: Any, labels: Sequence[str] | None = None) -> None:
         says = table.get("says")
         if not isinstance(says, str) or not says.strip():
             raise InputError(f"figure.statement.says must be a sentence, got {show(says)}")
-        if ("below" in table) == ("near" in table):
-            raise InputError(f'figure.statement "{says}" must have either below or near')
-        if ("near" in table) != ("within" in table):
-            raise InputError(f'figure.statement "{says}": near and within belong together')
-        if "within" in table:
-            number("figure.statement.within", table["within"], above=0)
+        choice("figure.statement.tag", table.get("tag", OURS), TAGS)
+        kinds = [kind for kind in KINDS if kind in table]
+        if len(kinds) != 1:
+            raise InputError(
+                f'figure.statement "{says}" must have either below or near, or power or spread'
+            )
+        _check_company(says, kinds[0], table)
         _check_why(table.get("why", {}))
-        _check_curves("below" if "below" in table else "near", table, labels)
+        if kinds[0] == "spread":
+            _check_spread(table["spread"], labels)
+        else:
+            _check_curves(kinds[0], table[kinds[0]], labels)
+        if kinds[0] == "power":
+            _check_power(table)
+
+
+def _check_company(says: str, kind: str, table: dict[str, Any]) -> None:
+    for owner, keys in WITH.items():
+        there = [key for key in keys if key in table]
+        if (kind == owner and len(there) < len(keys)) or (kind != owner and there):
+            raise InputError(
+                f'figure.statement "{says}": {owner}, {" and ".join(keys)} belong together'
+                if len(keys) > 1
+                else f'figure.statement "{says}": {owner} and {keys[0]} belong together'
+            )
+    if "within" in table:
+        number("figure.statement.within", table["within"], above=0)
 
 
 def _check_why(value: Any) -> None:
@@ -138,9 +205,11 @@ def _check_why(value: Any) -> None:
             )
 
 
-def _check_curves(key: str, table: dict[str, Any], labels: Sequence[str] | None) -> None:
-    curves = table[key]
-    wanted = "two labels" if key == "near" else "two labels or more, the least regret first"
+def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
+    wanted = {
+        "near": "two labels",
+        "below": "two labels or more, the least regret first",
+    }.get(key, "two labels or more")
     if (
         not isinstance(curves, list)
         or not all(isinstance(label, str) for label in curves)
@@ -157,6 +226,58 @@ def _check_curves(key: str, table: dict[str, Any], labels: Sequence[str] | None)
             )
 
 
+def _check_power(table: dict[str, Any]) -> None:
+    curves, of, exponent = table["power"], table["of"], table["exponent"]
+    if not isinstance(of, list) or len(of) != len(curves):
+        raise InputError(f"figure.statement.of must be a number for each curve, got {show(of)}")
+    for value in of:
+        number("figure.statement.of", value, above=0)
+    if len(set(of)) < len(of):
+        raise InputError(f"figure.statement.of must be numbers that differ, got {show(of)}")
+    if not isinstance(exponent, list) or len(exponent) != 2:
+        raise InputError(
+            f"figure.statement.exponent must be a list of two numbers, got {show(exponent)}"
+        )
+    low, high = (number("figure.statement.exponent", value) for value in exponent)
+    if low > high:
+        raise InputError(f"figure.statement.exponent must be from, to, got {show(exponent)}")
+
+
+def _check_spread(groups: Any, labels: Sequence[str] | None) -> None:
+    if not isinstance(groups, dict) or len(groups) < 2:
+        raise InputError(
+            "figure.statement.spread must be a table of two groups of labels or more, the least "
+            f"spread first, got {show(groups)}"
+        )
+    for name, curves in groups.items():
+        _check_curves(f"spread.{name}", curves, labels)
+
+
+def labels_of(table: dict[str, Any]) -> list[str]:
+    """Labels of the curves that a claim is about."""
+    if "spread" in table:
+        return [label for curves in table["spread"].values() for label in curves]
+    (found,) = (table[kind] for kind in KINDS if kind in table)
+    return list(found)
+
+
+# ---- Verdicts ------------------------------------------------------------------------------------
+
+
+@cache
+def beyond(replicates: int) -> float:
+    """Standard errors to either side that a mean of so many replicates is not told apart from.
+
+    Student's quantile at the level of two standard errors of a normal mean: 14 for two replicates,
+    4.5 for three, 2.9 for five, 2.1 for 25.
+    """
+    if replicates < 2:
+        return math.nan
+    from scipy.special import ndtr, stdtrit
+
+    return float(stdtrit(replicates - 1, ndtr(BEYOND)))
+
+
 def per_silo(results: Results) -> bool:
     """Return True if each curve's regret is divided by its own silos before it is compared."""
     return results.figure.get("y") == "per-silo"
@@ -168,23 +289,19 @@ def judge(results: Results) -> tuple[Claim, ...]:
 
 
 def _judged(table: dict[str, Any], results: Results) -> Claim:
-    near = "near" in table
-    pairs = [tuple(table["near"])] if near else list(pairwise(table["below"]))
-    differences = tuple(_difference(results, first, second) for first, second in pairs)
-    if near:
-        (only,) = differences
-        verdicts = [_near(only, table["within"] * only.second_regret)]
-    else:
-        verdicts = [_below(d) for d in differences]
+    differences, verdicts = _measured(table, results)
     order = _together(verdicts)
+    labels = labels_of(table)
+    guarantee, missing = _guarantee(results, labels)
     reasons: dict[str, str] = table.get("why", {})
     verdict, why = order, ""
-    if results.figure.get("size") == "quick":
-        verdict, why = NOT_JUDGED, QUICK
-    elif order == HOLDS and (missing := _shortfall(results, table["near" if near else "below"])):
+    if short := too_short(results):
+        verdict, why = NOT_JUDGED, short
+    elif order == HOLDS and missing:
         verdict, why = UNPROVEN, missing
-    elif order == UNDECIDED and any(math.isnan(d.stderr) for d in differences):
-        why = "it takes two replicates of every curve"
+    elif order == UNDECIDED:
+        why = _few(differences)
+    exponent = table.get("exponent")
     return Claim(
         table["says"],
         verdict,
@@ -193,15 +310,73 @@ def _judged(table: dict[str, Any], results: Results) -> Claim:
         order,
         reasons.get(verdict, why),
         tuple(reasons),
+        table.get("tag", OURS),
+        guarantee,
+        exponent and (float(exponent[0]), float(exponent[1])),
     )
 
 
-def _shortfall(results: Results, labels: Sequence[str]) -> str:
-    """Shortfall of the first of these curves that lacks privacy it claims; empty if none does."""
-    for label in labels:
-        if missing := shortfall(results[label].certificate):
-            return f"{label} {missing}"
+#: Replicates below which their number is said to be why nothing is decided.
+FEW = 10
+
+
+def _few(differences: Sequence[Difference]) -> str:
+    """Reason why so few replicates decide nothing; empty where they are not few."""
+    if any(math.isnan(d.stderr) for d in differences):
+        return "it takes two replicates of every curve"
+    least = min(d.replicates for d in differences)
+    if least >= FEW:
+        return ""
+    return (
+        f"of {least} replicates only differences beyond {beyond(least):.2g} standard errors count"
+    )
+
+
+def too_short(results: Results) -> str:
+    """Reason why a run says nothing about the claims of its figure; empty where it does."""
+    figure = results.figure
+    if changed := figure.get("changed"):
+        return f"--set {', '.join(changed)}: not the experiment that the claims are about"
+    if figure.get("size") == "quick":
+        return QUICK
+    wanted = figure.get("judged_from", 0)
+    if results.horizon < wanted:
+        rounds = f"{wanted:,}".replace(",", " ")
+        return f"judged from {rounds} rounds on, the figure's own"
     return ""
+
+
+def _guarantee(results: Results, labels: Sequence[str]) -> tuple[str, str]:
+    """Whether curves that claim privacy have it; and the shortfall of the first that has not."""
+    there = {curve.label: curve.certificate for curve in results.curves}
+    certificates = {label: there[label] for label in labels if label in there}
+    claiming = {k: c for k, c in certificates.items() if c.get("claimed") is not None}
+    if not claiming:
+        return NOT_CLAIMED, ""
+    for label, certificate in claiming.items():
+        if missing := shortfall(certificate):
+            return FAILS, f"{label} {missing}"
+    return HOLDS, ""
+
+
+def _measured(table: dict[str, Any], results: Results) -> tuple[tuple[Difference, ...], list[str]]:
+    """The differences behind a claim, and the verdict on each."""
+    if "near" in table:
+        only = _difference(results, *table["near"])
+        return (only,), [_within(only, table["within"] * only.second_regret)]
+    if "power" in table:
+        slope = _exponent(results, table["power"], table["of"])
+        low, high = table["exponent"]
+        if slope.mean - slope.reach >= low and slope.mean + slope.reach <= high:
+            return (slope,), [HOLDS]
+        outside = slope.mean + slope.reach < low or slope.mean - slope.reach > high
+        return (slope,), [FAILS if outside else UNDECIDED]
+    if "spread" in table:
+        pairs = pairwise(table["spread"].items())
+        found = tuple(_spreads(results, first, second) for first, second in pairs)
+    else:
+        found = tuple(_difference(results, *pair) for pair in pairwise(table["below"]))
+    return found, [_below(d) for d in found]
 
 
 def _together(verdicts: Sequence[str]) -> str:
@@ -210,37 +385,72 @@ def _together(verdicts: Sequence[str]) -> str:
     return HOLDS if set(verdicts) == {HOLDS} else UNDECIDED
 
 
-def _shared(results: Results, first: str, second: str) -> list[int]:
-    """Replicates that both curves have; none where a curve has not been run yet."""
+def _shared(results: Results, labels: Sequence[str]) -> list[int]:
+    """Replicates that all curves have; none where a curve has not been run yet."""
     finished = {c.label: set(c.replicates) for c in results.curves}
-    return sorted(finished.get(first, set()) & finished.get(second, set()))
+    return sorted(set.intersection(*(finished.get(label, set()) for label in labels)))
+
+
+def _finals(results: Results, label: str, replicates: Sequence[int]) -> np.ndarray:
+    """Final regret of a curve, as it is judged, in each of these replicates."""
+    curve = results[label]
+    rows = [curve.replicates.index(r) for r in replicates]
+    final: np.ndarray = curve.group_regret[rows, -1]
+    return final / (curve.silos if per_silo(results) else 1)
+
+
+def _mean(values: np.ndarray) -> tuple[float, float]:
+    spread = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), float(spread)
 
 
 def _difference(results: Results, first: str, second: str) -> Difference:
-    shared = _shared(results, first, second)
+    shared = _shared(results, (first, second))
     if not shared:
         return Difference(first, second, math.nan, math.nan)
-    mean, stderr = results.paired_difference(first, second, per_silo=per_silo(results))
-    regrets = (_final(results, label, shared) for label in (first, second))
-    return Difference(first, second, mean, stderr, *regrets)
+    a, b = (_finals(results, label, shared) for label in (first, second))
+    return Difference(first, second, *_mean(a - b), float(a.mean()), float(b.mean()), len(shared))
 
 
-def _final(results: Results, label: str, replicates: Sequence[int]) -> float:
-    """Final regret of a curve, as it is judged, over these replicates."""
-    curve = results[label]
-    rows = [curve.replicates.index(r) for r in replicates]
-    return float(curve.group_regret[rows, -1].mean()) / (curve.silos if per_silo(results) else 1)
+def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:
+    """Slope of ln(regret) against ln(of), by least squares in each replicate."""
+    shared = _shared(results, labels)
+    if not shared:
+        return Difference(EXPONENT, "", math.nan, math.nan, of=EXPONENT)
+    x = np.log(np.array(of, np.float64))
+    x -= x.mean()
+    regret = np.array([_finals(results, label, shared) for label in labels])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = x @ np.log(regret) / (x @ x)
+    return Difference(EXPONENT, "", *_mean(slopes), replicates=len(shared), of=EXPONENT)
+
+
+def _spreads(
+    results: Results, first: tuple[str, list[str]], second: tuple[str, list[str]]
+) -> Difference:
+    """Difference of the logarithms of two groups' spreads, each largest over smallest regret."""
+    shared = _shared(results, [*first[1], *second[1]])
+    if not shared:
+        return Difference(first[0], second[0], math.nan, math.nan, of=SPREAD)
+    logs = []
+    for _, labels in (first, second):
+        regret = np.array([_finals(results, label, shared) for label in labels])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs.append(np.log(regret.max(axis=0) / regret.min(axis=0)))
+    a, b = (float(np.exp(each.mean())) for each in logs)
+    mean, stderr = _mean(logs[0] - logs[1])
+    return Difference(first[0], second[0], mean, stderr, a, b, len(shared), SPREAD)
 
 
 def _below(difference: Difference) -> str:
     # NaN compares false: an unknown difference stays undecided.
-    if difference.mean + BEYOND * difference.stderr < 0.0:
+    if difference.mean + difference.reach < 0.0:
         return HOLDS
-    return FAILS if difference.mean - BEYOND * difference.stderr > 0.0 else UNDECIDED
+    return FAILS if difference.mean - difference.reach > 0.0 else UNDECIDED
 
 
-def _near(difference: Difference, limit: float) -> str:
-    size, spread = abs(difference.mean), BEYOND * difference.stderr
-    if size + spread <= limit:
+def _within(difference: Difference, limit: float) -> str:
+    size = abs(difference.mean)
+    if size + difference.reach <= limit:
         return HOLDS
-    return FAILS if size - spread > limit else UNDECIDED
+    return FAILS if size - difference.reach > limit else UNDECIDED

@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 #: Cumulative group regret, or the same divided by the round or by the curve's number of silos.
 AXES = ("cumulative", "time-average", "per-silo")
 
+#: Axes that are logarithmic.
+LOGS = ("", "x", "y", "xy")
+
 #: Tables of sizes, and the values of ``size``.
 SIZES = ("quick", "all", "full")
 
 KEYS = (
-    "id", "paper", "title", "says", "y", "panels", "note", "long", *SIZES, "size",
-    "statement", "line",
+    "id", "paper", "title", "says", "y", "colour", "dash", "facet", "log", "panels", "note", "long",
+    *SIZES, "size", "judged_from", "changed", "statement", "line",
 )  # fmt: skip
-_LISTS = ("panels", "note")
+_LISTS = ("panels", "note", "colour", "dash", "facet", "changed")
 #: Keys that a table of sizes may change.
 _SIZE_KEYS = ("horizon", "replicates")
 
@@ -61,12 +64,16 @@ def check_figure(
         if key == "line":
             check_bound_lines(value, labels, bounds)
             continue
+        if key == "judged_from":
+            integer("figure.judged_from", value, at_least=1)
+            continue
         listed = key in _LISTS and isinstance(value, list)
         if not all(isinstance(v, str) for v in (value if listed else [value])):
             wanted = "a text or a list of texts" if key in _LISTS else "a text"
             raise InputError(f"figure.{key} must be {wanted}, got {show(value)}")
     choice("figure.y", figure.get("y", AXES[0]), AXES)
     choice("figure.size", figure.get("size", SIZES[0]), SIZES)
+    choice("figure.log", figure.get("log", LOGS[0]), LOGS)
 
 
 def _check_size(key: str, value: Any) -> None:
@@ -181,9 +188,9 @@ def ceiling(source: Source) -> float:
     return ROOM * tallest
 
 
-def visible_bounds(source: Source) -> list[BoundCurve]:
-    """Bound curves with a part below the ceiling."""
-    top = ceiling(source)
+def visible_bounds(source: Source, top: float | None = None) -> list[BoundCurve]:
+    """Bound curves with a part below the ceiling ``top``, by default that of these curves."""
+    top = ceiling(source) if top is None else top
     return [line for line in bound_curves(source) if (line.values <= top).any()]
 
 
@@ -358,7 +365,8 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     with Store.open_existing(path) as store:
         meta, results, effort = store.meta(), store.results(replicates), store.effort()
     try:
-        check_figure(results.figure, [curve.label for curve in results.curves])
+        # Of the spec's curves, for some may have no finished replicate yet.
+        check_figure(results.figure, [str(c["label"]) for c in meta["identity"]["curves"]])
     except InputError as error:  # it was checked when it was run: somebody changed it since
         raise InputError(f"{path / FILE} is damaged: {error}") from None
     curves = meta["identity"]["curves"]

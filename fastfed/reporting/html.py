@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fastfed.reporting.plotting import NOT_PRIVATE
+from fastfed.reporting.plotting import COLOURS
 
 # ---- The style sheet of a page: system fonts, light and dark, narrow screens, paper --------------
 
@@ -17,18 +17,24 @@ CSS = """
   --text: #1d2126; --quiet: #5a626c; --page: #fbfaf8; --card: #ffffff; --line: #dcdad4;
   --accent: #24527a; --good: #1b6b34; --good-back: #e3f2e6; --bad: #a3262a; --bad-back: #fbe7e5;
   --open: #7a5300; --open-back: #faf0d7; --none: #4d5560; --none-back: #ebedf0;
+  --grid: #dddddd; --bound: #777777; --range: #999999;
+  --c1: #4477aa; --c2: #ee6677; --c3: #228833; --c4: #aa3377; --c5: #2aa6d6; --c6: #b5a020;
+  --c7: #9a9a9a;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --text: #e4e3e0; --quiet: #a3a8ae; --page: #17191c; --card: #1f2226; --line: #383c42;
     --accent: #8fbfe8; --good: #8fd6a3; --good-back: #1c3324; --bad: #f2a29c; --bad-back: #3d2121;
     --open: #ecc779; --open-back: #382d14; --none: #b6bcc4; --none-back: #2c3036;
+    --grid: #3a3f46; --bound: #9aa0a8; --range: #80868e;
+    --c1: #77aadd; --c2: #ff8895; --c3: #55bb66; --c4: #dd77b0; --c5: #66ccee; --c6: #d8c95e;
+    --c7: #bbbbbb;
   }
 }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body {
-  margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 62rem;
+  margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 76rem;
   background: var(--page); color: var(--text);
   font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
   overflow-wrap: break-word;
@@ -55,13 +61,20 @@ section.experiment { margin-top: 4.5rem; padding-top: 2.5rem; border-top: 1px so
   display: grid; gap: 1rem 1.5rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
 }
-figure { margin: 0.4rem 0; max-width: 40rem; min-width: 0; }
+figure { margin: 0.4rem 0; min-width: 0; max-width: 36rem; }
 figure .card {
-  background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 0.8rem;
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 0.8rem;
 }
-figure .card svg { display: block; width: 100%; height: auto; }
+figure .card svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-serif; }
+figure .card svg text { fill: var(--text); }
 figure .card svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figcaption { color: var(--quiet); font-size: 0.9rem; margin-top: 0.5rem; max-width: 44rem; }
+figcaption, .caption {
+  color: var(--quiet); font-size: 0.9rem; margin: 0.5rem 0 1.6rem; max-width: 44rem;
+}
+.tag {
+  color: var(--quiet); border: 1px solid var(--line); border-radius: 4px; padding: 0 0.35em;
+  font-size: 0.78em; white-space: nowrap;
+}
 
 .scroll {
   overflow-x: auto; border: 1px solid var(--line); border-radius: 10px; background: var(--card);
@@ -73,20 +86,19 @@ figcaption { color: var(--quiet); font-size: 0.9rem; margin-top: 0.5rem; max-wid
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 0.9rem; }
 th, td { padding: 0.5rem 0.85rem; text-align: left; vertical-align: top; }
 thead th {
-  color: var(--quiet); font-weight: 600; font-size: 0.82rem; white-space: nowrap;
+  color: var(--quiet); font-weight: 600; font-size: 0.82rem;
   border-bottom: 1px solid var(--line);
 }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
-tbody th { font-weight: 600; white-space: nowrap; }
-td { white-space: nowrap; }
-.wide td, .wide tbody th { white-space: normal; }
-thead th:first-child, tbody th { position: sticky; left: 0; background: var(--card); }
+tbody th { font-weight: 600; }
+tbody th { overflow-wrap: anywhere; }
+thead th { overflow-wrap: normal; vertical-align: bottom; }
+.number { white-space: nowrap; }
+tbody th { min-width: 9rem; }
 .wide tbody th { min-width: 11rem; font-weight: 400; }
 tbody th a { font-weight: 600; }
-.wide td { min-width: 6.5rem; }
-.conditions tbody th { width: 45%; }
-.conditions thead th { white-space: normal; }
-.conditions thead svg.key { display: block; margin: 0 0 0.3rem; }
+.conditions tbody th { width: 50%; }
+.failing { color: var(--bad); }
 .number { text-align: right; }
 td, .number, .pairs { font-variant-numeric: tabular-nums; }
 svg.key { vertical-align: middle; margin-right: 0.6rem; flex: none; }
@@ -136,11 +148,23 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
   h2.title { font-size: 1.45rem; }
   figure { margin-inline: -1rem; }
   figure .card { border-radius: 0; border-inline: 0; padding: 0.4rem; }
-  figcaption { padding-inline: 1rem; }
   ul.statements > li { grid-template-columns: 1fr; }
   th, td { padding: 0.45rem 0.65rem; }
   dl { grid-template-columns: 6.5rem minmax(0, 1fr); gap: 0.3rem 0.6rem; }
-  .wide tbody th { min-width: 9rem; max-width: 45vw; }
+  thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden; }
+  table, tbody, tbody tr, tbody th, tbody td { display: block; width: 100%; min-width: 0; }
+  tbody tr { padding: 0.5rem 0; }
+  tbody tr + tr { border-top: 1px solid var(--line); }
+  tbody tr + tr > * { border-top: 0; }
+  tbody th, .wide tbody th, .conditions tbody th {
+    min-width: 0; width: 100%; padding-block: 0.2rem;
+  }
+  tbody td, .number {
+    display: grid; grid-template-columns: 7.5rem minmax(0, 1fr); gap: 0 0.6rem; text-align: left;
+    padding-block: 0.12rem; white-space: normal;
+  }
+  tbody td::before { content: attr(data-label); color: var(--quiet); }
+  tbody td > * { min-width: 0; justify-self: start; }
 }
 @page { margin: 16mm 14mm; }
 @media print {
@@ -149,6 +173,9 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
     --text: #000; --quiet: #444; --page: #fff; --card: #fff; --line: #bbb; --accent: #000;
     --good: #0c4a20; --bad: #7a1216; --open: #553a00; --none: #333;
     --good-back: #fff; --bad-back: #fff; --open-back: #fff; --none-back: #fff;
+    --grid: #ddd; --bound: #777; --range: #999;
+    --c1: #4477aa; --c2: #ee6677; --c3: #228833; --c4: #aa3377; --c5: #2aa6d6; --c6: #b5a020;
+    --c7: #9a9a9a;
   }
   html { font-size: 9.5pt; }
   body { padding: 0; max-width: none; }
@@ -161,8 +188,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--line);
   .scroll { overflow: visible; border-radius: 0; border-width: 1px 0; }
   th, td { padding: 0.25rem 0.4rem; white-space: normal; }
   summary { list-style: none; }
-  thead th, tbody th, thead th:first-child { white-space: normal; position: static; }
-  .wide td, .wide tbody th { min-width: 0; }
+  tbody th, .wide tbody th { min-width: 0; }
   details { border: 0; padding: 0; }
   details::details-content { content-visibility: visible; block-size: auto; }
   pre { white-space: pre-wrap; columns: 2; font-size: 0.75rem; }
@@ -217,11 +243,12 @@ def table(
     numbers: Iterable[int] = (),
     class_: str | None = None,
 ) -> Html:
-    """A table that scrolls inside its box; the first cell of each row names the row.
+    """A table in a box; the first cell of each row names the row.
 
-    ``numbers`` are the columns set flush right; ``label`` is what a screen reader calls it.
+    On narrow screens a row is a block, with a heading before each of its cells. ``numbers`` are the
+    columns set flush right; ``label`` is what a screen reader calls it.
     """
-    right = set(numbers)
+    right, names = set(numbers), list(headings)
 
     def cell(position: int, content: str, head: bool) -> Html:
         side = "number" if position in right else None
@@ -229,9 +256,11 @@ def table(
             return element("th", content, scope="col", class_=side)
         if position == 0:
             return element("th", content, scope="row", class_=side)
-        return element("td", content, class_=side)
+        # One element, so that the grid of a narrow screen has two columns.
+        inner = content if isinstance(content, Html) else element("span", content)
+        return element("td", inner, class_=side, data_label=str(names[position]))
 
-    head = element("tr", [cell(i, h, True) for i, h in enumerate(headings)])
+    head = element("tr", [cell(i, h, True) for i, h in enumerate(names)])
     body = [element("tr", [cell(i, c, False) for i, c in enumerate(row)]) for row in rows]
     return element(
         "div",
@@ -269,11 +298,27 @@ def _lines(elements: Iterable[Html]) -> list[Html]:
 KEY = (28, 8)
 
 
+#: Colours of pictures, by the variable that stands for each in a page, light or dark.
+VARIABLES = {
+    "#000000": "var(--text)",
+    "#ffffff": "var(--card)",
+    "#dddddd": "var(--grid)",
+    "#444444": "var(--quiet)",
+    "#777777": "var(--bound)",
+    "#999999": "var(--range)",
+    **{colour.lower(): f"var(--c{i + 1})" for i, colour in enumerate(COLOURS)},
+}
+_COLOUR = re.compile(r"#[0-9a-f]{6}(?=[;\"])")
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
+_FONTS = re.compile(r"font-family: [^;\"]*; ?|font: (\d[\d.]*px) [^;\"]*")
+
+
 def inline(svg: bytes, prefix: str, label: str) -> Html:
     """Turn a picture into an element that scales, called ``label`` by screen readers.
 
     ``prefix`` goes before its ids: pages hold several pictures, and ids must differ. Its style
-    sheet is dropped, for inside a page it would hold for the whole page.
+    sheet is dropped, for inside a page it would hold for the whole page. Colours become variables
+    of the page, type is the page's own, and places have two decimals.
     """
     text = svg.decode()
     text = text[text.index("<svg") :]
@@ -282,11 +327,19 @@ def inline(svg: bytes, prefix: str, label: str) -> Html:
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(xlink:href="|url\()#', rf"\1#{prefix}-", text)
+    text = re.sub(r'style="[^"]*"', lambda style: _in_page(style[0]), text)
+    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: _DECIMALS.sub(r"\1", m[0]), text)
+    text = re.sub(r"\s*\n\s*", "\n", text)
     opening, rest = text.split(">", 1)
     opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
     # The label is escaped as an attribute by building an element around nothing.
     named = element("svg", role="img", aria_label=label).removesuffix("></svg>")
     return Html(f"{named}{opening.removeprefix('<svg')}>{rest.strip()}")
+
+
+def _in_page(style: str) -> str:
+    style = _COLOUR.sub(lambda colour: VARIABLES.get(colour[0], colour[0]), style)
+    return _FONTS.sub(lambda font: f"font-size: {font[1]}" if font[1] else "", style)
 
 
 def key(style: dict[str, Any]) -> Html:
@@ -300,8 +353,8 @@ def key(style: dict[str, Any]) -> Html:
         y1=f"{height / 2:g}",
         x2=f"{width}",
         y2=f"{height / 2:g}",
-        # Black would not be seen on a dark page.
-        stroke="currentColor" if style["color"] == NOT_PRIVATE else style["color"],
+        # A variable, for black would not be seen on a dark page.
+        style=f"stroke: {VARIABLES.get(style['color'].lower(), style['color'])}",
         stroke_width="2.5",
         stroke_dasharray=pattern,
     )

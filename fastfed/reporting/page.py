@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from fastfed._validate import choice
 from fastfed.reporting import table as tables
 from fastfed.reporting.figure import Source, read_all
 from fastfed.reporting.html import CSS, Html, element, join, table
-from fastfed.reporting.pictures import draw, draw_communication, sends
-from fastfed.reporting.plotting import KINDS
+from fastfed.reporting.pictures import draw, draw_communication, draw_final, sends
+from fastfed.reporting.plotting import KINDS, PAPER
 from fastfed.reporting.plotting import PAGE as IN_PAGE
 from fastfed.reporting.sections import (
     Drawn,
@@ -18,6 +19,7 @@ from fastfed.reporting.sections import (
     differences,
     experiment_section,
     mark,
+    tag,
     title_block,
 )
 from fastfed.reporting.table import Row, counts, ordered, rows_of
@@ -83,8 +85,10 @@ def _section(drawn: Drawn) -> Html:
 
 
 VERDICTS = (
-    "Differences are paired, mean ± standard error, and count beyond two standard errors. "
-    "Unproven: the order holds, but a curve in it has not the privacy that it claims."
+    "Differences are paired, mean ± standard error, and count beyond two standard errors, more "
+    "where replicates are few. Unproven: the order holds, but a curve in it has not the privacy "
+    "that it claims. A paper's claim is about a printed figure, played as printed; a variant's "
+    "about another way to play it, or a theorem."
 )
 
 
@@ -99,7 +103,7 @@ def _claims(rows: Sequence[Row], linked: set[str]) -> Html:
             [
                 join(name, element("div", about, class_="quiet")),
                 mark(row.statement.verdict),
-                join(row.statement.says, differences(row.statement)),
+                join(row.statement.says, " ", tag(row.statement), differences(row.statement)),
                 element("span", row.size or "-", class_="keep"),
             ]
         )
@@ -142,9 +146,17 @@ def _document(title: str, *body: Html) -> str:
 # ---- Writing the report files of an output folder ------------------------------------------------
 
 PAGE = "report.html"
+#: Kinds of pictures beside the page, unless others are asked for, and all of them.
+FORMATS = ("png", "svg")
+ALL_FORMATS = (*FORMATS, *PAPER)
 
 
-def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = None) -> list[Path]:
+def report(
+    folder: str | Path,
+    *,
+    formats: Sequence[str] = FORMATS,
+    on_left_out: Callable[[str], None] | None = None,
+) -> list[Path]:
     """Write page, pictures and tables of an output folder again.
 
     Nothing is simulated: everything comes from ``results.sqlite``. Where the folder holds several
@@ -155,6 +167,9 @@ def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = No
     ----------
     folder : str or Path
         Output folder.
+    formats : sequence of {"png", "svg", "pdf", "pgf"}
+        Of the pictures beside the page. PDF and PGF are for papers: one column (8.5 cm) wide,
+        without title and legend; PGF needs a LaTeX that is installed.
     on_left_out : callable, optional
         Called with the reason for each experiment that cannot be read and is left out.
 
@@ -169,8 +184,14 @@ def report(folder: str | Path, *, on_left_out: Callable[[str], None] | None = No
     InputError
         Where the folder holds no results that can be read, or cannot be written.
     """
+    for each in formats:
+        choice("formats", each, ALL_FORMATS)
     sources, left_out = read_all(folder)
-    written = [path for each, source in sources.items() for path in write_report(source, each)]
+    written = [
+        path
+        for each, source in sources.items()
+        for path in write_report(source, each, draw_all(source, (*formats, IN_PAGE)))
+    ]
     if on_left_out is not None:
         for reason in left_out:
             on_left_out(reason)
@@ -239,18 +260,23 @@ def draw_all(source: Source, kinds: Collection[str] = KINDS) -> dict[str, bytes]
     """Draw every picture, by name and kind; none without matplotlib or before any replicate."""
     if not source.results.curves or not has_matplotlib():
         return {}
-    pictures = {f"figure.{kind}": data for kind, data in draw(source, kinds).items()}
+    drawn = {"figure": draw(source, kinds), "final": draw_final(source, kinds)}
     if sends(source):
-        drawn = draw_communication(source, kinds)
-        pictures.update({f"communication.{kind}": data for kind, data in drawn.items()})
-    return pictures
+        drawn["communication"] = draw_communication(source, kinds)
+    return {f"{name}.{kind}": data for name, of in drawn.items() for kind, data in of.items()}
 
 
 def drawn_experiment(name: str, source: Source, pictures: Mapping[str, bytes]) -> Drawn:
     """An experiment with the pictures that a page shows."""
-    return Drawn(
-        name, source, *(pictures.get(f"{what}.{IN_PAGE}") for what in ("figure", "communication"))
+    regret, sent, final = (
+        tuple(
+            data
+            for key, data in pictures.items()
+            if key.startswith(f"{what}.") and key.endswith(IN_PAGE)
+        )
+        for what in ("figure", "communication", "final")
     )
+    return Drawn(name, source, regret, sent, final)
 
 
 def has_matplotlib() -> bool:

@@ -11,14 +11,27 @@ import numpy as np
 from fastfed._validate import InputError, boolean, choice, nearest, show
 from fastfed.reporting import plotting
 from fastfed.reporting.figure import (
+    COLOUR,
     SYNCHRONISATIONS,
     Source,
+    ceiling,
     draw_bounds,
     in_memory,
     off_picture,
     regret,
     spaced,
+    visible_bounds,
     y_axis,
+)
+from fastfed.reporting.panels import (
+    BEST,
+    MOST_DRAWN,
+    OTHERS,
+    Panel,
+    curve_styles,
+    least_regret,
+    panels,
+    symbols,
 )
 from fastfed.reporting.table import sent
 from fastfed.reporting.text import is_private, privacy_text
@@ -40,14 +53,83 @@ def draw(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, b
     Needs matplotlib, and at least one curve. Lines are means over replicates, bands two standard
     errors to either side.
     """
+    shown = panels(source)
+    top = ceiling(source)
+    texts = legend_texts(shown)
 
-    def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        entries = draw_regret(axes, source, plotting.line_styles(source.results.curves))
-        axes.set_xlim(0, source.results.horizon)
-        return entries
+    def part(panel: Panel) -> plotting.Part:
+        own = replace(source, results=replace(source.results, curves=panel.curves))
+
+        def plot(axes: Axes) -> list[tuple[Artist, str]]:
+            log = str(source.results.figure.get("log", ""))
+            axes.set(**{f"{axis}scale": "log" for axis in log})
+            others = _draw_range(axes, source, panel.others)
+            entries = [
+                (line, texts.get(text, text)) for line, text in draw_regret(axes, own, panel.styles)
+            ]
+            first = min(int(curve.rounds[0]) for curve in panel.curves)
+            axes.set_xlim(first if "x" in log else 0, source.results.horizon)
+            if "x" in log:
+                plotting.log_axis(axes.xaxis)
+            if "y" in log:
+                axes.set_ylim(bottom=0.8 * least(own))
+                plotting.log_axis(axes.yaxis)
+            return [*entries, *others]
+
+        ends = []
+        for curve, name, style in zip(panel.curves, panel.names, panel.styles, strict=True):
+            last = float(regret(source, curve)[0][-1])
+            ends.append((name, float(curve.rounds[-1]), last, style["color"]))
+        for line in visible_bounds(own, top):
+            last = float(line.values[-1]) if np.isfinite(line.values[-1]) else np.inf
+            ends.append((line.label, float(line.rounds[-1]), last, COLOUR))
+        return plotting.Part(panel.title, plot, tuple(ends))
 
     small = [*plotting.small_print(source), *off_picture(source)]
-    return plotting.render(source, plot, small, LEGEND, kinds)
+    return plotting.render(source, [part(panel) for panel in shown], small, LEGEND, kinds)
+
+
+def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
+    """Entries of a legend over several panels, by those of the curves: what looks alike is one."""
+    if len(shown) == 1:
+        return {}
+    alike: dict[tuple[str, str], list[CurveResult]] = {}
+    for panel in shown:
+        for curve, style, look in zip(panel.curves, panel.styles, panel.looks, strict=True):
+            members = alike.setdefault((look, str(style)), [])
+            if curve not in members:
+                members.append(curve)
+    texts = {}
+    for (look, _), members in alike.items():
+        privacy = dict.fromkeys(privacy_text(c.certificate).short for c in members)
+        text = f"{look}:  {' | '.join(privacy)}"
+        texts.update({legend_entry(curve): text for curve in members})
+    return texts
+
+
+def least(source: Source) -> float:
+    """Least mean above 0 at any checkpoint: a band may reach below it, and to 0."""
+    means = np.concatenate([regret(source, curve)[0] for curve in source.results.curves])
+    above = means[means > 0.0]
+    return float(above.min()) if len(above) else 1.0
+
+
+def _draw_range(
+    axes: Axes, source: Source, curves: Sequence[CurveResult]
+) -> list[tuple[Artist, str]]:
+    """Draw from the least to the largest mean of curves, in grey."""
+    if not curves:
+        return []
+    means = np.array([regret(source, curve)[0] for curve in curves])
+    area = axes.fill_between(
+        curves[0].rounds,
+        means.min(axis=0),
+        means.max(axis=0),
+        color=OTHERS,
+        alpha=0.25,
+        linewidth=0,
+    )
+    return [(area, f"all {spaced(len(curves))} curves, from the least to the largest mean")]
 
 
 def draw_regret(
@@ -66,12 +148,14 @@ def draw_regret(
 
 def legend_entry(curve: CurveResult) -> str:
     """Text of a curve in the legend: label and privacy."""
-    return f"{curve.label}:  {privacy_text(curve.certificate).short}"
+    return f"{symbols(curve.label)}:  {privacy_text(curve.certificate).short}"
 
 
 def format_round_axis(axes: Axes) -> None:
     """Label the x axis of a picture against rounds."""
     axes.set_xlabel("round")
+    if axes.get_xscale() == "linear":
+        axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda value, _: spaced(value))
 
 
@@ -104,31 +188,100 @@ def draw_communication(source: Source, kinds: Collection[str] = plotting.KINDS) 
     replicates. Curves that send nothing stand in the legend only.
     """
 
-    def plot(axes: Axes) -> list[tuple[Artist, str]]:
-        from matplotlib.lines import Line2D
+    def part(panel: Panel) -> plotting.Part:
+        def plot(axes: Axes) -> list[tuple[Artist, str]]:
+            return _draw_sent(axes, source, panel)
 
-        curves = source.results.curves
-        entries: list[tuple[Artist, str]] = []
-        for curve, style in zip(curves, plotting.line_styles(curves), strict=True):
-            by = np.array(curve.bytes_curve, np.float64)
-            begun = by > 0
-            mean, spread = regret(source, curve)
-            if begun.any():
-                line = plotting.draw_line(axes, by[begun], mean[begun], spread[begun], style)
-                axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
-                entries.append((line, f"{curve.label}:  {sent(curve.bytes_sent)}"))
-            else:
-                nothing = Line2D([], [], linewidth=1.8, **style)
-                entries.append((nothing, f"{curve.label}:  sends nothing"))
-        axes.set_xlabel("sent so far, up and down, all silos together")
-        axes.set_xscale("log")
-        plotting.log_axis(axes.xaxis)
-        axes.xaxis.set_major_formatter(lambda value, _: sent(value))
-        format_regret_axis(axes, source)
-        return entries
+        return plotting.Part(panel.title, plot)
 
+    parts = [part(panel) for panel in panels(source)]
     small = [*plotting.small_print(source), "a dot is the last round"]
-    return plotting.render(source, plot, small, "curve: sent in one replicate, on average", kinds)
+    title = "curve: sent in one replicate, on average"
+    return plotting.render(source, parts, small, title, kinds)
+
+
+def _draw_sent(axes: Axes, source: Source, panel: Panel) -> list[tuple[Artist, str]]:
+    from matplotlib.lines import Line2D
+
+    entries: list[tuple[Artist, str]] = []
+    for curve, style in zip(panel.curves, panel.styles, strict=True):
+        by = np.array(curve.bytes_curve, np.float64)
+        begun = by > 0
+        mean, spread = regret(source, curve)
+        label = symbols(curve.label)
+        if begun.any():
+            line = plotting.draw_line(axes, by[begun], mean[begun], spread[begun], style)
+            axes.plot(by[-1:], mean[-1:], marker="o", markersize=4, color=style["color"])
+            entries.append((line, f"{label}:  {sent(curve.bytes_sent)}"))
+        else:
+            nothing = Line2D([], [], linewidth=1.8, **style)
+            entries.append((nothing, f"{label}:  sends nothing"))
+    axes.set_xlabel("sent so far, up and down, all silos together")
+    axes.set_xscale("log")
+    plotting.log_axis(axes.xaxis)
+    axes.xaxis.set_major_formatter(lambda value, _: sent(value))
+    logarithmic = "y" in str(source.results.figure.get("log", ""))
+    if logarithmic:
+        axes.set_yscale("log")
+    format_regret_axis(axes, source)
+    if logarithmic:
+        own = replace(source, results=replace(source.results, curves=panel.curves))
+        axes.set_ylim(bottom=0.8 * least(own))
+        plotting.log_axis(axes.yaxis)
+    return entries
+
+
+# ---- Regret at the last round: a dot for each curve ----------------------------------------------
+
+#: Curves from which on a picture of dots says more than the ends of lines, and most that it holds.
+DOTS = (6, MOST_DRAWN)
+#: Largest over smallest regret from which on its axis is logarithmic.
+WIDE = 20.0
+
+
+def draw_final(source: Source, kinds: Collection[str] = plotting.KINDS) -> dict[str, bytes]:
+    """Draw regret at the last round, a dot for each curve; as ``render`` returns it.
+
+    Bars are two standard errors to either side. Empty where there are too few curves for it, or too
+    many.
+    """
+    curves = source.results.curves
+    if not DOTS[0] <= len(curves) <= DOTS[1]:
+        return {}
+
+    def plot(axes: Axes) -> list[tuple[Artist, str]]:
+        finals = [tuple(float(v[-1]) for v in regret(source, curve)) for curve in curves]
+        means = [mean for mean, _ in finals]
+        for row, (style, (mean, spread)) in enumerate(
+            zip(curve_styles(source), finals, strict=True)
+        ):
+            axes.errorbar(
+                mean,
+                row,
+                xerr=spread if np.isfinite(spread) else None,
+                marker="o" if style["linestyle"] == "-" else "D",
+                markersize=5,
+                color=style["color"],
+                markerfacecolor=style["color"] if style["linestyle"] == "-" else "none",
+                linewidth=1.4,
+            )
+        axes.set_yticks(range(len(curves)), [symbols(curve.label) for curve in curves])
+        axes.set_ylim(len(curves) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"{plotting.Y_LABELS[y_axis(source)]}, last round")
+        if min(means) > 0.0 and max(means) / min(means) > WIDE:
+            axes.set_xscale("log")
+            plotting.log_axis(axes.xaxis)
+        else:
+            axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(
+            lambda value, _: spaced(value) if value >= 1e4 else f"{value:g}"
+        )
+        return []
+
+    height = 0.6 + 0.22 * len(curves)
+    small = plotting.small_print(source)
+    return plotting.render(source, [plotting.Part("", plot)], small, None, kinds, height=height)
 
 
 # ---- ASCII plot for terminals --------------------------------------------------------------------
@@ -138,7 +291,10 @@ MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     """Plot the mean regret of every curve against rounds in characters; each curve is a letter."""
-    curves = source.results.curves[: len(MARKS)]
+    curves, few = source.results.curves, ""
+    if len(curves) > len(MARKS):
+        few = f", the {BEST} curves of least regret among {spaced(len(curves))}"
+        curves = least_regret(curves)
     if not curves:
         return ""
     means = [regret(source, curve)[0] for curve in curves]
@@ -157,7 +313,7 @@ def ascii_plot(source: Source, width: int = 60, height: int = 12) -> str:
     lines += [f"{'0':>10} +{'-' * width}", f"{rounds:>{12 + width}}"]
     names = "   ".join(f"{mark} {c.label}" for mark, c in zip(MARKS, curves, strict=False))
     lines.append(f"{'':12}{names}")
-    title = plotting.Y_LABELS[y_axis(source)]
+    title = f"{plotting.Y_LABELS[y_axis(source)]}{few}"
     return "\n".join(line.rstrip() for line in [title, *lines]) + "\n"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastfed._validate import InputError
 from fastfed.reporting.figure import Source
 from fastfed.reporting.text import is_private
 from fastfed.results.results import CurveResult
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-#: Paul Tol's "bright" scheme, for any colour vision.
-COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB")
+#: Paul Tol's "bright" scheme, for any colour vision, the pale ones last.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
 #: Dashes of the curves beyond the number of colours.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE = "#000000"
-NOT_PRIVATE_DASHES = ((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-")
+NOT_PRIVATE_DASHES = (
+    *((0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), "-"),
+    *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
+)
 
 Y_LABELS = {
     "cumulative": "group regret",
@@ -47,15 +52,34 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.0,
     "legend.fontsize": 8.5,
+    # Text stays text, and the type is embedded where a format can hold it.
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "pgf.rcfonts": False,
     # Ids in the SVG are derived from this, so equal results give equal bytes.
     "svg.hashsalt": "fastfed",
 }
+#: Type of a picture in a column of a paper.
+SMALL: dict[Any, Any] = {"font.size": 8.0, "legend.fontsize": 7.0, "axes.linewidth": 0.6}
 
 #: An axis shorter than this, in powers of ten, is labelled between the powers too.
 SHORT = 2.0
 
-#: Draws every curve into the axes and returns its legend entry (artist, text).
-Plot = Callable[["Axes"], Sequence[tuple["Artist", str]]]
+#: An entry of a legend: what is drawn, and its text.
+Entry = tuple["Artist", str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is drawn into one axes.
+
+    ``draw`` draws it and returns its legend; ``ends`` are the names to write at the right end of
+    lines, with the places of these ends.
+    """
+
+    title: str
+    draw: Callable[[Axes], Sequence[Entry]]
+    ends: tuple[tuple[str, float, float, str], ...] = ()  # name, x, y, colour
 
 
 @dataclass(frozen=True)
@@ -63,82 +87,232 @@ class Format:
     """Size of a picture, and the characters that fit into its lines."""
 
     width: float  # inches
-    height: float  # inches, beside the lines of the legend
-    title: int | None  # None: no title, the page names the picture
+    height: float  # inches of one row of axes, beside the lines of the legend
+    title: int | None  # None: no title, the page or the paper names the picture
     small: int
     entry: int
     legend: Any  # place, as matplotlib names it
+    columns: int = 1
+    style: Mapping[Any, Any] = field(default_factory=dict)
 
 
-ALONE = Format(width=6.4, height=4.2, title=62, small=92, entry=88, legend="outside lower center")
-#: Type of the same size in a smaller picture, readable on a phone.
-IN_PAGE = Format(width=4.8, height=3.1, title=None, small=0, entry=60, legend="outside lower left")
+ALONE = Format(6.4, 4.2, 62, 92, 88, "outside lower center", columns=2)
+#: Type of the same size in a smaller picture, readable on a phone; one picture for each panel.
+IN_PAGE = Format(4.8, 3.1, None, 0, 60, "outside lower left")
+#: One column of a two-column paper: 3.35 inches, 8.5 cm.
+COLUMN = Format(3.35, 2.2, None, 0, 46, "outside lower left", style=SMALL)
 PAGE = "page.svg"
 KINDS = ("png", "svg", PAGE)
+#: Kinds for papers, one column wide.
+PAPER = ("pdf", "pgf")
 
 
 def render(
-    source: Source, plot: Plot, small: Iterable[str], legend_title: str, kinds: Collection[str]
+    source: Source,
+    parts: Sequence[Part],
+    small: Iterable[str],
+    legend_title: str | None,
+    kinds: Collection[str],
+    *,
+    height: float | None = None,
 ) -> dict[str, bytes]:
-    """Draw a picture in each of ``kinds``: "png", "svg", and "page.svg" for the report page.
+    """Draw a picture in each of ``kinds``: "png", "svg", "pdf", "pgf", and those of the page.
 
-    It has title, small print, axes, and a legend below. Global state is left alone: no pyplot, no
-    backend, and the style is set only while drawing.
+    The picture alone has title, small print, axes, and a legend below; that for a paper has axes
+    alone. The page has one picture for each of ``parts``: "page.svg", "2.page.svg", and so on.
+    Where lines have names at their ends, page and paper have no legend. ``height``: inches of a
+    row, in place of the formats' own. Global state is left alone: no pyplot, no backend, and the
+    style is set only while drawing.
     """
     import matplotlib
 
     small = list(small)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        pictures = {}
-        for form, wanted in ((ALONE, ("png", "svg")), (IN_PAGE, (PAGE,))):
-            chosen = [kind for kind in wanted if kind in kinds]
-            if chosen:
-                figure = _figure(source, plot, small, legend_title, form)
-                pictures.update({kind: _saved(figure, kind.split(".")[-1]) for kind in chosen})
-        return pictures
+    named = all(part.ends for part in parts)
+    pictures: dict[str, bytes] = {}
+    for form, wanted in ((ALONE, ("png", "svg")), (COLUMN, PAPER), (IN_PAGE, (PAGE,))):
+        chosen = [kind for kind in wanted if kind in kinds]
+        if not chosen:
+            continue
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update({**STYLE, **form.style})
+            title = legend_title if form is ALONE or not named else None
+            if form is IN_PAGE:
+                limits = _limits(parts)
+                for number, part in enumerate(parts):
+                    figure = _figure(source, [part], small, title, form, height, limits)
+                    name = f"{number + 1}.{PAGE}" if number else PAGE
+                    pictures[name] = _saved(figure, "svg")
+                continue
+            figure = _figure(source, parts, small, title, form, height)
+            pictures.update({kind: _saved(figure, kind) for kind in chosen})
+    return pictures
 
 
 def _figure(
-    source: Source, plot: Plot, small: Iterable[str], legend_title: str, form: Format
+    source: Source,
+    parts: Sequence[Part],
+    small: Sequence[str],
+    legend_title: str | None,
+    form: Format,
+    height: float | None,
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
-    axes = figure.add_subplot()
-    handles, entries = zip(*plot(axes), strict=True)
-    texts = [wrapped([entry], form.entry) for entry in entries]
-    lines = sum(text.count("\n") + 1 for text in texts)
-    figure.set_size_inches(form.width, form.height + 0.2 * lines)
-    legend = figure.legend(
-        handles,
-        texts,
-        title=legend_title,
-        loc=form.legend,
-        alignment="left",
-        frameon=False,
-        handlelength=3.2,
-        labelspacing=0.35,
-    )
-    legend.get_title().set(fontsize=8, color="#444444")
-    if form.title is not None:
-        axes.set_title(
-            wrapped(small, form.small), loc="left", fontsize=8, color="#444444", linespacing=1.35
+    columns = min(form.columns, len(parts))
+    rows = math.ceil(len(parts) / columns)
+    every = [figure.add_subplot(rows, columns, i + 1) for i in range(len(parts))]
+    entries: dict[str, Artist] = {}
+    for axes, part in zip(every, parts, strict=True):
+        for handle, text in part.draw(axes):
+            entries.setdefault(text, handle)
+    _share(every, columns)
+    if limits is not None:
+        every[0].set_ylim(limits)
+    for axes in every:
+        if axes.get_yscale() == "log":
+            log_axis(axes.yaxis)
+    for axes, part in zip(every, parts, strict=True):
+        if part.title and (form.title is None or len(parts) > 1):
+            axes.set_title(wrapped([part.title], 34), fontsize="medium", loc="left")
+    height = form.height if height is None else height
+    if len(parts) > 1 and form.columns > 1:
+        height *= 0.66
+    lines = 0
+    if legend_title is not None:
+        texts = [wrapped([entry], form.entry) for entry in entries]
+        lines = sum(text.count("\n") + 1 for text in texts)
+        head = legend_title
+        if form.title is not None and len(parts) > 1:
+            head = "\n".join([wrapped(small, form.small), "", legend_title])
+            lines += head.count("\n")
+        legend = figure.legend(
+            list(entries.values()),
+            texts,
+            title=head,
+            loc=form.legend,
+            alignment="left",
+            frameon=False,
+            handlelength=3.2,
+            labelspacing=0.35,
         )
-        title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
-    figure.draw_without_rendering()
+        legend.get_title().set(fontsize=8, color="#444444", multialignment="left")
+    figure.set_size_inches(form.width, height * rows + 0.2 * lines)
+    title = None
     if form.title is not None:
+        if len(parts) == 1:
+            text = wrapped(small, form.small)
+            every[0].set_title(text, loc="left", fontsize=8, color="#444444", linespacing=1.35)
+        title = figure.suptitle(wrapped([source.title], form.title), fontsize=12, ha="left")
+    names = [_write_ends(axes, part.ends) for axes, part in zip(every, parts, strict=True)]
+    figure.draw_without_rendering()
+    if title is not None:
         # The title begins where the axes do, which only the layout knows.
-        title.set_x(axes.get_position().x0)
+        title.set_x(every[0].get_position().x0)
     # Laid out once, for all kinds.
     figure.set_layout_engine("none")
+    for axes, written in zip(every, names, strict=True):
+        _spread_ends(axes, written)
     return figure
+
+
+def _limits(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """Limits of the y axis that several panels share in pictures of their own."""
+    if len(parts) == 1:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    every = [figure.add_subplot(1, len(parts), i + 1) for i in range(len(parts))]
+    for axes, part in zip(every, parts, strict=True):
+        part.draw(axes)
+    _share(every, len(parts))
+    low, high = every[0].get_ylim()
+    return low, high
+
+
+def _share(every: Sequence[Axes], columns: int) -> None:
+    """Give panels one y axis, and each name of an axis once."""
+    if len(every) == 1:
+        return
+    low = min(axes.get_ylim()[0] for axes in every)
+    high = max(axes.get_ylim()[1] for axes in every)
+    for i, axes in enumerate(every):
+        axes.set_ylim(low, high)
+        if i % columns:
+            axes.set_ylabel("")
+        if i + columns < len(every):
+            axes.set_xlabel("")
+
+
+#: Points between the end of a line and its name, and characters in a line of a name.
+BESIDE, NAME = 9.0, 20
+
+
+def _write_ends(
+    axes: Axes, ends: Sequence[tuple[str, float, float, str]]
+) -> list[tuple[Any, float]]:
+    """Write names beside the ends of lines, each with its place on the y axis in pixels."""
+    written = []
+    top = axes.get_ylim()[1]
+    for name, x, y, colour in ends:
+        note = axes.annotate(
+            wrapped([name.replace(" = ", "\u00a0=\u00a0")], NAME),
+            xy=(x, min(y, top)),
+            xytext=(BESIDE, 0.0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
+            linespacing=1.0,
+            annotation_clip=False,
+            arrowprops={
+                **{"arrowstyle": "-", "color": colour, "linewidth": 0.9},
+                **{"shrinkA": 0.0, "shrinkB": 0.0, "relpos": (0.0, 0.5)},
+            },
+        )
+        written.append((note, min(y, top)))
+    return written
+
+
+def _spread_ends(axes: Axes, written: Sequence[tuple[Any, float]]) -> None:
+    """Move names apart that would overlap, each as little as the others allow."""
+    if not written:
+        return
+    figure = axes.figure
+    per_point = figure.dpi / 72.0
+    box = axes.get_window_extent()
+    places = []
+    for note, y in written:
+        at = float(axes.transData.transform((note.xy[0], y))[1])
+        size = note.get_fontsize() * (note.get_text().count("\n") + 1) * 1.15 * per_point
+        places.append([at, at, size, note])
+    places.sort(key=lambda place: place[0])
+    for before, place in pairwise(places):
+        place[1] = max(place[1], before[1] + (before[2] + place[2]) / 2.0)
+    ceiling = max(box.y1, places[-1][0])
+    for place in reversed(places):
+        place[1] = min(place[1], ceiling - place[2] / 2.0 if place is places[-1] else ceiling)
+        ceiling = place[1] - place[2] / 2.0
+        if (at := places.index(place)) > 0:
+            ceiling -= places[at - 1][2] / 2.0
+    for at, now, _, note in places:
+        note.set_position((BESIDE, (now - at) / per_point))
 
 
 def _saved(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
+    try:
+        figure.savefig(file, format=kind, dpi=150, metadata=undated.get(kind))
+    except (OSError, RuntimeError) as error:
+        if kind != "pgf":
+            raise
+        what = str(error).split(";")[0].split("\n")[0]
+        raise InputError(
+            f"format pgf needs LaTeX ({what}): install TeX Live with xelatex, or take pdf"
+        ) from None
     return file.getvalue()
 
 
@@ -173,11 +347,15 @@ def draw_line(
 
 def log_axis(axis: Axis) -> None:
     """Set the ticks of a logarithmic axis, once everything is drawn."""
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
-    short = math.log10(high / low) < SHORT
-    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if short else (1.0,)))
+    decades = math.log10(high / low)
+    if decades < 1.0:
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        subs = (1.0, 2.0, 5.0) if decades < SHORT else (1.0,)
+        axis.set_major_locator(LogLocator(10, subs=subs))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastfed.privacy.certificate import WIDTH, as_text, rounded_up
 from fastfed.reporting import table as text_table
-from fastfed.reporting.claims import Claim, judge, per_silo
+from fastfed.reporting.claims import OURS, PAPER, VARIANT, Claim, judge, per_silo
 from fastfed.reporting.figure import (
     Source,
     amount,
@@ -22,8 +22,9 @@ from fastfed.reporting.figure import (
     y_axis,
 )
 from fastfed.reporting.html import Html, definitions, details, element, inline, join, key, table
+from fastfed.reporting.panels import Panel, curve_styles, panels
 from fastfed.reporting.pictures import sends
-from fastfed.reporting.plotting import Y_LABELS, line_styles
+from fastfed.reporting.plotting import Y_LABELS
 from fastfed.reporting.text import privacy_text, spec_text
 from fastfed.results.results import CurveResult
 
@@ -68,26 +69,61 @@ def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], le
         ),
     ]
     if conditions:
-        asked = [i for i, c in enumerate(curves) if c.certificate["conditions"]]
-        rows = [
-            [text, *(_condition_cell(text, curves[i].certificate) for i in asked)]
-            for text in conditions
-        ]
+        asked = [c for c in curves if c.certificate["conditions"]]
         parts.append(
             details(
                 "Conditions side by side",
                 table(
-                    ["condition", *(names[i] for i in asked)],
-                    rows,
+                    ["condition", MARKS[True], MARKS[False]],
+                    [_condition_row(text, asked) for text in conditions],
                     label="Conditions",
                     class_="wide conditions",
                 ),
             )
         )
-    for curve, name in zip(curves, names, strict=True):
-        full = full_certificate(curve.certificate, level)
-        parts.append(details(join(name, _hint(curve.certificate)), *full))
+    alike = _alike(curves)
+    for members in alike[:MOST_CERTIFICATES]:
+        certificate = curves[members[0]].certificate
+        full = full_certificate(certificate, level)
+        shown = [join(names[i], " ") for i in members[:MOST_NAMES]]
+        more = f"and {len(members) - MOST_NAMES} more " if len(members) > MOST_NAMES else ""
+        parts.append(details(join(shown, more, _hint(certificate)), *full))
+    if (left := len(alike) - MOST_CERTIFICATES) > 0:
+        text = f"{spaced(left)} more certificates stand in certificates.txt."
+        parts.append(element("p", text, class_="quiet"))
     return join(parts)
+
+
+#: Certificates that a page has in full, and curves that are named where they share one.
+MOST_CERTIFICATES, MOST_NAMES = 40, 6
+
+
+def _alike(curves: Sequence[CurveResult]) -> list[list[int]]:
+    """Positions of curves with equal certificates, together."""
+    found: dict[str, list[int]] = {}
+    for i, curve in enumerate(curves):
+        found.setdefault(repr(curve.certificate), []).append(i)
+    return list(found.values())
+
+
+def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]:
+    """A condition, and the curves for which it holds and fails."""
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for curve in curves:
+        for condition in curve.certificate["conditions"]:
+            if condition["text"] == text:
+                sides[bool(condition["holds"])].append(curve.label)
+    cells: list[str | Html] = [text]
+    for holds, labels in sides.items():
+        named = "; ".join(labels[:MOST_NAMES])
+        if len(labels) == len(curves):
+            named = "all that have conditions"
+        elif len(labels) > MOST_NAMES:
+            named += f"; and {len(labels) - MOST_NAMES} more"
+        cells.append(
+            element("span", named, class_="holding" if holds else "failing") if named else "–"
+        )
+    return cells
 
 
 def _summary(certificate: dict[str, Any], name: Html) -> list[str]:
@@ -169,12 +205,13 @@ NO_PICTURES = 'There are no pictures: matplotlib is missing; pip install "fastfe
 
 @dataclass(frozen=True)
 class Drawn:
-    """An experiment with its pictures as SVG; None where nothing can be drawn."""
+    """An experiment with its pictures as SVG, one for each panel; none where nothing is drawn."""
 
     name: str  # of its folder; also the anchor in a page over several
     source: Source
-    regret: bytes | None = None
-    communication: bytes | None = None
+    regret: tuple[bytes, ...] = ()
+    communication: tuple[bytes, ...] = ()
+    final: tuple[bytes, ...] = ()
 
 
 def experiment_section(drawn: Drawn, level: int) -> Html:
@@ -213,21 +250,36 @@ def _claims(source: Source) -> Html:
         element(
             "li",
             element("div", mark(claim.verdict)),
-            element("div", claim.says, differences(claim)),
+            element("div", claim.says, " ", tag(claim), differences(claim)),
         )
         for claim in judge(source.results)
     ]
     regret = "regret per silo" if per_silo(source.results) else "regret"
     how = (
         f"Judged on final {regret} over {source.size}: paired differences, mean ± standard error, "
-        "count beyond two standard errors."
+        "count beyond two standard errors, more where replicates are few."
     )
     return join(element("ul", items, class_="statements"), element("p", how, class_="quiet"))
 
 
+#: What the tag of a claim says.
+TAGS = {
+    PAPER: "a printed figure, played as printed",
+    VARIANT: "a paper's, played otherwise than printed",
+    OURS: "of no paper",
+}
+
+
+def tag(claim: Claim) -> Html:
+    """Whose claim it is."""
+    return element("span", claim.tag, class_="tag", title=TAGS[claim.tag])
+
+
 def differences(claim: Claim) -> Html:
     """The differences behind a verdict, and its reason."""
-    texts = [text_table.difference_text(d, claim.within) for d in claim.differences]
+    both = text_table.two_verdicts(claim)
+    texts = [f"{both[0].upper()}{both[1:]}."] if both else []
+    texts += text_table.difference_texts(claim)
     if claim.reason:
         texts.append(f"Why: {claim.reason}")
     return element("ul", [element("li", text) for text in texts], class_="pairs")
@@ -235,44 +287,71 @@ def differences(claim: Claim) -> Html:
 
 def _pictures(drawn: Drawn) -> Html:
     source = drawn.source
-    if drawn.regret is None:
+    if not drawn.regret:
         return element("p", NO_PICTURES)
     what = Y_LABELS[y_axis(source)].capitalize()
-    labels = ", ".join(c.label for c in source.results.curves)
+    shown = panels(source)
     band = "" if source.replicates == "1 replicate" else "; bands are two standard errors"
     bounds = [line.label for line in visible_bounds(source)]
-    named = ", ".join([labels, *(f"bound {label}" for label in bounds)])
     caption = f"{what} against rounds. Lines are means{band}."
     if bounds:
         caption += " Thin dashed lines in grey are bounds."
-    parts = [
-        _figure(
-            inline(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds: {named}"),
-            caption,
+    if any(panel.others for panel in shown):
+        many = spaced(len(source.results.curves))
+        caption += f" Of {many} curves those of least regret, and in grey the range of all."
+    blocks = [
+        (_figures(drawn.regret, f"{drawn.name}-regret", f"{what} against rounds", shown, bounds),
+         caption),
+        (_figures(drawn.final, f"{drawn.name}-final", f"{what} at the last round", (), ()),
+         f"{what} at the last round, with two standard errors."),
+        (_figures(drawn.communication, f"{drawn.name}-sent", f"{what} against bytes sent",
+                  shown, ()),
+         f"{what} against everything sent so far, up and down, on a logarithmic axis."),
+    ]  # fmt: skip
+    # Several panels have their caption below all of them; single pictures stand side by side.
+    several = [
+        join(
+            element("div", [element("figure", card) for card in cards], class_="pictures"),
+            element("p", text, class_="caption"),
         )
+        for cards, text in blocks
+        if len(cards) > 1
     ]
-    if drawn.communication is not None:
-        parts.append(
-            _figure(
-                inline(
-                    drawn.communication,
-                    f"{drawn.name}-sent",
-                    f"{what} against bytes sent: {labels}",
-                ),
-                f"{what} against everything sent so far, up and down, on a logarithmic axis.",
-            )
-        )
-    elif not sends(source):
+    single = [
+        element("figure", cards[0], element("figcaption", text))
+        for cards, text in blocks
+        if len(cards) == 1
+    ]
+    beside = [element("div", single, class_="pictures")] if single else []
+    parts = [*several[:1], *beside, *several[1:]]
+    if not sends(source):
         parts.append(element("p", "No curve sends anything.", class_="quiet"))
     notes = [*off_picture(source), *not_stored(source)]
     return join(
-        element("div", parts, class_="pictures"),
+        parts,
         [element("p", f"{note[0].upper()}{note[1:]}.", class_="quiet") for note in notes],
     )
 
 
-def _figure(picture: Html, caption: str) -> Html:
-    return element("figure", element("div", picture, class_="card"), element("figcaption", caption))
+def _figures(
+    pictures: Sequence[bytes],
+    prefix: str,
+    what: str,
+    shown: Sequence[Panel],
+    bounds: Sequence[str],
+) -> list[Html]:
+    """Pictures as cards, each with a label that names its panel and curves."""
+    found = []
+    for number, picture in enumerate(pictures):
+        label = what
+        if shown:
+            panel = shown[number]
+            title = f" ({panel.title})" if panel.title else ""
+            curves = [c.label for c in panel.curves]
+            label = f"{what}{title}: {', '.join([*curves, *(f'bound {b}' for b in bounds)])}"
+        name = f"{prefix}-{number + 1}" if number else prefix
+        found.append(element("div", inline(picture, name, label), class_="card"))
+    return found
 
 
 def legend_labels(source: Source) -> list[Html]:
@@ -280,7 +359,7 @@ def legend_labels(source: Source) -> list[Html]:
     curves = source.results.curves
     return [
         element("span", key(style), curve.label)
-        for curve, style in zip(curves, line_styles(curves), strict=True)
+        for curve, style in zip(curves, curve_styles(source), strict=True)
     ]
 
 

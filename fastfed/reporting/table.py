@@ -15,9 +15,15 @@ from typing import Any
 import msgspec
 
 from fastfed.reporting.claims import (
+    EXPONENT,
     FAILS,
     HOLDS,
+    NOT_CLAIMED,
     NOT_JUDGED,
+    OURS,
+    PAPER,
+    REGRET,
+    TAGS,
     UNDECIDED,
     UNPROVEN,
     Claim,
@@ -27,7 +33,7 @@ from fastfed.reporting.claims import (
 )
 from fastfed.reporting.figure import Source
 from fastfed.reporting.text import privacy_text
-from fastfed.results.results import CurveResult, summary
+from fastfed.results.results import CurveResult, columns, summary
 
 # ---- Results: one row per curve ------------------------------------------------------------------
 
@@ -130,23 +136,63 @@ def claim_lines(source: Source) -> list[str]:
         return []
     what = " in regret per silo" if per_silo(source.results) else ""
     judged = (
-        f"statements, judged on paired differences{what} beyond two standard errors ({source.size})"
+        f"statements, judged on paired differences{what} beyond two standard errors, more where "
+        f"replicates are few ({source.size})"
     )
     lines = ["", judged]
     for statement in statements:
         lines.append(f"{statement.verdict:<10} {statement.says}")
-        lines += [f"{'':10} {difference_text(d, statement.within)}" for d in statement.differences]
+        if both := two_verdicts(statement):
+            lines.append(f"{'':10} {both}")
+        lines += [f"{'':10} {text}" for text in difference_texts(statement)]
         if statement.reason:
             lines.append(f"{'':10} why: {statement.reason}")
     return lines
 
 
-def difference_text(difference: Difference, within: float | None = None) -> str:
+#: What is said of a picture and of a guarantee, by verdict.
+PICTURES = {
+    HOLDS: "the picture comes back",
+    FAILS: "the picture does not come back",
+    UNDECIDED: "whether the picture comes back is undecided",
+}
+GUARANTEES = {
+    HOLDS: "the guarantee holds",
+    FAILS: "the guarantee does not hold",
+    NOT_CLAIMED: "no privacy is claimed",
+}
+
+
+def two_verdicts(claim: Claim) -> str:
+    """Text of both verdicts on a claim of a paper's figure; empty for other claims."""
+    if claim.tag != PAPER or claim.picture not in PICTURES:
+        return ""
+    return f"{PICTURES[claim.picture]}, {GUARANTEES[claim.guarantee]}"
+
+
+def difference_texts(claim: Claim) -> list[str]:
+    """Text of each difference behind a claim."""
+    return [difference_text(d, claim.within, claim.exponent) for d in claim.differences]
+
+
+def difference_text(
+    difference: Difference,
+    within: float | None = None,
+    exponent: tuple[float, float] | None = None,
+) -> str:
     """Text of A - B: mean, standard error, and the limit where the claim has one."""
+    known = math.isfinite(difference.mean)
+    measured = plus_minus(difference.mean, difference.stderr) if known else "not played yet"
+    if difference.of == EXPONENT:
+        wanted = f"wanted: {exponent[0]:g} to {exponent[1]:g}" if exponent else ""
+        return ", ".join(text for text in (f"exponent: {measured}", wanted) if text)
     names = f"{difference.first} - {difference.second}"
-    if math.isnan(difference.mean):
-        return f"{names}: not played yet"
-    text = f"{names}: {plus_minus(difference.mean, difference.stderr)}"
+    if not known:
+        return f"{names}: {measured}"
+    if difference.of != REGRET:
+        ratios = f"{difference.first_regret:.3g} x against {difference.second_regret:.3g} x"
+        return f"{names}: ln(largest / smallest regret) {measured} ({ratios})"
+    text = f"{names}: {measured}"
     text += f" ({plus_minus(difference.first_regret, None)}"
     text += f" against {plus_minus(difference.second_regret, None)})"
     if within is not None:
@@ -172,6 +218,18 @@ def as_csv(source: Source) -> str:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
+    return file.getvalue()
+
+
+def curves_csv(source: Source) -> str:
+    """Format the curves as CSV, one row per curve and checkpoint, every number in full."""
+    file = io.StringIO()
+    found = columns(source.results.curves, "curves")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(found)
+    lists = [c if isinstance(c, list) else c.tolist() for c in found.values()]
+    for row in zip(*lists, strict=True):
+        writer.writerow([_no_formula(None if value != value else value) for value in row])
     return file.getvalue()
 
 
@@ -279,9 +337,12 @@ def rows_of(name: str, source: Source) -> list[Row]:
 
 def rows_left_out(name: str, figure: Mapping[str, Any], reason: str) -> list[Row]:
     """The claims of a spec's [figure] that was left out, with the reason."""
-    says = [s["says"] for s in figure.get("statement", ())] or [figure.get("says", NOTHING)]
+    found = [(s["says"], s.get("tag", OURS)) for s in figure.get("statement", ())]
     paper, title = str(figure.get("paper", "")), str(figure.get("title", name))
-    return [Row(name, paper, title, "", Claim(s, NOT_PLAYED, (), why=reason)) for s in says]
+    return [
+        Row(name, paper, title, "", Claim(says, NOT_PLAYED, (), why=reason, tag=tag))
+        for says, tag in found or [(str(figure.get("says", NOTHING)), OURS)]
+    ]
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
@@ -296,7 +357,17 @@ def counts(rows: Sequence[Row]) -> str:
     if not parts:
         return "no statements"
     other = sum(row.statement.unexpected for row in rows)
-    return f"statements: {', '.join(parts)}" + (f"; {other} not as expected" if other else "")
+    text = f"statements: {', '.join(parts)}" + (f"; {other} not as expected" if other else "")
+    printed = [row.statement for row in rows if row.statement.tag == PAPER]
+    judged = [claim for claim in printed if claim.picture in PICTURES]
+    if judged:
+        back = sum(claim.picture == HOLDS for claim in judged)
+        kept = sum(claim.picture == HOLDS and claim.guarantee == HOLDS for claim in judged)
+        text += (
+            f"; of {len(judged)} about printed figures that are judged, the picture comes back in "
+            f"{back}, and the guarantee holds in {kept} of these"
+        )
+    return text
 
 
 def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -313,7 +384,9 @@ def table_lines(rows: Sequence[Row]) -> list[tuple[int, str]]:
             figure = row.figure
         statement = row.statement
         found.append((1, f"{statement.verdict:<10}  {statement.says}"))
-        found += [(2, difference_text(d, statement.within)) for d in statement.differences]
+        if both := two_verdicts(statement):
+            found.append((2, both))
+        found += [(2, text) for text in difference_texts(statement)]
         if statement.reason:
             found.append((2, f"why: {statement.reason}"))
     return [*found, (0, ""), (0, counts(rows))]
@@ -324,10 +397,29 @@ def as_json(rows: Sequence[Row]) -> bytes:
     found = Counter(row.statement.verdict for row in rows)
     value = {
         "counts": {verdict: found[verdict] for verdict in WORDS},
+        "by_tag": {tag: _counted(row for row in rows if row.statement.tag == tag) for tag in TAGS},
+        "printed_figures": _printed(rows),
         "unexpected": sum(row.statement.unexpected for row in rows),
         "statements": [row.to_builtins() for row in rows],
     }
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _counted(rows: Iterable[Row]) -> dict[str, int]:
+    found = Counter(row.statement.verdict for row in rows)
+    return {verdict: found[verdict] for verdict in WORDS}
+
+
+def _printed(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+    """Both verdicts on the claims about printed figures, counted."""
+    claims = [row.statement for row in rows if row.statement.tag == PAPER]
+    pictures = Counter(claim.picture for claim in claims)
+    guarantees = Counter(claim.guarantee for claim in claims if claim.picture == HOLDS)
+    wanted = (HOLDS, FAILS, UNDECIDED, NOT_JUDGED, NOT_PLAYED)
+    return {
+        "picture": {verdict: pictures[verdict] for verdict in wanted},
+        "guarantee_where_the_picture_holds": {g: guarantees[g] for g in GUARANTEES},
+    }
 
 
 def stored_left_out(folder: Path) -> list[Row]:
@@ -340,7 +432,7 @@ def stored_left_out(folder: Path) -> list[Row]:
                 s["paper"],
                 s["title"],
                 "",
-                Claim(s["says"], NOT_PLAYED, (), why=s["why"]),
+                Claim(s["says"], NOT_PLAYED, (), why=s["why"], tag=s.get("tag", OURS)),
             )
             for s in stored
             if s["verdict"] == NOT_PLAYED

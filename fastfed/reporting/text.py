@@ -168,7 +168,7 @@ def _pair(
 # ---- A spec as text, its keys in the order in which people write them ----------------------------
 
 FIRST = {
-    "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints"),
+    "": ("name", "horizon", "silos", "replicates", "seed", "checkpoints", "checkpoint_spacing"),
     "environment": ("kind",),
     "line": ("label", "curve", "bound"),
     "curve": ("label", "algorithm", "protocol", "epsilon", "delta", "batch_size", "lazy"),
@@ -178,7 +178,9 @@ FIRST = {
 NOT_TOP = ("environment", "curves", "semantics", "accounts")
 
 #: Keys of [figure] that are tables of their own, or sizes that were not simulated.
-NOT_OF_SPEC = ("statement", "line", "size", "long", "quick", "all", "full")
+NOT_OF_SPEC = (
+    *("statement", "line", "size", "long", "quick", "all", "full", "judged_from", "changed"),
+)
 
 
 def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any]) -> str:

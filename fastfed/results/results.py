@@ -130,7 +130,7 @@ class CurveResult(Displayed):
     @property
     def synchronisations(self) -> float:
         """Synchronisations of a replicate at the last round."""
-        return means(self.synchronisation_counts)[-1]
+        return means(self.synchronisation_counts[:, -1:])[0]
 
     @property
     def synchronisations_curve(self) -> list[float]:
@@ -140,22 +140,22 @@ class CurveResult(Displayed):
     @property
     def bits_up(self) -> float:
         """Bits that all silos send in a replicate."""
-        return means(self.bits_up_counts)[-1]
+        return means(self.bits_up_counts[:, -1:])[0]
 
     @property
     def bits_down(self) -> float:
         """Bits sent to all silos in a replicate."""
-        return means(self.bits_down_counts)[-1]
+        return means(self.bits_down_counts[:, -1:])[0]
 
     @property
     def bytes_up(self) -> float:
         """Bytes that all silos send in a replicate; rounded up in each replicate."""
-        return means(whole_bytes(self.bits_up_counts))[-1]
+        return means(whole_bytes(self.bits_up_counts[:, -1:]))[0]
 
     @property
     def bytes_down(self) -> float:
         """Bytes sent to all silos in a replicate; rounded up in each replicate."""
-        return means(whole_bytes(self.bits_down_counts))[-1]
+        return means(whole_bytes(self.bits_down_counts[:, -1:]))[0]
 
     @property
     def bytes_curve(self) -> list[float]:
@@ -165,7 +165,8 @@ class CurveResult(Displayed):
     @property
     def bytes_sent(self) -> float:
         """Bytes up and down in a replicate, summed over silos."""
-        return self.bytes_curve[-1]
+        up, down = self.bits_up_counts[:, -1:], self.bits_down_counts[:, -1:]
+        return means(whole_bytes(up) + whole_bytes(down))[0]
 
     @property
     def mean(self) -> np.ndarray:
@@ -504,14 +505,14 @@ def frame(columns: Columns) -> Any:
 
 def summary(curve: CurveResult) -> dict[str, Any]:
     """Return the summary row of a curve: final values, messages and privacy."""
-    values = curve.to_builtins()
     certificate = curve.certificate
     claimed, exact = certificate["claimed"] or {}, certificate["exact"] or {}
-    names = ("label", "algorithm", "protocol", "silos", "dimension", "replicates")
-    record = {name: values[name] for name in names}
-    for name in REGRETS:
-        record[f"{name}_mean"] = values[name]["mean"]
-        record[f"{name}_stderr"] = values[name]["stderr"]
+    names = ("label", "algorithm", "protocol", "silos", "dimension")
+    record: dict[str, Any] = {name: getattr(curve, name) for name in names}
+    record["replicates"] = len(curve.replicates)
+    for name, divisor in zip(REGRETS, (1.0, curve.silos, curve.horizon), strict=True):
+        final = curve.final(divisor)
+        record[f"{name}_mean"], record[f"{name}_stderr"] = final["mean"], final["stderr"]
     return {
         **record,
         "claimed_epsilon": claimed.get("epsilon"),

@@ -160,6 +160,8 @@ class Store:
     ) -> Iterator[Store]:
         """Open the store of an experiment for writing, and create it if there is none.
 
+        One that lacks some of the curves gets them, and keeps all that was simulated.
+
         Parameters
         ----------
         folder : Path
@@ -182,9 +184,13 @@ class Store:
         there = folder.exists()
         with ExitStack() as stack:
             stack.enter_context(_owned(folder))
-            made = not _check_identity(folder, path, meta)
-            if made:
+            moves = _check_identity(folder, path, meta)
+            made = moves is None
+            if moves is None:
                 _make(folder, path, meta, curves)
+            elif len(moves) < len(curves):
+                with _damage_named(path):
+                    _grow(path, moves, meta, curves)
             try:
                 with _opened(path, threads, curves, meta) as store:
                     yield store
@@ -216,12 +222,14 @@ class Store:
     def done_in(cls, folder: Path, identity: dict[str, Any]) -> set[tuple[int, int]]:
         """Return (position, replicate) of all that is committed in a folder.
 
-        Empty where there is no store. Writes nothing; InputError for another experiment's store.
+        Positions are those of ``identity``, which may have more curves than the store. Empty where
+        there is no store. Writes nothing; InputError for another experiment's store.
         """
-        if not _check_identity(folder, folder / FILE, {"identity": identity}):
+        moves = _check_identity(folder, folder / FILE, {"identity": identity})
+        if moves is None:
             return set()
         with cls.open_existing(folder) as store:
-            return store.done()
+            return {(moves[position], replicate) for position, replicate in store.done()}
 
     def done(self) -> set[tuple[int, int]]:
         """Return (curve position, replicate) of every committed row."""
@@ -440,21 +448,85 @@ def _owned(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> bool:
-    """Return True if there is a store; InputError where it is another experiment's."""
+def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int] | None:
+    """Return the position in this experiment of every curve of a store; None without a store.
+
+    InputError where the store is another experiment's, and where it has curves that this one lacks.
+    """
     if not os.path.exists(path):
-        return False
+        return None
     existing = _read_meta(path)
-    if existing["identity"] != _json(meta["identity"]):
-        with _damage_named(path):
-            before = msgspec.json.decode(existing["identity"])
-            name = before.get("name")
-            what = _difference(before, meta["identity"])
-        raise InputError(
-            f'{folder} holds another experiment ("{name}", different {what}); '
-            "choose another output folder"
-        )
-    return True
+    with _damage_named(path):
+        before = msgspec.json.decode(existing["identity"])
+        now = msgspec.json.decode(_json(meta["identity"]))
+        if before == now:
+            return list(range(len(now.get("curves", ()))))
+        moves = _moves(before, now)
+        if moves is not None:
+            return moves
+        name, what = before.get("name"), _difference(before, now)
+    raise InputError(
+        f'{folder} holds another experiment ("{name}", different {what}); '
+        "choose another output folder"
+    )
+
+
+#: Keys of an identity that hold something for each curve: its table, or by its label.
+OF_CURVES = ("curves", "packages", "accounts")
+
+
+def _moves(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
+    """Position in ``now`` of every curve of ``before``; None unless only curves were added."""
+    rest = [{k: v for k, v in each.items() if k not in OF_CURVES} for each in (before, now)]
+    if rest[0] != rest[1]:
+        return None
+    places = {curve["label"]: i for i, curve in enumerate(now["curves"])}
+    moves = []
+    for curve in before["curves"]:
+        label = curve["label"]
+        place = places.get(label)
+        if place is None or now["curves"][place] != curve:
+            return None
+        if any(
+            before.get(key, {}).get(label) != now.get(key, {}).get(label) for key in OF_CURVES[1:]
+        ):
+            return None
+        moves.append(place)
+    return moves
+
+
+def _grow(
+    path: Path, moves: Sequence[int], meta: dict[str, Any], curves: Sequence[CurveRow]
+) -> None:
+    """Give a store the curves that it lacks; those that it has move to their new positions."""
+    connection = sqlite3.connect(path, timeout=30.0)
+    try:
+        with connection:
+            if list(moves) != list(range(len(moves))):
+                for table in ("curves", "cells", "timings"):
+                    # First out of the way: positions are keys.
+                    connection.execute(f"UPDATE {table} SET position = -1 - position")
+                    connection.executemany(
+                        f"UPDATE {table} SET position = ? WHERE position = ?",
+                        [(place, -1 - old) for old, place in enumerate(moves)],
+                    )
+            there = set(moves)
+            connection.executemany(
+                "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
+                [_curve_values(i, c) for i, c in enumerate(curves) if i not in there],
+            )
+            # Certificates are then of the spec with all curves.
+            connection.execute("DROP TABLE IF EXISTS certified")
+            connection.execute(
+                "UPDATE meta SET value = ? WHERE key = 'identity'", (_json(meta["identity"]),)
+            )
+    finally:
+        connection.close()
+
+
+def _curve_values(position: int, curve: CurveRow) -> tuple[Any, ...]:
+    facts, certificate = _json(curve.facts), _json(curve.certificate)
+    return position, curve.label, curve.algorithm, curve.protocol, facts, certificate
 
 
 def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[CurveRow]) -> None:
@@ -474,10 +546,7 @@ def _make(folder: Path, path: Path, meta: dict[str, Any], curves: Sequence[Curve
                 )
                 connection.executemany(
                     "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
-                    [
-                        (i, c.label, c.algorithm, c.protocol, _json(c.facts), _json(c.certificate))
-                        for i, c in enumerate(curves)
-                    ],
+                    [_curve_values(i, c) for i, c in enumerate(curves)],
                 )
         finally:
             connection.close()
@@ -527,7 +596,17 @@ def _run_of(row: Sequence[Any]) -> RunRow:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the names of the first keys in which two identities differ."""
-    plain = msgspec.json.decode(msgspec.json.encode(now))
-    both = {**before, **plain}
-    return ", ".join(k for k in both if before.get(k) != plain.get(k)) or "keys"
+    """Return the names of the first keys in which two identities differ, and which curves."""
+    both = {**before, **now}
+    keys = [k for k in both if before.get(k) != now.get(k)]
+    if keys != ["curves"]:
+        return ", ".join(keys) or "keys"
+    new = {curve["label"]: curve for curve in now["curves"]}
+    for curve in before["curves"]:
+        other = new.get(curve["label"])
+        if other is None:
+            return f'curves: "{curve["label"]}" is not among these'
+        differ = [k for k in {**curve, **other} if curve.get(k) != other.get(k)]
+        if differ:
+            return f'curves: "{curve["label"]}" in {", ".join(differ)}'
+    return "curves"

@@ -63,9 +63,21 @@ def sent(plan: Plan, synchronised: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def checkpoint_rounds(horizon: int, count: int) -> np.ndarray:
-    """About ``count`` evenly spaced rounds, the last one always among them, (C,) int64."""
+#: How checkpoints are spaced.
+EVEN, LOG = "even", "log"
+SPACINGS = (EVEN, LOG)
+
+
+def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarray:
+    """About ``count`` rounds, the last one always among them, (C,) int64.
+
+    Evenly spaced, or with "log" from round 1 on by a factor: fewer than ``count``, since the first
+    of them are whole rounds.
+    """
     count = min(count, horizon)
+    if spacing == LOG:
+        powers = np.arange(count, dtype=np.float64) / max(1, count - 1)
+        return np.unique(np.rint(float(horizon) ** powers).astype(np.int64))
     # Whole-number ceilings: floating ones can land on a round past the last.
     return -(-np.arange(1, count + 1, dtype=np.int64) * horizon // count)
 

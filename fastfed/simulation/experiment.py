@@ -19,7 +19,7 @@ import numpy as np
 from fastfed._kernels import environments
 from fastfed._random import check_seed
 from fastfed._system import System
-from fastfed._validate import InputError, integer, nearest, plain, show
+from fastfed._validate import InputError, choice, integer, nearest, plain, show
 from fastfed.environments import (
     ENVIRONMENTS,
     Adversary,
@@ -30,7 +30,7 @@ from fastfed.environments import (
 )
 from fastfed.privacy.mechanisms.amplification import HIDING
 from fastfed.protocols.score import SCORES, UCB
-from fastfed.simulation.driver import check_before, checkpoint_rounds
+from fastfed.simulation.driver import EVEN, SPACINGS, check_before, checkpoint_rounds
 from fastfed.simulation.systems import ALGORITHMS, algorithm, check_kind, problem_spec
 
 #: Raised whenever the same spec would run other rounds than before: old results then differ.
@@ -53,6 +53,7 @@ TOP_KEYS = (
     "replicates",
     "seed",
     "checkpoints",
+    "checkpoint_spacing",
     "environment",
     "curve",
     "figure",
@@ -117,6 +118,7 @@ class Experiment:
     checkpoints: np.ndarray
     curves: tuple[Curve, ...]
     figure: dict[str, Any]
+    checkpoint_spacing: str = EVEN
 
     @property
     def environment(self) -> Environment:
@@ -158,6 +160,11 @@ class Experiment:
             "horizon": self.horizon,
             "seed": self.seed,
             "checkpoints": len(self.checkpoints),
+            **(
+                {"checkpoint_spacing": self.checkpoint_spacing}
+                if self.checkpoint_spacing != EVEN
+                else {}
+            ),
             "curves": [
                 {"label": c.label, "algorithm": c.algorithm, **since(c.keys), **c.sizes}
                 for c in self.curves
@@ -311,6 +318,7 @@ def make_experiment(
     replicates: int = 1,
     seed: int = 0,
     checkpoints: int = 200,
+    checkpoint_spacing: str = EVEN,
     figure: dict[str, Any] | None = None,
 ) -> Experiment:
     """A checked experiment; every curve a table with label, algorithm and the algorithm's keys."""
@@ -329,6 +337,7 @@ def make_experiment(
             raise InputError(f"label must be a text, got {show(label)}")
         tables.append(plain({**table, "label": label}))
     marks = integer("checkpoints", checkpoints, at_least=1)
+    choice("checkpoint_spacing", checkpoint_spacing, SPACINGS)
     expanded = [c for table in tables for c in expand(table)]
     if len(expanded) > MOST_CURVES:
         raise InputError(f"curve must give at most {MOST_CURVES} curves, got {len(expanded)}")
@@ -349,9 +358,10 @@ def make_experiment(
         horizon=horizon,
         replicates=integer("replicates", replicates, at_least=1, at_most=2**31),
         seed=check_seed(seed),
-        checkpoints=checkpoint_rounds(horizon, marks),
+        checkpoints=checkpoint_rounds(horizon, marks, checkpoint_spacing),
         curves=built,
         figure=figure or {},
+        checkpoint_spacing=checkpoint_spacing,
     )
 
 

@@ -219,6 +219,7 @@ def simulate(
     replicates: int = 1,
     seed: int = 0,
     checkpoints: int = 200,
+    checkpoint_spacing: str = "even",
     curves: Sequence[dict[str, Any]] | None = None,
     threads: int | None = None,
     driver: str = "compiled",
@@ -246,6 +247,8 @@ def simulate(
         Of all randomness; results are a function of it, not of ``threads`` or ``driver``.
     checkpoints : int
         Rounds at which regret is kept, at most.
+    checkpoint_spacing : {"even", "log"}
+        "log": from round 1 on by a factor, for early learning.
     curves : sequence of dict, optional
         Tables with "label", "algorithm" and its keys, in place of ``algorithm`` and ``keys``.
     threads : int, optional
@@ -307,6 +310,7 @@ def simulate(
         replicates=replicates,
         seed=seed,
         checkpoints=checkpoints,
+        checkpoint_spacing=checkpoint_spacing,
     )
     resources = Resources(threads, memory_limit=memory_limit)
     layout = fit(experiment, resources, driver=driver, kept=True)

@@ -1,0 +1,212 @@
+"""Which curves share axes, how they look there, and what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfed import experiments
+from fastfed._validate import InputError
+from fastfed.reporting.figure import Source, in_memory
+from fastfed.reporting.html import VARIABLES, inline
+from fastfed.reporting.panels import (
+    MOST,
+    check_grammar,
+    curve_styles,
+    panels,
+    split_label,
+    symbols,
+)
+from fastfed.reporting.pictures import draw, draw_final, legend_texts
+from fastfed.reporting.plotting import COLOURS, NOT_PRIVATE
+from fastfed.results.results import CurveResult, Results
+from fastfed.simulation.experiment import expand
+
+PRIVATE = {
+    "claimed": {"epsilon": 1.0, "delta": 1e-5}, "exact": {"epsilon": 1.0, "delta": 1e-5},
+    "status": "proven", "also": [],
+}  # fmt: skip
+SENDS_NOTHING = ("local-linucb", "random")
+OPEN = {"claimed": None, "exact": None, "status": "none", "also": []}
+
+
+def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 2) -> CurveResult:
+    rounds = np.arange(1, 6)
+    regret = np.outer([1.0, 1.1], last * rounds / 5.0)
+    return CurveResult(
+        label=label,
+        algorithm="a",
+        protocol="p",
+        silos=silos,
+        dimension=3,
+        horizon=5,
+        rounds=rounds,
+        group_regret=regret,
+        replicates=(0, 1),
+        synchronisation_counts=np.zeros((2, 5), np.int64),
+        bits_up_counts=np.zeros((2, 5)),
+        bits_down_counts=np.zeros((2, 5)),
+        certificate=PRIVATE if private else OPEN,
+        events={},
+    )
+
+
+def source(*curves: CurveResult, **figure: Any) -> Source:
+    return in_memory(Results("x", 5, 2, curves, figure))
+
+
+def shown(found: Source) -> list[tuple[str, list[str]]]:
+    return [(panel.title, list(panel.names)) for panel in panels(found)]
+
+
+GRID = [
+    curve(f"ROBIN, silos = {m}, epsilon = {e}", silos=m) for m in (50, 200, 800) for e in (1.0, 4.0)
+]
+MEANS = [curve(f"plain mean, silos = {m}", private=False, silos=m) for m in (50, 200, 800)]
+
+
+def test_labels_are_split_into_what_a_sweep_has_added() -> None:
+    assert split_label("LDP, B = 20, epsilon = 1.0") == ("LDP", {"B": "20", "epsilon": "1.0"})
+    assert split_label("one, two") == ("one, two", {})
+    assert symbols("LDP, epsilon = 1.0, delta = 1e-05") == "LDP, ε = 1, δ = 1e-5"
+    assert symbols("exact, graph = ring, rho_min = 100000.0") == (
+        "exact, graph = ring, ρ_min = 100 000"
+    )
+
+
+def test_few_curves_are_one_panel() -> None:
+    assert shown(source(*GRID)) == [
+        ("", [f"M = {m}, ε = {e}" for m in (50, 200, 800) for e in (1, 4)])
+    ]
+
+
+def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
+    found = source(*GRID, *MEANS)
+    assert len(found.results.curves) == MOST + 1
+    # By epsilon there are two, and the three means, which have none, are in both.
+    assert [title for title, _ in shown(found)] == ["ε = 1", "ε = 4"]
+    assert shown(found)[0][1] == [
+        *(f"ROBIN, M = {m}" for m in (50, 200, 800)),
+        *(f"plain mean, M = {m}" for m in (50, 200, 800)),
+    ]
+    asked = source(*GRID, *MEANS, facet="silos")
+    assert shown(asked) == [(f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"])
+                            for m in (50, 200, 800)]  # fmt: skip
+    # What differs by the panel alone looks alike, and nothing in a panel does.
+    for panel in panels(asked):
+        assert panel.styles == panels(asked)[0].styles
+        assert len({str(style) for style in panel.styles}) == 3
+        assert panel.styles[2]["color"] == NOT_PRIVATE
+
+
+def test_curves_without_a_sweep_are_drawn_in_chunks() -> None:
+    many = source(*(curve(f"curve number {i}") for i in range(20)))
+    assert [title for title, _ in shown(many)] == ["curves 1 to 8", "curves 9 to 16",
+                                                   "curves 17 to 20"]  # fmt: skip
+
+
+def test_of_very_many_the_best_are_drawn_before_the_range_of_all() -> None:
+    many = source(*(curve(f"c{i}", 1000.0 - i) for i in range(100)))
+    (panel,) = panels(many)
+    assert list(panel.names) == [f"c{i}" for i in range(93, 100)] and len(panel.others) == 100
+    svg = draw(many, ["svg"])["svg"]
+    assert b"all 100 curves, from the least to the largest mean" in svg
+    assert draw_final(many, ["svg"]) == {}
+
+
+def test_colour_and_dash_follow_their_keys() -> None:
+    styles = curve_styles(source(*GRID, colour="silos", dash="epsilon"))
+    assert [s["color"] for s in styles] == [c for c in COLOURS[:3] for _ in range(2)]
+    assert len({str(s["linestyle"]) for s in styles[::2]}) == 1
+    assert str(styles[0]["linestyle"]) != str(styles[1]["linestyle"])
+    # Without a key for dashes they tell apart what has one colour.
+    styles = curve_styles(source(*GRID, colour="epsilon"))
+    assert len({str(s) for s in styles}) == 6 and len({s["color"] for s in styles}) == 2
+
+
+def test_a_key_that_no_curve_has_is_refused() -> None:
+    tables = [{"label": "LDP, epsilon = 1.0", "batch_size": 5}]
+    check_grammar({"colour": ["epsilon", "batch_size"], "facet": "label"}, tables)
+    with pytest.raises(InputError, match=r'dash must be a key of curves, got "batchsize"; did you'):
+        check_grammar({"dash": "batchsize"}, tables)
+
+
+@pytest.mark.parametrize("name", experiments.figure_ids())
+def test_every_figure_of_the_package_has_few_curves_in_an_axes(name: str) -> None:
+    """And in each of them every curve has a look and a name of its own."""
+    spec = experiments.figure(name).spec
+    made = [
+        curve(c["label"], private="epsilon" in c or c["algorithm"] in SENDS_NOTHING,
+              silos=c.get("silos", 2))
+        for table in spec["curve"] for c in expand(table)
+    ]  # fmt: skip
+    for panel in panels(source(*made, **spec["figure"])):
+        assert len(panel.curves) <= MOST and not panel.others
+        assert len({str(style) for style in panel.styles}) == len(panel.styles)
+        assert len(set(panel.names)) == len(panel.names)
+
+
+def test_one_entry_of_the_legend_for_what_looks_alike() -> None:
+    texts = legend_texts(panels(source(*GRID, *MEANS, facet="silos")))
+    assert texts["ROBIN, M = 50, ε = 4:  (1, 1e-05)"] == "ROBIN, ε = 4:  (1, 1e-05)"
+    assert len(set(texts.values())) == 3
+
+
+def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
+    """Even where all lines end in one place."""
+    from matplotlib.text import Text
+
+    from fastfed.reporting import plotting
+
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = plotting._spread_ends
+        patch.setattr(plotting, "_spread_ends", lambda a, w: original(a, w) or seen.append((a, w)))
+        draw(source(*(curve(f"curve {i}") for i in range(6))), ["page.svg"])
+    ((axes, written),) = seen
+    figure = axes.figure
+    figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(note) for note, _ in written), key=lambda box: box.y0)
+    for below, above in pairwise(boxes):
+        assert above.y0 >= below.y1 - 1.5
+    assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_papers_get_one_column_with_embedded_type() -> None:
+    found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
+    first = draw(found, ["pdf"])
+    assert set(first) == {"pdf"} and first == draw(found, ["pdf"])
+    pdf = first["pdf"]
+    assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # TrueType
+    width = float(pdf.split(b"/MediaBox [ 0 0 ")[1].split()[0])
+    assert width == pytest.approx(3.35 * 72.0)
+
+
+def test_logarithmic_axes_begin_where_there_is_something() -> None:
+    svg = draw(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg == draw(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
+    assert svg != draw(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
+
+
+def test_pictures_in_a_page_have_the_colours_of_the_page() -> None:
+    found = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
+    svg = draw(found, ["page.svg"])["page.svg"]
+    assert b"#4477aa" in svg
+    text = str(inline(svg, "p", "label"))
+    assert "var(--c1)" in text and "var(--text)" in text and "var(--card)" in text
+    assert not any(colour in text for colour in VARIABLES)
+    assert "DejaVu" not in text and "ε\u00a0=\u00a01" in text
+
+
+def test_dots_stand_for_curves_from_six_on() -> None:
+    six = [curve(f"c, epsilon = {i}.0", 10.0 * 3**i) for i in range(1, 7)]
+    assert draw_final(source(*six[:5]), ["svg"]) == {}
+    svg = draw_final(source(*six), ["svg"])["svg"].decode()
+    assert all(f"c, ε = {i}<" in svg for i in range(1, 7))
+    one = [replace(c, group_regret=c.group_regret[:1], replicates=(0,)) for c in six]
+    assert draw_final(source(*one), ["svg"])["svg"]
