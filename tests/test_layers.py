@@ -31,6 +31,7 @@ ALLOWED = {
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
+        "off_policy",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_once", "_sampling", "_system", "privacy", "protocols",
