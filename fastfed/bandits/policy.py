@@ -23,7 +23,7 @@ from fastfed.bandits.linucb import Estimate, check_actions
 #: Sparse rows become dense in blocks of about so many entries.
 BLOCK = 2**17
 #: What a saved file calls itself, and the version of its layout.
-FORMAT, VERSION = "fastfed.LinUCB", 1
+FORMAT, VERSION = "LinUCB of fastfed", 1
 
 
 @dataclass(frozen=True)
