@@ -18,7 +18,7 @@ from fastfed.environments import Adversary
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
-from fastfed.simulation import experts, peers, phases, server
+from fastfed.simulation import experts, peers, phases, policies, server
 from fastfed.simulation.driver import Driver, Outcome, Progress
 from fastfed.simulation.experiment import Experiment, Problem
 
@@ -26,7 +26,7 @@ from fastfed.simulation.experiment import Experiment, Problem
 # A new kind of plan is one file with a `driver.Driver`, and one line in ``DRIVERS``.
 
 
-AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan
+AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan | policies.PolicyPlan
 OpenEnvironment = environments.Environment | Adversary
 
 #: By the name that a kind of plan has as ``driver``.
@@ -35,6 +35,7 @@ DRIVERS: dict[str, Driver] = {
     "peers": peers.DRIVER,
     "phases": phases.DRIVER,
     "experts": experts.DRIVER,
+    "policies": policies.DRIVER,
 }
 
 
