@@ -53,6 +53,10 @@ ALLOWED = {
         "_kernels", "_validate", "_random", "privacy", "protocols", "bandits", "environments",
         "simulation", "results", "reporting", "experiments",
     },
+    "plugins": {
+        "_validate", "kernels", "counter_rng", "privacy", "protocols", "bandits", "environments",
+        "simulation",
+    },
     "parties": {"_random", "protocols", "bandits", "experts"},
     "api": {
         "_validate", "privacy", "bandits", "results", "simulation", "reporting", "experiments",
