@@ -66,10 +66,8 @@ class Logistic:
         theta = normals(seed, self.dimension, replicate=replicate)
         sizes = [self.actions, self.dimension, self.slope]
         state = np.array([*sizes, *theta / np.linalg.norm(theta)])
-        compiled = Python(
-            function=fill, dimension=self.dimension, actions=self.actions, state=state
-        )
-        return compiled.open(seed, replicate, silos)
+        made = Python(function=fill, dimension=self.dimension, actions=self.actions, state=state)
+        return made.open(seed, replicate, silos)
 
     def describe(self) -> dict[str, Any]:
         return described(self)
