@@ -28,7 +28,16 @@ from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
 #: One module each; `_native` is the shared object itself.
-BINDINGS = ("_native", "rng", "linalg", "aggregation", "environments", "losses", "driver")
+BINDINGS = (
+    "_native",
+    "rng",
+    "linalg",
+    "aggregation",
+    "checked",
+    "environments",
+    "losses",
+    "driver",
+)
 #: The module of what Cython needs for views of arrays, which the bindings share.
 VIEWS = "fastfed._kernels._views"
 #: With vectors written out. Screening alone may fuse multiplications and additions: what it keeps

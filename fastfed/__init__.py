@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastfed import kernels as kernels
     from fastfed import off_policy as off_policy
     from fastfed import parties as parties
+    from fastfed import plugins as plugins
     from fastfed import privacy as privacy
     from fastfed import protocols as protocols
     from fastfed import reporting as reporting
@@ -70,6 +71,7 @@ _SUBMODULES = (
     "kernels",
     "off_policy",
     "parties",
+    "plugins",
     "privacy",
     "protocols",
     "reporting",

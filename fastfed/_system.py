@@ -226,6 +226,11 @@ class Algorithm:
         """
         known = self.config.__struct_fields__
         for key in keys:
+            if key not in known and key == "discount":
+                raise InputError(
+                    f"discount is no key of {self.id}: a release's noise is made for plain sums, "
+                    "in which no row fades; what forgets is fastfed.LinUCB, which is not private"
+                )
             if key not in known:
                 raise InputError(f'unknown key "{key}" for {self.id}{nearest(key, known)}')
         try:

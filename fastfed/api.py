@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 if TYPE_CHECKING:
     from fastfed._validate import InputError as InputError
     from fastfed.advice.planner import plan as plan
-    from fastfed.bandits.linucb import LinUCB as LinUCB
+    from fastfed.bandits.policy import LinUCB as LinUCB
     from fastfed.experiments.reproduction import reproduce as reproduce
     from fastfed.privacy.audit.bounds import AuditResult
     from fastfed.privacy.certificate import Certificate as Certificate
@@ -51,7 +51,7 @@ _MODULES = {
     "Budget": "fastfed.privacy.sensitivity",
     "Certificate": "fastfed.privacy.certificate",
     "InputError": "fastfed._validate",
-    "LinUCB": "fastfed.bandits.linucb",
+    "LinUCB": "fastfed.bandits.policy",
     "Results": "fastfed.results.results",
     "calibrate": "fastfed.privacy.mechanisms.catalogue",
     "compare": "fastfed.reporting.comparison",

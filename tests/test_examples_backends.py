@@ -288,10 +288,33 @@ def test_the_benchmark_runs(coba, mabwiser, example, capsys):
         assert int(same) == int(rounds) >= 60
 
 
-def test_the_block_of_the_page_runs(capsys):
+def test_the_benchmark_of_kernels_runs(example, capsys):
+    small = ["--blocks", "1", "--seconds", "0.0001", "--sizes", "4x3", "9x3", "9x4"]
+    example("benchmark").main(["--kernels", *small])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert len(rows) == 3 and all(line.count(" / ") == 6 for line in rows)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_all_players_runs(coba, mabwiser, example, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    example("benchmark").main(
+        ["--all", "--blocks", "1", "--seconds", "0.01", "--sizes", "4x3", "5x2"]
+    )
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    found = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in rows}
+    assert {"NumPy", "`kernels`", "`LinUCB`", "coba", "mabwiser"} < set(found)
+    for name in ("the same under numba.njit", "`kernels`, trusted", "coba"):
+        same, compared = found[name].split(" of ")
+        assert same == compared and int(compared) > 50, name
+
+
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_blocks_of_the_page_run(which, capsys):
     page = (FOLDER.parents[1] / "docs" / "backends.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(block, "backends.md", "exec"), {"__name__": "page"})
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile(blocks[which], "backends.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out.startswith("1 [")
 
 

@@ -30,6 +30,7 @@ ALLOWED = {
     "_system": {"_validate", "_display", "privacy"},
     "bandits": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
+        "off_policy",
     },
     "experts": {
         "_kernels", "_validate", "_random", "_sampling", "_system", "privacy", "protocols",
@@ -50,6 +51,10 @@ ALLOWED = {
     "advice": {
         "_kernels", "_validate", "_random", "privacy", "protocols", "bandits", "environments",
         "simulation", "results", "reporting", "experiments",
+    },
+    "plugins": {
+        "_validate", "kernels", "counter_rng", "privacy", "protocols", "bandits", "environments",
+        "simulation",
     },
     "parties": {"_random", "protocols", "bandits", "experts"},
     "api": {

@@ -5,12 +5,13 @@ validated door.
 ``rng``          keyed random streams
 ``linalg``       ridge regression: factors, rank-one updates, upper confidence bounds
 ``aggregation``  sums of statistics: tree nodes, prefixes, noise, fixed-point bits
+``checked``      the kernels of ``fastfed.kernels``, which look at their arguments themselves
 ``environments`` contexts and rewards, one replicate each
 ``losses``       losses of experts, one replicate each
 ``driver``       simulates the rounds of a run
 ===============  ==============================================================================
 
-All six are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
+All seven are in one shared object, ``_native``, so that they share one copy of the C code. PEP 489
 ("Multiple modules in one library") leaves finding them to the package.
 """
 
@@ -22,7 +23,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 from fastfed._kernels import _native
 
-__all__ = ["aggregation", "driver", "environments", "linalg", "losses", "rng"]
+__all__ = ["aggregation", "checked", "driver", "environments", "linalg", "losses", "rng"]
 
 
 def _load(name: str) -> None:
@@ -37,5 +38,7 @@ def _load(name: str) -> None:
 
 
 # Each comes after those that it imports.
-for _name in ("_views", "environments", "rng", "linalg", "aggregation", "losses", "driver"):
+for _name in ("_views", "environments", "rng", "linalg", "aggregation"):
+    _load(_name)
+for _name in ("checked", "losses", "driver"):
     _load(_name)

@@ -446,6 +446,39 @@ cdef extern from "ff_losses.h" nogil:
     double ff_square_gradient(const double *g, const double *x, int64_t d, double *out)
 
 
+cdef extern from "ff_batch.h" nogil:
+    enum:
+        FF_FINE
+        FF_BAD_STATE
+        FF_BAD_ROW
+        FF_NO_ROOM
+    ctypedef struct ff_sets:
+        const void *x
+        int64_t is_double
+        int64_t sets
+        int64_t actions
+        int64_t dimension
+        int64_t set_stride
+        int64_t action_stride
+        int64_t feature_stride
+    ff_actions ff_one_set(const ff_sets *sets, int64_t i)
+    int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *y, int64_t n,
+                         int64_t d, int64_t trusted)
+    int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
+                                 int64_t trusted)
+    int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
+                       int64_t d, int64_t trusted)
+    int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
+    int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
+                      int64_t trusted)
+    int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta,
+                      int64_t models, double radius, double second_radius, int64_t trusted,
+                      double *out)
+    int ff_argmax_sets(const ff_sets *sets, const double *factor, const double *theta,
+                       int64_t models, double radius, double second_radius, int64_t trusted,
+                       int64_t *out)
+
+
 cdef inline void *address_of(array) except? NULL:
     """The first byte of an array; NULL for None."""
     if array is None:

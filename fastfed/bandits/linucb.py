@@ -1,16 +1,15 @@
 """LinUCB, the policy of every silo: ridge estimate, bonus, and the action of the largest sum.
 
-`Estimate` is the model, `Acting` what a silo plays from synchronised sums.
+`Estimate` is the model, `Acting` what a silo plays from synchronised sums; the agent for other
+tools is `fastfed.bandits.policy.LinUCB`.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fastfed._kernels import environments, linalg
-from fastfed._validate import InputError, array, integer, number
+from fastfed._validate import InputError, array
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import Clock
 from fastfed.protocols.score import Score
@@ -120,112 +119,6 @@ class Estimate:
     def observe(self, x: np.ndarray, reward: float) -> None:
         """V <- V + x x', u <- u + x y."""
         linalg.observe(self.w, self.theta, x, reward)
-
-
-class LinUCB:
-    """Linear UCB (Abbasi-Yadkori et al. 2011) for one agent, to be used in other tools.
-
-    Parameters
-    ----------
-    dimension : int
-        d, the length of a feature vector.
-    regularizer : float, default 1
-        lambda > 0.
-    failure_probability : float, default 0.01
-        alpha, in (0, 1).
-    reward_scale : float, default 0.5
-        R, the sub-Gaussian scale of the reward noise; 1/2 for rewards in [0, 1].
-    radius_multiplier : float, default 1
-        Factor on the confidence radius. At 1 it is the proven one, for ||theta*|| <= 1 and
-        ||x|| <= 1.
-
-    Raises
-    ------
-    InputError
-        For a bad value, which it names.
-
-    Examples
-    --------
-    >>> agent = LinUCB(dimension=2)
-    >>> a = agent.select([[1.0, 0.0], [0.0, 1.0]])
-    >>> agent.observe(reward=1.0)
-    """
-
-    def __init__(
-        self,
-        dimension: int,
-        *,
-        regularizer: float = 1.0,
-        failure_probability: float = 0.01,
-        reward_scale: float = 0.5,
-        radius_multiplier: float = 1.0,
-    ) -> None:
-        self.dimension = integer("dimension", dimension, at_least=1)
-        self.regularizer = number("regularizer", regularizer, above=0.0)
-        self.failure_probability = number(
-            "failure_probability", failure_probability, above=0.0, below=1.0
-        )
-        self.reward_scale = number("reward_scale", reward_scale, at_least=0.0)
-        self.radius_multiplier = number("radius_multiplier", radius_multiplier, at_least=0.0)
-        self.round = 0
-        self._estimate = Estimate(self.dimension, self.regularizer)
-        self._chosen: np.ndarray | None = None
-
-    @property
-    def theta(self) -> np.ndarray:
-        """theta_hat, shape (d,)."""
-        return self._estimate.theta.copy()
-
-    @property
-    def confidence_radius(self) -> float:
-        """beta of the next round: Abbasi-Yadkori et al. (2011), Theorem 2, trace form."""
-        return linalg.radius_at(
-            self.radius_multiplier,
-            self.reward_scale,
-            2.0 * math.log(1.0 / self.failure_probability),
-            math.sqrt(self.regularizer),
-            self.regularizer,
-            float(self.round),
-            self.dimension,
-        )
-
-    def scores(self, actions: object) -> np.ndarray:
-        """Upper confidence bound of each action, shape (K,); ``actions`` has shape (K, d)."""
-        checked = check_actions(actions, self.dimension)
-        e = self._estimate
-        return linalg.scores(checked, e.w, e.theta, self.confidence_radius, 0.0)
-
-    def select(self, actions: object) -> int:
-        """Index of the action to play, for ``actions`` (K, d); ties go to the lowest index."""
-        checked = check_actions(actions, self.dimension)
-        index, self._chosen = self._estimate.select(checked, self.confidence_radius)
-        return index
-
-    def observe(self, reward: float, action: object = None) -> None:
-        """Learn a reward.
-
-        Parameters
-        ----------
-        reward : float
-            The reward.
-        action : array_like, shape (d,), optional
-            Features of the action played; by default those of the action last selected.
-
-        Raises
-        ------
-        InputError
-            If no action was selected or given.
-        """
-        y = number("reward", reward)
-        if action is not None:
-            x = array("action", action, shape=(self.dimension,))
-        elif self._chosen is not None:
-            x = self._chosen
-        else:
-            raise InputError("observe needs a select before it, or the action's features")
-        self._estimate.observe(x, y)
-        self._chosen = None
-        self.round += 1
 
 
 class Acting:

@@ -7,12 +7,13 @@ for everything that leaves it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fastfed._kernels import linalg
 from fastfed._random import InterleavedNoise, NoiseSource, SystemNoise
-from fastfed._validate import InputError, Once, integer, number, once
+from fastfed._validate import InputError, Once, array, integer, number, once
 from fastfed.bandits.linucb import Acting, check_actions
 from fastfed.bandits.own_rounds import make_memory
 from fastfed.protocols import make_randomizer
@@ -98,6 +99,8 @@ class Silo(Acting, Once):
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
         self._chosen: np.ndarray | None = None
+        #: Features of the actions of `select_many` whose rewards have not come.
+        self._waiting: list[np.ndarray] = []
         self._own = make_memory(plan)
         #: The round whose coin was tossed last, and its 64 bits.
         self._coin = 0, 0
@@ -220,7 +223,7 @@ class Silo(Acting, Once):
         InputError
             If a reward, a report or a release is still due, or the plan has ended.
         """
-        if self._chosen is not None:
+        if self._chosen is not None or self._waiting:
             raise InputError("select was called twice; observe the reward of the last action first")
         if self._required() > self.release:
             raise InputError(
@@ -236,6 +239,75 @@ class Silo(Acting, Once):
             return chosen
         chosen, self._chosen = self._best(checked)
         return chosen
+
+    @once
+    def select_many(self, actions: Any) -> np.ndarray:
+        """Choose for the next n users, as n calls of `select` would with `observe` between them.
+
+        Parameters
+        ----------
+        actions : array_like, shape (n, K, d), or sequence of n (K_i, d)
+            Features of each user's actions.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+            Indices of the actions to play; ``observe_many`` takes their rewards.
+
+        Raises
+        ------
+        InputError
+            As `select`; for more users than are left before the next report; and for plans whose
+            model may change within a batch.
+        """
+        plan = self.plan
+        if not plan.lazy or self.acts_only or self.trigger is not None or self._own is not None:
+            raise InputError(
+                "select_many needs a model that changes with releases alone, in fixed rounds: "
+                "this plan's may change after any user, so use select and observe"
+            )
+        last = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
+        if len(actions) > max(last - self.round, 1):  # one too many is `select`'s to refuse
+            raise InputError(
+                f"select_many can choose for {last - self.round} users before the next report or "
+                f"the plan's end, got {len(actions)}"
+            )
+        index, rows, start = np.empty(len(actions), np.int64), [], self.round
+        try:
+            for i in range(len(actions)):
+                self.round = start + i
+                index[i] = self.select(actions[i])
+                assert self._chosen is not None
+                rows.append(self._chosen)
+                self._chosen = None
+        finally:
+            self.round = start
+        self._waiting = rows
+        return index
+
+    @once
+    def observe_many(self, rewards: object) -> None:
+        """Learn the rewards of the actions of `select_many`, in order.
+
+        Parameters
+        ----------
+        rewards : array_like, shape (n,)
+            The rewards.
+
+        Raises
+        ------
+        InputError
+            For another number of rewards, and values that are not finite; nothing is learned then.
+        """
+        if not self._waiting:
+            raise InputError("observe_many needs a select_many before it")
+        for reward in array("rewards", rewards, shape=(len(self._waiting),)):
+            self._chosen = self._waiting[0]
+            try:
+                self.observe(float(reward))
+            finally:
+                self._chosen = None
+            del self._waiting[0]
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Index and features (d,) of the action of the largest score."""

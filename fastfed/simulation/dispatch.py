@@ -20,7 +20,7 @@ from fastfed.environments import Adversary, EnvironmentSpec, LossSpec
 from fastfed.experts.plan import ExpertPlan
 from fastfed.protocols.plan import Plan
 from fastfed.protocols.serverless import PeerPlan, PhasePlan
-from fastfed.simulation import experts, peers, phases, server
+from fastfed.simulation import experts, peers, phases, policies, server
 from fastfed.simulation.compiled import scratch_term
 from fastfed.simulation.driver import (
     NUMBER,
@@ -41,7 +41,7 @@ from fastfed.simulation.snapshots import Snapshot, Snapshots
 # A new kind of plan is one file with a `driver.Driver`, and one line in ``DRIVERS``.
 
 
-AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan
+AnyPlan = Plan | PeerPlan | PhasePlan | ExpertPlan | policies.PolicyPlan
 OpenEnvironment = environments.Environment | Adversary
 
 #: By the name that a kind of plan has as ``driver``.
@@ -50,6 +50,7 @@ DRIVERS: dict[str, Driver] = {
     "peers": peers.DRIVER,
     "phases": phases.DRIVER,
     "experts": experts.DRIVER,
+    "policies": policies.DRIVER,
 }
 
 

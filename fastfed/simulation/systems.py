@@ -18,6 +18,7 @@ from fastfed.environments import (
 from fastfed.privacy import MECHANISMS
 from fastfed.privacy.certificate import Condition
 from fastfed.protocols.score import SCORES
+from fastfed.simulation import policies
 
 
 def check_algorithm(name: str, found: Any) -> _system.Algorithm:
@@ -29,9 +30,12 @@ def check_algorithm(name: str, found: Any) -> _system.Algorithm:
     return found
 
 
-#: Bandits and systems of experts.
+#: Bandits, systems of experts, and plain policies.
 ALGORITHMS: Registry[_system.Algorithm] = Registry(
-    "fastfed.algorithms", "algorithm", {**bandits.ALGORITHMS, **experts.ALGORITHMS}, check_algorithm
+    "fastfed.algorithms",
+    "algorithm",
+    {**bandits.ALGORITHMS, **experts.ALGORITHMS, policies.ALGORITHM.id: policies.ALGORITHM},
+    check_algorithm,
 )
 
 

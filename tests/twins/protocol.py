@@ -171,3 +171,27 @@ def toeplitz(history: Array, f: Array, k: int) -> Array:
     for i in range(k):
         out += f[k - 1 - i] * history[i]
     return out
+
+
+def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, silo):
+    """Noise of the node that each release closes, or of its prefix: (n, d) and (n, d, d)."""
+
+    def node(number):
+        drawn = node_normals(seed, replicate, silo, number, d)
+        return add_noise(np.zeros_like(drawn), drawn, d, std, off_diagonal, diagonal)
+
+    biases, covariances = [], []
+    for k in map(int, releases):
+        values = node(k)
+        if prefixes:
+            nodes, end = np.zeros((k.bit_length(), len(values))), k
+            while end:
+                # Release `end` closes the node of its lowest set bit; the rest is the prefix.
+                nodes[node_level(end)] = node(end)
+                end &= end - 1
+            values = prefix(nodes, k)
+        lower = np.zeros((d, d))
+        lower[np.tril_indices(d)] = values[d:]
+        biases.append(values[:d])
+        covariances.append(lower + np.tril(lower, -1).T)
+    return np.array(biases).reshape(-1, d), np.array(covariances).reshape(-1, d, d)

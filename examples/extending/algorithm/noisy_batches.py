@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfed.bandits import Algorithm, ProblemSpec, System
-from fastfed.bandits.assemble import Noise, assemble
-from fastfed.bandits.certify import certify
-from fastfed.bandits.noise_distributions import NoiseDistribution
-from fastfed.bandits.system import Config
-from fastfed.privacy import Budget
-from fastfed.privacy.releases.gaussian_release import calibrate_tree
-from fastfed.protocols.plan import NoiseStd
-from fastfed.protocols.protocol import ADD, SEND_NOISY_BATCH, Protocol
+from fastfed.plugins import (
+    ADD,
+    SEND_NOISY_BATCH,
+    Algorithm,
+    Budget,
+    Config,
+    Noise,
+    NoiseDistribution,
+    NoiseStd,
+    ProblemSpec,
+    Protocol,
+    System,
+    assemble,
+    calibrate_tree,
+    certify,
+)
 
 PROTOCOL = Protocol(
     "noisy-batches",

@@ -14,12 +14,19 @@ from typing import Any
 import numba
 import numpy as np
 
-import fastfed
-from fastfed.counter_rng import key_of, normal
-from fastfed.environments import EnvironmentSpec, RewardDistribution, described
+from fastfed.plugins import (
+    EnvironmentSpec,
+    Python,
+    RewardDistribution,
+    described,
+    environment_signature,
+    key_of,
+    normal,
+    normals,
+)
 
 
-@numba.cfunc(fastfed.environments.environment_signature())
+@numba.cfunc(environment_signature())
 def fill(state, seed, replicate, silo, round, x, mean):
     """The actions of one round; the state is (actions, dimension, slope, theta*)."""
     k, d, slope = int(state[0]), int(state[1]), state[2]
@@ -56,13 +63,11 @@ class Logistic:
         )
 
     def open(self, seed: int, replicate: int, silos: int) -> Any:
-        theta = fastfed.kernels.normals(seed, self.dimension, replicate=replicate)
+        theta = normals(seed, self.dimension, replicate=replicate)
         sizes = [self.actions, self.dimension, self.slope]
         state = np.array([*sizes, *theta / np.linalg.norm(theta)])
-        compiled = fastfed.environments.Python(
-            function=fill, dimension=self.dimension, actions=self.actions, state=state
-        )
-        return compiled.open(seed, replicate, silos)
+        made = Python(function=fill, dimension=self.dimension, actions=self.actions, state=state)
+        return made.open(seed, replicate, silos)
 
     def describe(self) -> dict[str, Any]:
         return described(self)

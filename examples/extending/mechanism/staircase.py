@@ -20,9 +20,7 @@ import math
 
 import numpy as np
 
-from fastfed.privacy import Budget, Calibrated
-from fastfed.privacy.mechanisms.catalogue import Size
-from fastfed.privacy.sensitivity import sum_sensitivity
+from fastfed.plugins import Budget, Calibrated, Size, sum_sensitivity
 
 
 def shape(epsilon: float) -> tuple[float, float, float]:

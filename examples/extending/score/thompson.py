@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numba
 
-import fastfed
-from fastfed.counter_rng import normal
+from fastfed.plugins import normal, score_signature
 
 
-@numba.cfunc(fastfed.protocols.score.score_signature())
+@numba.cfunc(score_signature())
 def thompson(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
     """Linear Thompson sampling: the best action for a theta drawn around the estimate."""
     features, out = numba.carray(x, (actions, dimension)), numba.carray(scores, (actions,))

@@ -1,0 +1,422 @@
+#include "ff_batch.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "ff_linalg.h"
+#include "ff_scores.h"
+
+/* Doubles of scratch that need no allocation. */
+#define LOCAL 1024
+/* From so many rows on packing a matrix pays. */
+#define MANY 8
+/* Rows that are packed together. */
+#define CHUNK 64
+/* The square of a width that enters an update is squared again. */
+#define WIDEST 1e150
+
+/* ---- looks at values ---------------------------------------------------------------------------- */
+
+#define EXPONENT 0x7ff0000000000000
+#define EXPONENT32 0x7f800000
+
+FF_CLONES
+int ff_all_finite(const double *x, int64_t n)
+{
+    int64_t odd = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        odd |= -((bits & EXPONENT) == EXPONENT);
+    }
+    return !odd;
+}
+
+FF_CLONES
+static int all_finite_f32(const float *x, int64_t n)
+{
+    int32_t odd = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        odd |= -((bits & EXPONENT32) == EXPONENT32);
+    }
+    return !odd;
+}
+
+/* The largest absolute value; infinity and what is not a number count as infinity. */
+FF_CLONES
+static double largest(const double *x, int64_t n)
+{
+    int64_t top = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= INT64_MAX;
+        top = bits > top ? bits : top;
+    }
+    double found;
+    memcpy(&found, &top, sizeof found);
+    return found < INFINITY ? found : INFINITY;
+}
+
+#define TILE 8
+
+/* The absolute value's bits, which are ordered as the values are. */
+FF_INLINE int64_t magnitude(double x)
+{
+    int64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits & INT64_MAX;
+}
+
+FF_CLONES
+int ff_is_symmetric(const double *a, int64_t d)
+{
+    const double most = largest(a, d * d);
+    if (most == INFINITY)
+        return 0;
+    int64_t apart[TILE] FF_ALIGNED = {0};
+    int64_t i = 0;
+    for (; i + TILE <= d; i += TILE)
+        for (int64_t j = 0; j <= i; j += TILE) {
+            double turned[TILE * TILE] FF_ALIGNED;
+            for (int c = 0; c < TILE; c++)
+                for (int r = 0; r < TILE; r++)
+                    turned[r * TILE + c] = a[(j + c) * d + i + r];
+            for (int r = 0; r < TILE; r++)
+                for (int c = 0; c < TILE; c++) {
+                    const int64_t gap =
+                        magnitude(a[(i + r) * d + j + c] - turned[r * TILE + c]);
+                    apart[c] = gap > apart[c] ? gap : apart[c];
+                }
+        }
+    for (; i < d; i++)
+        for (int64_t j = 0; j < i; j++) {
+            const int64_t gap = magnitude(a[i * d + j] - a[j * d + i]);
+            apart[0] = gap > apart[0] ? gap : apart[0];
+        }
+    const int64_t limit = magnitude(1e-8 * most);
+    int64_t beyond = 0;
+    for (int c = 0; c < TILE; c++)
+        beyond |= apart[c] > limit;
+    return !beyond;
+}
+
+FF_CLONES
+int ff_is_inverse_factor(const double *w, int64_t d)
+{
+    int64_t odd = 0;
+    for (int64_t i = 0; i < d; i++) {
+        const double *row = w + i * d;
+        for (int64_t j = 0; j <= i; j++) {
+            int64_t bits;
+            memcpy(&bits, row + j, sizeof bits);
+            odd |= -((bits & EXPONENT) == EXPONENT);
+        }
+        /* Zero, of either sign. */
+        for (int64_t j = i + 1; j < d; j++) {
+            int64_t bits;
+            memcpy(&bits, row + j, sizeof bits);
+            odd |= bits & INT64_MAX;
+        }
+        odd |= -!(row[i] > 0.0);
+    }
+    return !odd;
+}
+
+/* x' a x of a symmetric matrix, for a look at it: the order of its sum decides nothing. */
+FF_CLONES
+static double form(const double *restrict a, const double *restrict x, int64_t d,
+                   double *restrict scratch)
+{
+    memset(scratch, 0, (size_t)d * sizeof(double));
+    int64_t i = 0;
+    /* Rows together: what is summed up is loaded and stored once for all of them. */
+    for (; i + 8 <= d; i += 8) {
+        const double *restrict rows = a + i * d, *restrict f = x + i;
+        for (int64_t j = 0; j < d; j++)
+            scratch[j] += ((f[0] * rows[j] + f[1] * rows[d + j]) +
+                           (f[2] * rows[2 * d + j] + f[3] * rows[3 * d + j])) +
+                          ((f[4] * rows[4 * d + j] + f[5] * rows[5 * d + j]) +
+                           (f[6] * rows[6 * d + j] + f[7] * rows[7 * d + j]));
+    }
+    for (; i < d; i++)
+        for (int64_t j = 0; j < d; j++)
+            scratch[j] += x[i] * a[i * d + j];
+    double sum = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        sum += scratch[j] * x[j];
+    return sum;
+}
+
+FF_CLONES
+static double sum_of_squares(const double *x, int64_t n)
+{
+    double s[8] FF_ALIGNED = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++)
+            s[l] += x[i + l] * x[i + l];
+    for (int l = 0; i < n; i++, l++)
+        s[l] += x[i] * x[i];
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* ||W x|| <= ||W||_F ||x|| shows that no row is too wide. */
+static int norms_are_small(const double *w, const double *x, int64_t n, int64_t d)
+{
+    return sum_of_squares(w, d * d) * sum_of_squares(x, n * d) <= 0.5 * WIDEST;
+}
+
+static int rows_are_finite(const double *x, const double *y, int64_t n, int64_t d)
+{
+    return ff_all_finite(x, n * d) && (!y || ff_all_finite(y, n));
+}
+
+/* Scratch: the local array if it is enough. */
+static double *room(double *local, int64_t size)
+{
+    return size <= LOCAL ? local : malloc((size_t)size * sizeof(double));
+}
+
+static void leave(double *local, double *scratch)
+{
+    if (scratch != local)
+        free(scratch);
+}
+
+/* ---- rows --------------------------------------------------------------------------------------- */
+
+/* Packs the lower triangle; 0 if the upper one has other bits. */
+static int pack_symmetric(const double *a, int64_t d, double *packed)
+{
+    int64_t same = 1;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            *packed++ = a[i * d + j];
+            same &= a[i * d + j] == a[j * d + i];
+        }
+    return (int)same;
+}
+
+static void unpack_symmetric(const double *packed, int64_t d, double *a)
+{
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++)
+            a[i * d + j] = a[j * d + i] = *packed++;
+}
+
+int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *y, int64_t n,
+                     int64_t d, int64_t trusted)
+{
+    if (!trusted && !(ff_all_finite(gram, d * d) && ff_all_finite(bias, d)))
+        return FF_BAD_STATE;
+    if (!rows_are_finite(x, y, n, d))
+        return FF_BAD_ROW;
+    /* The packed kernel takes rows as if one by one. Its vectors may read past a row's end. */
+    double *packed = NULL;
+    if (n >= MANY)
+        packed = malloc((size_t)(ff_packed(d) + 8 + CHUNK * (d + 1) + 8) * sizeof(double));
+    if (packed && pack_symmetric(gram, d, packed)) {
+        double *points = packed + ff_packed(d) + 8;
+        for (int64_t first = 0; first < n; first += CHUNK) {
+            const int64_t held = n - first < CHUNK ? n - first : CHUNK;
+            for (int64_t p = 0; p < held; p++) {
+                memcpy(points + p * (d + 1), x + (first + p) * d, (size_t)d * sizeof(double));
+                points[p * (d + 1) + d] = y[first + p];
+            }
+            ff_accumulate_many(packed, bias, points, held, d);
+        }
+        unpack_symmetric(packed, d, gram);
+    } else {
+        for (int64_t p = 0; p < n; p++)
+            ff_rank_one(gram, bias, x + p * d, y[p], d);
+    }
+    free(packed);
+    return FF_FINE;
+}
+
+int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
+                             int64_t trusted)
+{
+    double local[LOCAL], *scratch;
+    if (!trusted && !ff_is_symmetric(inverse, d))
+        return FF_BAD_STATE;
+    if (!rows_are_finite(x, NULL, n, d))
+        return FF_BAD_ROW;
+    if (!(scratch = room(local, d)))
+        return FF_NO_ROOM;
+    for (int64_t p = 0; p < n && !trusted; p++) {
+        const double square = form(inverse, x + p * d, d, scratch);
+        if (!(square >= 0.0 && square < INFINITY)) {
+            leave(local, scratch);
+            return FF_BAD_ROW;
+        }
+    }
+    for (int64_t p = 0; p < n; p++)
+        ff_sherman_morrison(inverse, x + p * d, d, scratch);
+    leave(local, scratch);
+    return FF_FINE;
+}
+
+int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
+                   int64_t d, int64_t trusted)
+{
+    double local[LOCAL], *scratch;
+    if (!trusted && !(ff_is_inverse_factor(factor, d) && ff_all_finite(theta, d)))
+        return FF_BAD_STATE;
+    if (!rows_are_finite(x, y, n, d))
+        return FF_BAD_ROW;
+    if (!(scratch = room(local, 4 * d)))
+        return FF_NO_ROOM;
+    /* Widths only shrink as rows are added, so the first factor is enough to look at them all. The
+     * norms decide nearly always; the last row looked at is the first one taken. */
+    for (int64_t p = n > 1 && norms_are_small(factor, x, n, d) ? 0 : n - 1; p >= 0 && n; p--) {
+        double square = 0.0;
+        ff_whiten(factor, x + p * d, d, scratch);
+        for (int64_t i = 0; i < d; i++)
+            square += scratch[i] * scratch[i];
+        if (!(square <= WIDEST)) {
+            leave(local, scratch);
+            return FF_BAD_ROW;
+        }
+    }
+    if (n > 0)
+        ff_observe_whitened(factor, theta, x, y[0], d, scratch);
+    for (int64_t p = 1; p < n; p++)
+        ff_observe(factor, theta, x + p * d, y[p], d, scratch);
+    leave(local, scratch);
+    return FF_FINE;
+}
+
+int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
+{
+    double local[LOCAL], *packed = room(local, ff_packed(d));
+    int status = packed ? FF_FINE : FF_NO_ROOM;
+    for (int64_t k = 0; k < m && status == FF_FINE; k++) {
+        const double *matrix = v + k * d * d;
+        double *to = packed;
+        if (!trusted && !ff_is_symmetric(matrix, d)) {
+            status = FF_BAD_STATE;
+            break;
+        }
+        for (int64_t i = 0; i < d; i++, to += i)
+            memcpy(to, matrix + i * d, (size_t)(i + 1) * sizeof(double));
+        if (ff_factor(packed, d, factor + k * d * d))
+            status = FF_BAD_STATE;
+    }
+    if (packed)
+        leave(local, packed);
+    return status;
+}
+
+int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
+                  int64_t trusted)
+{
+    double local[LOCAL], *scratch;
+    if (!trusted && !ff_is_inverse_factor(factor, d))
+        return FF_BAD_STATE;
+    if (!rows_are_finite(u, NULL, n, d))
+        return FF_BAD_ROW;
+    if (!(scratch = room(local, d)))
+        return FF_NO_ROOM;
+    for (int64_t p = 0; p < n; p++)
+        ff_solve(factor, u + p * d, d, scratch, theta + p * d);
+    leave(local, scratch);
+    return FF_FINE;
+}
+
+/* ---- sets of actions ---------------------------------------------------------------------------- */
+
+ff_actions ff_one_set(const ff_sets *sets, int64_t i)
+{
+    const int64_t size = sets->is_double ? sizeof(double) : sizeof(float);
+    return (ff_actions){
+        .x = (const char *)sets->x + i * sets->set_stride * size,
+        .is_double = sets->is_double,
+        .action_stride = sets->action_stride,
+        .feature_stride = sets->feature_stride,
+        .actions = sets->actions,
+    };
+}
+
+static int row_is_finite(const ff_sets *sets, const ff_actions *actions, int64_t a)
+{
+    const int64_t offset = a * actions->action_stride, fs = actions->feature_stride;
+    for (int64_t j = 0; j < sets->dimension; j++) {
+        const double entry = actions->is_double
+                                 ? ((const double *)actions->x)[offset + j * fs]
+                                 : (double)((const float *)actions->x)[offset + j * fs];
+        if (!isfinite(entry))
+            return 0;
+    }
+    return 1;
+}
+
+static int sets_are_finite(const ff_sets *s)
+{
+    const int64_t set = s->actions * s->dimension;
+    const int whole = s->feature_stride == 1 && s->action_stride == s->dimension;
+    if (whole && (s->sets == 1 || s->set_stride == set))
+        return s->is_double ? ff_all_finite(s->x, s->sets * set)
+                            : all_finite_f32(s->x, s->sets * set);
+    for (int64_t i = 0; i < s->sets; i++) {
+        const ff_actions actions = ff_one_set(s, i);
+        for (int64_t a = 0; a < s->actions; a++)
+            if (!row_is_finite(s, &actions, a))
+                return 0;
+    }
+    return 1;
+}
+
+/* The looks that scores and argmax share. */
+static int look(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
+                int64_t trusted)
+{
+    const int64_t d = sets->dimension;
+    for (int64_t k = 0; k < models && !trusted; k++)
+        if (!ff_is_inverse_factor(factor + k * d * d, d) || !ff_all_finite(theta + k * d, d))
+            return FF_BAD_STATE;
+    return sets_are_finite(sets) ? FF_FINE : FF_BAD_ROW;
+}
+
+int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
+                  double radius, double second_radius, int64_t trusted, double *out)
+{
+    const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
+    const int64_t i_step = sets->sets > 1, k_step = models > 1;
+    double local[LOCAL], *scratch;
+    const int status = look(sets, factor, theta, models, trusted);
+    if (status != FF_FINE)
+        return status;
+    if (!(scratch = room(local, ff_score_scratch(d, sets->actions))))
+        return FF_NO_ROOM;
+    for (int64_t job = 0; job < jobs; job++) {
+        const ff_actions actions = ff_one_set(sets, i_step * job);
+        ff_scores(&actions, factor + k_step * job * d * d, theta + k_step * job * d, radius,
+                  second_radius, d, scratch, out + job * sets->actions);
+    }
+    leave(local, scratch);
+    return FF_FINE;
+}
+
+int ff_argmax_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
+                   double radius, double second_radius, int64_t trusted, int64_t *out)
+{
+    const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
+    const int64_t i_step = sets->sets > 1, k_step = models > 1;
+    double local[LOCAL], *scratch;
+    const int status = look(sets, factor, theta, models, trusted);
+    if (status != FF_FINE)
+        return status;
+    if (!(scratch = room(local, d + ff_score_scratch(d, sets->actions))))
+        return FF_NO_ROOM;
+    for (int64_t job = 0; job < jobs; job++) {
+        const ff_actions actions = ff_one_set(sets, i_step * job);
+        out[job] = ff_select(&actions, factor + k_step * job * d * d, theta + k_step * job * d,
+                             radius, second_radius, d, scratch + d, scratch, NULL);
+    }
+    leave(local, scratch);
+    return FF_FINE;
+}

@@ -1,0 +1,91 @@
+"""Checks of arguments that are not ready for a kernel: they are converted, or refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastfed._validate import InputError, array, number, show
+
+
+def target(
+    name: str, value: object, shape: tuple[int | None, ...], finite: bool = True
+) -> np.ndarray:
+    """Return an array to be updated in place, which is never converted; InputError if unfit."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.float64:
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        raise InputError(f"{name} must be a float64 array, for it is updated in place, got {kind}")
+    if not (value.flags.c_contiguous and value.flags.aligned and value.flags.writeable):
+        raise InputError(
+            f"{name} must be writable and C-contiguous, for it is updated in place, got "
+            f"writeable {value.flags.writeable}, strides {value.strides} for shape {value.shape}"
+        )
+    return array(name, value, shape=shape, finite=finite)
+
+
+def rows(x: object, d: int, *targets: np.ndarray) -> np.ndarray:
+    """Return finite rows (n, d) of x (d,) or (n, d), copied if they share memory with a target."""
+    many = np.ndim(x) == 2  # type: ignore[arg-type]
+    checked = array("x", x, shape=(None, d) if many else (d,))
+    return unshared(checked.reshape(-1, d), *targets)
+
+
+def rewards(y: object, x: object, n: int, *targets: np.ndarray) -> np.ndarray:
+    """Return the finite rewards (n,) of n rows x, or of the one row x (d,)."""
+    if np.ndim(x) == 2:  # type: ignore[arg-type]
+        return unshared(array("y", y, shape=(n,)), *targets)
+    return np.array([number("y", y)])
+
+
+def unshared(value: np.ndarray, *targets: np.ndarray) -> np.ndarray:
+    """Return the array, copied if it shares memory with a target of an update."""
+    return value.copy() if any(np.may_share_memory(value, t) for t in targets) else value
+
+
+def square(name: str, value: np.ndarray) -> int:
+    """Return d of a matrix (d, d)."""
+    if value.shape[0] != value.shape[1] or not value.shape[0]:
+        raise InputError(f"{name} must have shape (d, d) with d >= 1, got {value.shape}")
+    return value.shape[0]
+
+
+def symmetric(name: str, value: np.ndarray) -> None:
+    """Raise InputError unless a matrix is symmetric to 1e-8, relative."""
+    # The result of a general inversion is symmetric up to rounding only.
+    difference = np.abs(value - value.T)
+    if difference.max() > 1e-8 * np.abs(value).max():
+        i, j = (int(k) for k in np.unravel_index(difference.argmax(), difference.shape))
+        raise InputError(
+            f"{name} must be symmetric, got {value[i, j]} at ({i}, {j}) "
+            f"and {value[j, i]} at ({j}, {i})"
+        )
+
+
+def triangular(w: np.ndarray) -> None:
+    """Raise InputError unless w, (d, d) or a stack (m, d, d), holds inverse factors."""
+    i = np.arange(w.shape[-1])
+    if (w * (i[:, None] < i)).any() or not w.diagonal(axis1=-2, axis2=-1).min() > 0.0:
+        raise InputError(
+            "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
+            f"got {show(w.tolist())}"
+        )
+
+
+def action_sets(value: object, dimension: int) -> np.ndarray:
+    """Return actions (K, d) or (n, K, d), n, K >= 1; aligned float32 and float64 are not copied."""
+    ready = (
+        isinstance(value, np.ndarray)
+        and value.dtype in (np.float32, np.float64)
+        and value.flags.aligned
+    )
+    if ready:
+        given = np.asarray(value)
+        fits = given.ndim in (2, 3) and given.shape[-1] == dimension and 0 not in given.shape
+        if fits and np.isfinite(given).all():
+            return given
+    kind = value.dtype if ready else np.float64  # type: ignore[attr-defined]
+    shape = (None, None, dimension) if np.ndim(value) == 3 else (None, dimension)  # type: ignore[arg-type]
+    checked = array("actions", value, shape=shape, dtype=kind)
+    if 0 in checked.shape:
+        what = "set" if not len(checked) and checked.ndim == 3 else "action"
+        raise InputError(f"actions must hold at least one {what}, got shape {checked.shape}")
+    return checked

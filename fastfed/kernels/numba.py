@@ -1,0 +1,428 @@
+"""The kernels inside ``@numba.njit``: overloads that call the same compiled code.
+
+Installed packages need nothing: numba finds `register` by its entry point ``numba_extensions``.
+Call it yourself where fastfed is imported from a source tree. Results have the bits of the plain
+calls. Shapes and values are checked as there, with shorter messages, since numba's are constants.
+
+Arrays updated in place must be C-contiguous float64 arrays. Other arrays of numbers are copied if
+they are not contiguous float64 (actions: float32 or float64); lists are not taken. ``normals``
+draws float64 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+from numba.core.errors import TypingError
+from numba.extending import get_cython_function_address, overload, register_jitable
+
+from fastfed import kernels
+from fastfed._validate import InputError
+
+__all__ = ["register"]
+
+_P, _SINGLE, _I, _F, _T = (
+    types.CPointer(types.float64),
+    types.CPointer(types.float32),
+    types.int64,
+    types.float64,
+    types.int32,
+)
+#: Parameters of the functions in ``fastfed/kernels/__init__.pxd``.
+_SIGNATURES = {
+    "rank_one_update": (_P, _P, _P, _P, _I, _I, _T),
+    "sherman_morrison": (_P, _P, _I, _I, _T),
+    "inverse_factor": (_P, _I, _I, _P, _T),
+    "factor_update": (_P, _P, _P, _P, _I, _I, _T),
+    "solve": (_P, _P, _I, _I, _P, _T),
+    "ucb_scores": (_P, _I, _I, _I, _P, _P, _I, _F, _F, _P, _T),
+    "ucb_scores_f32": (_SINGLE, _I, _I, _I, _P, _P, _I, _F, _F, _P, _T),
+    "ucb_argmax": (_P, _I, _I, _I, _P, _P, _I, _F, _F, types.CPointer(types.int64), _T),
+    "ucb_argmax_f32": (_SINGLE, _I, _I, _I, _P, _P, _I, _F, _F, types.CPointer(types.int64), _T),
+    "normals": (types.uint64, _I, _I, _I, _I, _I, _P),
+}
+
+
+def _external(name: str) -> Any:
+    """Return a compiled function by a name that cached code finds again in another process."""
+    symbol = f"fastfed_kernels_{name}"
+    address = get_cython_function_address("fastfed._kernels.checked", name)
+    llvmlite.binding.add_symbol(symbol, address)
+    return types.ExternalFunction(symbol, types.int32(*_SIGNATURES[name]))
+
+
+_C = {name: _external(name) for name in _SIGNATURES}
+
+
+# ---- what arguments are --------------------------------------------------------------------------
+
+
+def _is_array(value: Any, *ndim: int) -> bool:
+    return isinstance(value, types.Array) and value.ndim in ndim
+
+
+def _target(name: str, value: Any, ndim: int) -> None:
+    """Raise TypingError unless a type can be updated in place."""
+    fits = _is_array(value, ndim) and value.dtype == types.float64
+    if not fits or value.layout != "C" or not value.mutable:
+        raise TypingError(
+            f"{name} must be a writable C-contiguous float64 array of {ndim} axes, for it is "
+            f"updated in place, got {value}"
+        )
+
+
+def _numbers(name: str, value: Any, *ndim: int) -> None:
+    """Raise TypingError unless a type is an array of numbers."""
+    axes = " or ".join(map(str, ndim))
+    if not _is_array(value, *ndim) or not isinstance(value.dtype, (types.Float, types.Integer)):
+        raise TypingError(f"{name} must be an array of numbers of {axes} axes, got {value}")
+
+
+def _ready(value: Any, *dtypes: Any) -> Callable[[Any], Any]:
+    """Return a function that makes an array of a type contiguous, of one of the dtypes."""
+    if value.dtype in dtypes and value.layout == "C":
+        return register_jitable(lambda a: a)
+    if value.dtype in dtypes:
+        return register_jitable(lambda a: np.ascontiguousarray(a))
+    return register_jitable(lambda a: np.ascontiguousarray(a.astype(np.float64)))
+
+
+@register_jitable
+def _shared(a: Any, b: Any) -> Any:
+    """True if two contiguous arrays share memory."""
+    one, other = a.ctypes.data, b.ctypes.data
+    return one < other + b.size * b.itemsize and other < one + a.size * a.itemsize
+
+
+@register_jitable
+def _own(rows: Any, one: Any, other: Any) -> Any:
+    """Rows, copied if they share memory with a target."""
+    return rows.copy() if _shared(rows, one) or _shared(rows, other) else rows
+
+
+def _row_parts(x: Any, y: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return functions that make rows and rewards contiguous: of one row, or of many."""
+    _numbers("x", x, 1, 2)
+    features = _ready(x, types.float64)
+    if x.ndim == 1:
+        if not isinstance(y, (types.Float, types.Integer)):
+            raise TypingError(f"y must be a number where x has one axis, got {y}")
+        return features, register_jitable(lambda a: np.full(1, np.float64(a)))
+    _numbers("y", y, 1)
+    return features, _ready(y, types.float64)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def _rank_one_update(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+    _target("gram", gram, 2)
+    _target("bias", bias, 1)
+    rows_of, rewards_of = _row_parts(x, y)
+    run = _C["rank_one_update"]
+
+    def impl(gram: Any, bias: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+        d = gram.shape[0]
+        rows, rewards = rows_of(x), rewards_of(y)
+        n = rewards.size
+        if gram.shape[1] != d or d == 0 or bias.size != d:
+            raise InputError("gram must have shape (d, d) with d >= 1, and bias (d,)")
+        if rows.shape[-1] != d or rows.size != n * d:
+            raise InputError("x must have shape (d,) with a number y, or (n, d) with y (n,)")
+        if _shared(gram, bias):
+            raise InputError("gram and bias must not share memory")
+        rows, rewards = _own(rows, gram, bias), _own(rewards, gram, bias)
+        status = run(gram.ctypes, bias.ctypes, rows.ctypes, rewards.ctypes, n, d, trusted)
+        if status == 1:
+            raise InputError("gram and bias must be finite")
+        if status:
+            raise InputError("x and y must be finite")
+        return gram, bias
+
+    return impl
+
+
+def _sherman_morrison(inverse: Any, x: Any, trusted: Any = False) -> Any:
+    _target("inverse", inverse, 2)
+    _numbers("x", x, 1, 2)
+    rows_of, run = _ready(x, types.float64), _C["sherman_morrison"]
+
+    def impl(inverse: Any, x: Any, trusted: Any = False) -> Any:
+        d = inverse.shape[0]
+        rows = rows_of(x)
+        if inverse.shape[1] != d or d == 0:
+            raise InputError("inverse must have shape (d, d) with d >= 1")
+        if rows.shape[-1] != d:
+            raise InputError("x must have shape (d,) or (n, d)")
+        rows = _own(rows, inverse, inverse)
+        status = run(inverse.ctypes, rows.ctypes, rows.size // d, d, trusted)
+        if status == 1:
+            raise InputError("inverse must be finite and symmetric")
+        if status:
+            raise InputError("x must be finite, and x' inverse x >= 0 and finite")
+        return inverse
+
+    return impl
+
+
+def _factor_update(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+    _target("factor", factor, 2)
+    _target("theta", theta, 1)
+    rows_of, rewards_of = _row_parts(x, y)
+    run = _C["factor_update"]
+
+    def impl(factor: Any, theta: Any, x: Any, y: Any, trusted: Any = False) -> Any:
+        d = factor.shape[0]
+        rows, rewards = rows_of(x), rewards_of(y)
+        n = rewards.size
+        if factor.shape[1] != d or d == 0 or theta.size != d:
+            raise InputError("factor must have shape (d, d) with d >= 1, and theta (d,)")
+        if rows.shape[-1] != d or rows.size != n * d:
+            raise InputError("x must have shape (d,) with a number y, or (n, d) with y (n,)")
+        if _shared(factor, theta):
+            raise InputError("factor and theta must not share memory")
+        rows, rewards = _own(rows, factor, theta), _own(rewards, factor, theta)
+        status = run(factor.ctypes, theta.ctypes, rows.ctypes, rewards.ctypes, n, d, trusted)
+        if status == 1:
+            raise InputError(
+                "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
+                "gives, and theta finite"
+            )
+        if status:
+            raise InputError("x and y must be finite, and ||x||_{V^-1} at most 1e75")
+        return factor, theta
+
+    return impl
+
+
+def _inverse_factor(V: Any, trusted: Any = False) -> Any:
+    _numbers("V", V, 2, 3)
+    ready, run = _ready(V, types.float64), _C["inverse_factor"]
+
+    def impl(V: Any, trusted: Any = False) -> Any:
+        matrix = ready(V)
+        d = matrix.shape[-1]
+        if matrix.shape[-2] != d or d == 0:
+            raise InputError("V must have shape (d, d) with d >= 1, or (m, d, d)")
+        factor = np.empty(matrix.shape)
+        if run(matrix.ctypes, matrix.size // (d * d), d, factor.ctypes, trusted):
+            raise InputError("V must be finite, symmetric and positive definite")
+        return factor
+
+    return impl
+
+
+def _solve(factor: Any, u: Any, trusted: Any = False) -> Any:
+    _numbers("factor", factor, 2)
+    _numbers("u", u, 1, 2)
+    w_of, rows_of = _ready(factor, types.float64), _ready(u, types.float64)
+    run = _C["solve"]
+
+    def impl(factor: Any, u: Any, trusted: Any = False) -> Any:
+        w, rows = w_of(factor), rows_of(u)
+        d = w.shape[0]
+        if w.shape[1] != d or d == 0:
+            raise InputError("factor must have shape (d, d) with d >= 1")
+        if rows.shape[-1] != d:
+            raise InputError("u must have shape (d,) or (n, d)")
+        theta = np.empty(rows.shape)
+        status = run(w.ctypes, rows.ctypes, rows.size // d, d, theta.ctypes, trusted)
+        if status == 1:
+            raise InputError(
+                "factor must be lower triangular with a positive diagonal, as inverse_factor(V) "
+                "gives"
+            )
+        if status:
+            raise InputError("u must be finite")
+        return theta
+
+    return impl
+
+
+# ---- scores --------------------------------------------------------------------------------------
+
+
+def _score_parts(kernel: str, actions: Any, factor: Any, theta: Any) -> tuple[Any, ...]:
+    """Return functions that make the arguments contiguous, and the compiled function."""
+    _numbers("actions", actions, 2, 3)
+    _numbers("factor", factor, 2, 3)
+    _numbers("theta", theta, factor.ndim - 1)
+    name = f"{kernel}_f32" if actions.dtype == types.float32 else kernel
+    actions_of = _ready(actions, types.float32, types.float64)
+    return actions_of, _ready(factor, types.float64), _ready(theta, types.float64), _C[name]
+
+
+@register_jitable
+def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -> Any:
+    """Check shapes and radii; the number of models."""
+    d = x.shape[-1]
+    if w.shape[-1] != d or w.shape[-2] != d or theta.shape[-1] != d or d == 0:
+        raise InputError("factor must have shape (d, d), theta (d,) and actions (K, d), d >= 1")
+    models = w.size // (d * d)
+    if theta.size != models * d:
+        raise InputError("factor (m, d, d) and theta (m, d) must hold as many models")
+    if x.size == 0 or models == 0:
+        raise InputError("there must be at least one action and one model")
+    if not (0.0 <= radius < np.inf and 0.0 <= second_radius < np.inf):
+        raise InputError("radius and second_radius must be >= 0")
+    return models
+
+
+@register_jitable
+def _raise_for(status: Any) -> None:
+    if status == 1:
+        raise InputError(
+            "factor must be lower triangular with a positive diagonal, as inverse_factor(V) gives, "
+            "and theta finite"
+        )
+    if status:
+        raise InputError("actions must be finite")
+
+
+def _ucb_scores(
+    actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+    trusted: Any = False,
+) -> Any:  # fmt: skip
+    x_of, w_of, theta_of, run = _score_parts("ucb_scores", actions, factor, theta)
+    sets_axis, stack = actions.ndim == 3, factor.ndim == 3
+
+    def impl(
+        actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+        trusted: Any = False,
+    ) -> Any:  # fmt: skip
+        x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
+        models = _check_scores(x, w, estimate, radius, second_radius)
+        K, d = x.shape[-2], x.shape[-1]
+        sets = x.size // (K * d)
+        if sets_axis and stack and sets != models:
+            raise InputError("n sets of actions must meet one model, or n")
+        scores = np.empty((max(sets, models), K))
+        _raise_for(
+            run(
+                x.ctypes, sets, K, d, w.ctypes, estimate.ctypes, models, radius, second_radius,
+                scores.ctypes, trusted,
+            )
+        )  # fmt: skip
+        return scores
+
+    if sets_axis or stack:
+        return impl
+
+    def one(
+        actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+        trusted: Any = False,
+    ) -> Any:  # fmt: skip
+        x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
+        _check_scores(x, w, estimate, radius, second_radius)
+        K, d = x.shape
+        scores = np.empty(K)
+        _raise_for(
+            run(
+                x.ctypes, 1, K, d, w.ctypes, estimate.ctypes, 1, radius, second_radius,
+                scores.ctypes, trusted,
+            )
+        )  # fmt: skip
+        return scores
+
+    return one
+
+
+def _ucb_argmax(
+    actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+    trusted: Any = False,
+) -> Any:  # fmt: skip
+    x_of, w_of, theta_of, run = _score_parts("ucb_argmax", actions, factor, theta)
+    many, stack = actions.ndim == 3, factor.ndim == 3
+    if stack and not many:
+        raise TypingError(f"factor must have two axes for one set of actions, got {factor}")
+
+    def impl(
+        actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+        trusted: Any = False,
+    ) -> Any:  # fmt: skip
+        x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
+        models = _check_scores(x, w, estimate, radius, second_radius)
+        K, d = x.shape[-2], x.shape[-1]
+        sets = x.size // (K * d)
+        if stack and sets != models:
+            raise InputError("n sets of actions must meet one model, or n")
+        index = np.empty(sets, np.int64)
+        _raise_for(
+            run(
+                x.ctypes, sets, K, d, w.ctypes, estimate.ctypes, models, radius, second_radius,
+                index.ctypes, trusted,
+            )
+        )  # fmt: skip
+        return index
+
+    if many:
+        return impl
+
+    def one(
+        actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
+        trusted: Any = False,
+    ) -> Any:  # fmt: skip
+        x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
+        _check_scores(x, w, estimate, radius, second_radius)
+        K, d = x.shape
+        index = np.empty(1, np.int64)
+        _raise_for(
+            run(
+                x.ctypes, 1, K, d, w.ctypes, estimate.ctypes, 1, radius, second_radius,
+                index.ctypes, trusted,
+            )
+        )  # fmt: skip
+        return index[0]
+
+    return one
+
+
+# ---- noise ---------------------------------------------------------------------------------------
+
+
+def _normals(
+    seed: Any, count: Any, purpose: Any = 0, replicate: Any = 0, silo: Any = 0, index: Any = 0,
+    dtype: Any = "float64",
+) -> Any:  # fmt: skip
+    kind = getattr(dtype, "literal_value", getattr(dtype, "value", dtype))
+    if kind != "float64":
+        raise TypingError("normals inside numba.njit draws float64: leave dtype out")
+    run = _C["normals"]
+
+    def impl(
+        seed: Any, count: Any, purpose: Any = 0, replicate: Any = 0, silo: Any = 0, index: Any = 0,
+        dtype: Any = "float64",
+    ) -> Any:  # fmt: skip
+        if seed < 0 or count < 0 or min(purpose, replicate, silo, index) < 0:
+            raise InputError("seed, count and the parts of a key must be >= 0")
+        if max(count, purpose, replicate, silo, index) > 4294967295:
+            raise InputError("count and the parts of a key must be below 2^32")
+        values = np.empty(count)
+        if run(seed, purpose, replicate, silo, index, count, values.ctypes):
+            raise MemoryError("no memory for the draws")
+        return values
+
+    return impl
+
+
+_registered = False
+
+
+def register() -> None:
+    """Make the kernels known to numba; a second call does nothing."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    overload(kernels.rank_one_update)(_rank_one_update)
+    overload(kernels.sherman_morrison)(_sherman_morrison)
+    overload(kernels.factor_update)(_factor_update)
+    overload(kernels.inverse_factor)(_inverse_factor)
+    overload(kernels.solve)(_solve)
+    overload(kernels.ucb_scores)(_ucb_scores)
+    overload(kernels.ucb_argmax)(_ucb_argmax)
+    overload(kernels.normals)(_normals)

@@ -1,0 +1,260 @@
+"""Ridge regression: sums, inverses, inverse factors and estimates, row by row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fastfed._kernels import checked, linalg
+from fastfed._validate import InputError, array
+from fastfed.kernels._arguments import (
+    rewards,
+    rows,
+    square,
+    symmetric,
+    target,
+    triangular,
+)
+
+
+def rank_one_update(
+    gram: np.ndarray, bias: np.ndarray, x: object, y: object, *, trusted: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add rows to the sufficient statistics of ridge regression, in place.
+
+    gram += x x' and bias += x y, row by row. A symmetric gram stays exactly symmetric.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (d, d)
+        Updated in place.
+    bias : ndarray, shape (d,)
+        Updated in place.
+    x : array_like, shape (d,) or (n, d)
+        Features of one row, or of n.
+    y : float or array_like, shape (n,)
+        Reward of each row.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    gram, bias : ndarray
+        The arguments.
+
+    Raises
+    ------
+    InputError
+        For a gram or bias that cannot be updated in place, shapes that do not agree and values
+        that are not finite; both are then unchanged.
+
+    Notes
+    -----
+    Source: Abbasi-Yadkori et al. 2011, Section 3.
+    """
+    if checked.rank_one(gram, bias, x, y, trusted):
+        return gram, bias
+    gram = target("gram", gram, (None, None), finite=not trusted)
+    d = square("gram", gram)
+    bias = target("bias", bias, (d,), finite=not trusted)
+    if np.may_share_memory(gram, bias):
+        raise InputError("gram and bias must not share memory")
+    features = rows(x, d, gram, bias)
+    for row, reward in zip(features, rewards(y, x, len(features), gram, bias), strict=True):
+        linalg.rank_one(gram, bias, row, float(reward))
+    return gram, bias
+
+
+def sherman_morrison(inverse: np.ndarray, x: object, *, trusted: bool = False) -> np.ndarray:
+    """Update V^{-1} to (V + x x')^{-1} in place, in O(d^2) for each row x.
+
+    Over 10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
+    smaller lambda the inverse factor keeps more digits.
+
+    Parameters
+    ----------
+    inverse : ndarray, shape (d, d)
+        V^{-1}, symmetric and positive definite, updated in place.
+    x : array_like, shape (d,) or (n, d)
+        Features of one row, or of n.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    ndarray
+        The argument inverse.
+
+    Raises
+    ------
+    InputError
+        For an inverse that cannot be updated in place, is not symmetric (1e-8, relative) or has
+        x' inverse x < 0, and for values that are not finite; it is then unchanged.
+
+    Notes
+    -----
+    Source: Sherman and Morrison 1950.
+    """
+    if checked.sherman(inverse, x, trusted):
+        return inverse
+    inverse = target("inverse", inverse, (None, None), finite=not trusted)
+    d = square("inverse", inverse)
+    features = rows(x, d, inverse)
+    if not trusted:
+        symmetric("inverse", inverse)
+        with np.errstate(over="ignore", invalid="ignore"):
+            forms = np.einsum("ni,ij,nj->n", features, inverse, features)
+        if not ((forms >= 0.0) & (forms < np.inf)).all():
+            form = forms[~((forms >= 0.0) & (forms < np.inf))][0]
+            raise InputError(
+                f"inverse must be positive definite and of finite scale, got x' inverse x = {form}"
+            )
+    for row in features:
+        linalg.sherman_morrison(inverse, row)
+    return inverse
+
+
+def inverse_factor(V: object, *, trusted: bool = False) -> np.ndarray:
+    """Compute the inverse W = L^{-1} of the Cholesky factor of V = L L'.
+
+    Neither BLAS nor LAPACK is used, so that the bits depend on V alone.
+
+    Parameters
+    ----------
+    V : array_like, shape (d, d) or (m, d, d)
+        Symmetric and positive definite, or a stack of such; the lower triangle is used.
+    trusted : bool
+        Do not check that the upper triangle agrees.
+
+    Returns
+    -------
+    ndarray, shape (d, d) or (m, d, d)
+        W, lower triangular.
+
+    Raises
+    ------
+    InputError
+        For a V that is not symmetric (1e-8, relative) or not numerically positive definite.
+    """
+    made: np.ndarray | None = checked.factors(V, trusted)
+    if made is not None:
+        return made
+    if np.ndim(V) == 3:  # type: ignore[arg-type]
+        stack = array("V", V)
+        if stack.shape[1] != stack.shape[2] or not stack.shape[1]:
+            raise InputError(f"V must have shape (m, d, d) with d >= 1, got {stack.shape}")
+        each = [inverse_factor(matrix, trusted=trusted) for matrix in stack]
+        return np.stack(each) if each else np.empty(stack.shape)
+    matrix = array("V", V, ndim=2)
+    d = square("V", matrix)
+    if not trusted:
+        symmetric("V", matrix)
+    packed = np.ascontiguousarray(matrix[np.tril_indices(d)])
+    factor = linalg.factor(packed, d)
+    if factor is None:
+        raise InputError(
+            f"V must be positive definite, got a matrix with smallest eigenvalue "
+            f"{np.linalg.eigvalsh(matrix)[0]:g}"
+        )
+    result: np.ndarray = factor
+    return result
+
+
+def solve(factor: object, u: object, *, trusted: bool = False) -> np.ndarray:
+    """Solve V theta = u by the inverse factor of V, for one u or many.
+
+    Parameters
+    ----------
+    factor : array_like, shape (d, d)
+        W of V, from inverse_factor.
+    u : array_like, shape (d,) or (n, d)
+        Right-hand sides, such as the bias of ridge regression.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    ndarray, shape (d,) or (n, d)
+        V^{-1} u of each row.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree, values that are not finite and a factor that is not lower
+        triangular with a positive diagonal.
+    """
+    made: np.ndarray | None = checked.solves(factor, u, trusted)
+    if made is not None:
+        return made
+    w = array("factor", factor, shape=(None, None), finite=not trusted)
+    d = square("factor", w)
+    if not trusted:
+        triangular(w)
+    if np.ndim(u) == 2:  # type: ignore[arg-type]
+        right = array("u", u, shape=(None, d))
+        return np.array([linalg.solve(w, row) for row in right]).reshape(right.shape)
+    result: np.ndarray = linalg.solve(w, array("u", u, shape=(d,)))
+    return result
+
+
+def factor_update(
+    factor: np.ndarray,
+    theta: np.ndarray,
+    x: object,
+    y: object,
+    *,
+    trusted: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add rows (x, y) to a ridge regression, in place and in O(d^2) each.
+
+    This is recursive least squares on the factor: V += x x', and W stays a factor of a positive
+    definite V.
+
+    Parameters
+    ----------
+    factor : ndarray, shape (d, d)
+        W of V, from inverse_factor; updated in place.
+    theta : ndarray, shape (d,)
+        The estimate: V^{-1} u for the bias u before the row, and V^{-1} (u + x y) after it; zeros
+        at first. Updated in place.
+    x : array_like, shape (d,) or (n, d)
+        Features of one row, or of n.
+    y : float or array_like, shape (n,)
+        Reward of each row.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    factor, theta : ndarray
+        The arguments.
+
+    Raises
+    ------
+    InputError
+        For arrays that cannot be updated in place, shapes that do not agree, values that are not
+        finite, a factor that is not lower triangular with a positive diagonal, and an x whose
+        ||x||_{V^-1} is above 1e75; nothing has changed then.
+    """
+    if checked.update(factor, theta, x, y, trusted):
+        return factor, theta
+    w = target("factor", factor, (None, None), finite=not trusted)
+    d = square("factor", w)
+    if not trusted:
+        triangular(w)
+    estimate = target("theta", theta, (d,), finite=not trusted)
+    if np.may_share_memory(w, estimate):
+        raise InputError("factor and theta must not share memory")
+    features = rows(x, d, w, estimate)
+    rewarded = rewards(y, x, len(features), w, estimate)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = ((features @ w.T) ** 2).sum(axis=1)
+    if not (squares <= 1e150).all():  # its square enters the update
+        square_ = squares[~(squares <= 1e150)][0]
+        raise InputError(
+            f"x must have a width ||x||_{{V^-1}} of at most 1e75, got {math.sqrt(square_):g}"
+        )
+    for row, reward in zip(features, rewarded, strict=True):
+        linalg.observe(w, estimate, row, float(reward))
+    return w, estimate

@@ -1,0 +1,158 @@
+"""Upper confidence bounds of actions, and the action of the largest one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastfed._kernels import checked, linalg
+from fastfed._validate import InputError, array, number
+from fastfed.kernels._arguments import action_sets, square, triangular
+
+
+def ucb_scores(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: float,
+    *,
+    second_radius: float = 0.0,
+    trusted: bool = False,
+) -> np.ndarray:
+    """Compute UCB scores <x, theta> + radius ||x||_{V^-1} + second_radius ||V^{-1} x||.
+
+    An action's score has the same bits for all K, n, m and strides.
+
+    Parameters
+    ----------
+    actions : array_like, shape (K, d) or (n, K, d)
+        Features of a set of actions, or of n sets; float32 and float64 arrays are not copied.
+    factor : array_like, shape (d, d) or (m, d, d)
+        W of V, from inverse_factor, or a stack of m models.
+    theta : array_like, shape (d,) or (m, d)
+        Estimate of each model.
+    radius, second_radius : float
+        Radii of the two bonuses, >= 0.
+    trusted : bool
+        Leave out the check of values, see the module.
+
+    Returns
+    -------
+    ndarray, shape (K,), (m, K) or (n, K)
+        Scores of all actions: of one set, of one set under each of m models, or of n sets, all
+        under one model or each under its own of m = n.
+
+    Raises
+    ------
+    InputError
+        For shapes that do not agree, values that are not finite, a factor that is not lower
+        triangular with a positive diagonal, no actions, or a negative radius.
+
+    Notes
+    -----
+    Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
+    """
+    made: np.ndarray | None = checked.scores(actions, factor, theta, radius, second_radius, trusted)
+    if made is not None:
+        return made
+    sets, w, estimate, *radii = _inputs(actions, factor, theta, radius, second_radius, trusted)
+    result: np.ndarray
+    if sets.ndim == w.ndim == 2:
+        result = linalg.scores(sets, w, estimate, *radii)
+        return result
+    return np.array([linalg.scores(*job, *radii) for job in _jobs(sets, w, estimate)])
+
+
+def ucb_argmax(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: float,
+    *,
+    second_radius: float = 0.0,
+    trusted: bool = False,
+) -> Any:
+    """Return the index of the largest of ucb_scores; ties go to the lowest index.
+
+    Screening by float32 scores with a proven error bound discards most actions; the answer is that
+    of the float64 scores.
+
+    Parameters
+    ----------
+    actions, factor, theta, radius, second_radius, trusted
+        See ``ucb_scores``; for one set of actions one model only.
+
+    Returns
+    -------
+    int, or ndarray of int64, shape (n,)
+        The index; of each of n sets.
+
+    Raises
+    ------
+    InputError
+        As ``ucb_scores``.
+    """
+    made = checked.argmax(actions, factor, theta, radius, second_radius, trusted)
+    if made is not None:
+        return made
+    sets, w, estimate, *radii = _inputs(
+        actions, factor, theta, radius, second_radius, trusted, shared=False
+    )
+    if sets.ndim == 2:
+        return int(linalg.select(sets, w, estimate, *radii)[0])
+    found = [linalg.select(*job, *radii)[0] for job in _jobs(sets, w, estimate)]
+    return np.array(found, dtype=np.int64)
+
+
+def _jobs(
+    sets: np.ndarray, w: np.ndarray, theta: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the set of actions and the model of each row of the answer."""
+    n = len(sets) if sets.ndim == 3 else len(w)
+    return [
+        (
+            sets[i] if sets.ndim == 3 else sets,
+            w[i] if w.ndim == 3 else w,
+            theta[i] if w.ndim == 3 else theta,
+        )
+        for i in range(n)
+    ]
+
+
+def _inputs(
+    actions: object,
+    factor: object,
+    theta: object,
+    radius: object,
+    second_radius: object,
+    trusted: bool,
+    shared: bool = True,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    """Check and convert the arguments of the scores: actions, factor, theta and both radii.
+
+    shared: one set of actions may meet several models.
+    """
+    if not isinstance(factor, np.ndarray):
+        factor = array("factor", factor, finite=False)
+    stacks = factor.ndim == 3 and (shared or np.ndim(actions) == 3)  # type: ignore[arg-type]
+    models = factor.shape[:-2] if stacks else ()
+    w = array("factor", factor, shape=(*models, None, None), finite=not trusted)
+    if 0 in models:
+        raise InputError(f"factor must hold at least one model, got shape {w.shape}")
+    d = square("factor", w[0] if models else w)
+    if not trusted:
+        triangular(w)
+    sets = action_sets(actions, d)
+    if models and sets.ndim == 3 and len(sets) != models[0]:
+        raise InputError(
+            f"actions of {models[0]} models must be one set, (K, d), or {models[0]} sets, "
+            f"got shape {sets.shape}"
+        )
+    return (
+        sets,
+        w,
+        array("theta", theta, shape=(*models, d), finite=not trusted),
+        number("radius", radius, at_least=0),
+        number("second_radius", second_radius, at_least=0),
+    )

@@ -1,0 +1,265 @@
+"""Plain policies: classes with select and observe beside our systems, in Python and in specs."""
+
+import importlib
+import linecache
+import sys
+from typing import ClassVar
+
+import numpy as np
+import plugins
+import pytest
+
+import fastfed
+from fastfed._validate import InputError
+from fastfed.environments import FixedSet, Sphere
+from fastfed.simulation import dispatch
+from fastfed.simulation.experiment import make_experiment
+from fastfed.simulation.policies import Policy
+
+WORLD = Sphere(dimension=3, actions=6)
+
+
+class Noted:
+    """Notes all it is told in a list that outlives it."""
+
+    told: ClassVar[list] = []
+
+    def __init__(self, dimension, horizon, silos, silo, seed, shift=0):
+        self.about, self.shift, self.round = (dimension, horizon, silos, silo, seed), shift, 0
+        Noted.told.append(self)
+        self.seen = []
+
+    def select(self, actions):
+        self.round += 1
+        self.seen.append((actions, None))
+        actions[0, 0] += 0.0  # a policy may write to what is its own
+        return np.int64((self.round + self.shift) % len(actions))
+
+    def observe(self, reward):
+        self.seen[-1] = self.seen[-1][0], reward
+
+
+class Uniform:
+    def __init__(self, seed):
+        self.draw = np.random.default_rng(seed)
+
+    def select(self, actions):
+        return int(self.draw.integers(len(actions)))
+
+    def observe(self, reward):
+        pass
+
+
+class Wrong(Uniform):
+    answer = 6
+
+    def select(self, actions):
+        return self.answer
+
+
+class Silent:
+    def select(self, actions):
+        return 0
+
+
+def make_uniform(seed):
+    return Uniform(seed)
+
+
+def simulate(policy, world=WORLD, **keys):
+    given = {"silos": 2, "horizon": 30, "replicates": 2, "seed": 5} | keys
+    return fastfed.simulate(world, "policy", policy=policy, **given)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_policy_is_told_all_rounds_of_its_silo(shared):
+    Noted.told.clear()
+    results = simulate(Noted, parameters={"shift": 2}, shared=shared, replicates=1, threads=1)
+    (curve,) = results.curves
+    owners = Noted.told[-1:] if shared else Noted.told[-2:]
+    assert len({policy.about[-1] for policy in owners}) == len(owners)  # seeds differ
+    experiment = make_experiment(
+        name="x", environment=WORLD, silos=2, horizon=30, seed=5,
+        curves=[{"algorithm": "policy", "policy": Noted, "parameters": {"shift": 2}}],
+    )  # fmt: skip
+    environment = experiment.problem.open(5, 0)
+    regret = 0.0
+    for round in range(1, 31):
+        for silo in range(2):
+            policy = owners[0 if shared else silo]
+            at = 2 * (round - 1) + silo if shared else round - 1
+            actions, reward = policy.seen[at]
+            features, means = environment.round(silo, round)
+            assert actions.dtype == np.float64 and np.array_equal(actions, features)
+            chosen = (at + 1 + 2) % 6
+            assert type(reward) is float
+            assert reward == environment.reward(silo, round, means[chosen])
+            regret += means.max() - means[chosen]
+    assert curve.final()["mean"] == pytest.approx(regret, rel=1e-12)
+    for silo, policy in enumerate(owners):
+        assert policy.about[:4] == (3, 30, 2, silo) and len(policy.seen) == 30 * (1 + shared)
+
+
+def test_unknown_privacy_is_never_a_number():
+    results = simulate(Uniform)
+    certificate = results.curves[0].certificate
+    assert certificate["status"] == "none"
+    assert certificate["exact"] is None and certificate["claimed"] is None
+    assert any("fastfed knows nothing about it" in text for text in certificate["caveats"])
+    system = fastfed.make_system("policy", horizon=10, dimension=3, policy=Uniform)
+    assert system.deployed_certificate.status == "none"
+    with pytest.raises(InputError, match="plan must be a Plan"):
+        fastfed.parties.Silo(system.plan)
+
+
+def test_both_drivers_threads_and_calls_agree():
+    curves = [
+        simulate(policy, **how).curves[0].group_regret
+        for policy in (Uniform, make_uniform, f"{__name__}:Uniform")
+        for how in ({"threads": 1}, {"threads": 2}, {"driver": "step"})
+    ]
+    for other in curves[1:]:
+        assert np.array_equal(curves[0], other)
+    replicates = simulate(Uniform).curves[0].group_regret
+    assert not np.array_equal(*replicates)  # seeds differ by replicate
+    experiment = make_experiment(
+        name="x", environment=WORLD, silos=2, horizon=30,
+        curves=[{"algorithm": "policy", "policy": Uniform}],
+    )  # fmt: skip
+    (plan,) = (c.system.plan for c in experiment.curves)
+    given = experiment.problem.open(0, 0), [plan], experiment.checkpoints
+    assert dispatch.run(*given)[0].actions is None
+    (recorded,) = dispatch.run(*given, record=True)
+    steps = dispatch.run_steps(given[0], plan, experiment.checkpoints)
+    assert np.array_equal(recorded.actions, steps.actions)
+
+
+def test_our_own_agent_is_a_plain_policy():
+    """Every round's action and estimate are those of the same agent outside."""
+    world = FixedSet(dimension=4, actions=9)
+    results = fastfed.simulate(
+        world, silos=1, horizon=200, replicates=1,
+        curves=[
+            {"label": "ours", "algorithm": "policy", "policy": fastfed.LinUCB},
+            {"label": "spec", "algorithm": "policy", "policy": "fastfed:LinUCB"},
+            {"label": "random", "algorithm": "random"},
+        ],
+    )  # fmt: skip
+    ours, spec, chance = results.curves
+    assert np.array_equal(ours.group_regret, spec.group_regret)
+    agent, problem = fastfed.LinUCB(4), world.open(0, 0, 1)
+    regret = 0.0
+    for round in range(1, 201):
+        features, means = problem.round(0, round)
+        a = agent.select(np.array(features, np.float64))
+        agent.observe(problem.reward(0, round, means[a]))
+        regret += means.max() - means[a]
+    assert ours.final()["mean"] == pytest.approx(regret)
+    assert ours.final()["mean"] < 0.7 * chance.final()["mean"]
+    assert isinstance(agent, Policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "message"),
+    [
+        (None, {}, r"policy is required \(curve"),
+        (Uniform(1), {}, "policy must be a class, or .* an object would carry what it learned"),
+        (lambda seed: Uniform(seed), {}, "policy must be a class that can be imported by its name"),
+        (type("Local", (Uniform,), {"__qualname__": "f.<locals>.L"}), {}, "define it at the top"),
+        ("nowhere:Policy", {}, 'policy "nowhere:Policy" cannot be imported: No module'),
+        ("nowhere", {}, 'policy must be "module:name", got "nowhere"'),
+        (f"{__name__}:WORLD", {}, "policy must be a class, or a function that makes one"),
+        (f"{__name__}:Nothing", {}, 'has no "Nothing"'),
+        (Silent, {}, r"must make objects with select\(actions\) and observe\(reward\), got"),
+        (
+            Uniform,
+            {"parameters": {"tau": 1}},
+            "cannot be made: .*unexpected keyword argument 'tau'",
+        ),
+        (Uniform, {"shared": 1}, "shared must be bool"),
+        (Uniform, {"source": "00"}, r"has another source than the spec asks for \(00\), got"),
+        (Uniform, {"epsilon": 1.0}, 'unknown key "epsilon" for policy'),
+        (Wrong, {}, "must select an integer from 0 to 5, got 6"),
+    ],
+)
+def test_bad_policies(policy, keys, message):
+    with pytest.raises(InputError, match=message):
+        simulate(policy, **keys)
+
+
+@pytest.mark.parametrize("answer", [True, 1.0, None, -1, "1"])
+def test_bad_choices(answer, monkeypatch):
+    monkeypatch.setattr(Wrong, "answer", answer)
+    with pytest.raises(InputError, match="must select an integer from 0 to 5, got"):
+        simulate(Wrong)
+
+
+def test_what_a_policy_raises_is_what_its_writer_sees(monkeypatch):
+    def broken(self, reward):
+        raise RuntimeError("mine")
+
+    monkeypatch.setattr(Uniform, "observe", broken)
+    with pytest.raises(RuntimeError, match="mine"):
+        simulate(Uniform, threads=1)
+
+
+def test_losses_are_nothing_for_a_policy():
+    from fastfed.environments import StochasticLosses
+
+    with pytest.raises(InputError, match="policy needs contexts"):
+        simulate(Uniform, StochasticLosses(experts=4))
+
+
+def test_the_spec_of_the_example_runs_and_an_edited_class_is_another_experiment(
+    tmp_path, monkeypatch
+):
+    source = plugins.EXAMPLES / "policy"
+    text = (source / "spec.toml").read_text().replace("horizon = 500", "horizon = 40")
+    (tmp_path / "spec.toml").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = (source / "softmax.py").read_text()
+
+    def run(code):
+        (tmp_path / "softmax.py").write_text(code)
+        linecache.clearcache()
+        sys.modules.pop("softmax", None)
+        importlib.invalidate_caches()
+        try:
+            return fastfed.run(tmp_path / "spec.toml", tmp_path / "out")
+        finally:
+            sys.modules.pop("softmax", None)
+
+    curves = run(code).curves
+    assert [c.certificate["status"] for c in curves] == ["none", "none", "proven", "proven"]
+    assert run(code).curves[0].final() == curves[0].final()
+    with pytest.raises(InputError, match="holds another experiment"):
+        run(code.replace("tau: float = 0.05", "tau: float = 0.051"))
+
+
+def test_the_script_of_the_page_prints_what_it_shows():
+    done = plugins.python(plugins.EXAMPLES / "policy", "first.py")
+    assert done.stdout == "['none', 'proven']\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_the_example_as_its_page_says(tmp_path, engine):
+    source = plugins.EXAMPLES / "policy"
+    done = plugins.fastfed(source, "run", source / "spec.toml", "-o", tmp_path, "--engine", engine)
+    assert done.returncode == 0, done.stderr
+    assert "softmax" in done.stdout and "none" in done.stdout
+
+
+def test_all_that_plugins_import_is_in_one_module():
+    from fastfed import plugins as public
+
+    for name in public.__all__:
+        assert getattr(public, name) is not None and f"`{name}`" in public.__doc__, name
+    packages = [p for p in plugins.EXAMPLES.glob("*/*.py") if p.parent.name != "policy"]
+    assert len(packages) == 4
+    for path in packages:
+        for line in path.read_text().splitlines():
+            if "fastfed" in line and line.startswith(("import", "from")):
+                assert line.startswith("from fastfed.plugins import"), path
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        public.nothing  # noqa: B018
