@@ -98,17 +98,21 @@ cdef class Run:
     def bonus_bounds(self):
         """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
         whose bounds are cached, and by silo the last one whose bounds excluded next to nothing."""
-        return [(np.array(made), np.array(useless)) for _, made, useless, _ in self.caches]
+        return [(np.array(made), np.array(useless)) for _, made, useless, *_ in self.caches]
 
     cdef void add_bonus_cache(self, ff_bonus_cache *cache) except *:
         # The system gives memory to pages only as they are written.
         cdef float[::1] bound = np.zeros(self.environment.rows, np.float32)
         cdef int64_t[::1] made = np.zeros(self.environment.queries, np.int64)
         cdef int64_t[::1] useless = np.zeros(self.c.silos, np.int64)
+        cdef int64_t[::1] misses = np.zeros(self.c.silos, np.int64)
+        cdef double[::1] moved = np.zeros(self.c.silos)
+        cdef double[::1] sample = np.zeros(FF_SAMPLES * self.c.dimension)
         cdef double[::1] factor = np.zeros(max(1, ff_bonus_cache_size(self.c.dimension)))
         cache.bound, cache.made, cache.useless = &bound[0], &made[0], &useless[0]
+        cache.misses, cache.moved, cache.sample = &misses[0], &moved[0], &sample[0]
         cache.factor = &factor[0]
-        self.caches.append((bound, made, useless, factor))
+        self.caches.append((bound, made, useless, misses, moved, sample, factor))
 
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))

@@ -92,8 +92,12 @@ cdef extern from "ff_bonus_cache.h" nogil:
         float *bound
         int64_t *made
         int64_t *useless
+        int64_t *misses
+        double *moved
+        double *sample
         double *factor
     int64_t ff_bonus_cache_size(int64_t d)
+    enum: FF_SAMPLES
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)

@@ -9,7 +9,11 @@
 /* Data points that may enter V before rounding could matter; see `scale_of`. */
 #define MOST_POINTS 65536
 /* Of so many actions that may be best the exact scores are taken at once. */
-#define FEW 16
+#define FEW(actions) (16 + (actions) / 8)
+/* What a query whose bounds do not decide counts against one that they do, and how far that may go
+ * before a silo does without them. */
+#define MISS 8
+#define MOST_MISSES 32
 
 int64_t ff_bonus_cache_size(int64_t d)
 {
@@ -21,44 +25,97 @@ FF_INLINE quantised_factor *factor_of(const ff_bonus_cache *k)
     return (quantised_factor *)k->factor;
 }
 
+/* Whether there are enough actions to screen: making R takes about as long as screening one for
+ * each dimension. */
+FF_INLINE int pays(double choices, int64_t d) { return choices > 2.0 * (double)d; }
+
 void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
-                            int64_t d)
+                            double beta, double gamma, double choices, int64_t silos, int64_t d,
+                            double *restrict scratch)
 {
     if (!k->bound || !ff_screen_i16_available())
         return;
-    *factor_of(k) = ff_quantise_factor(w, NULL, d, (double *)(factor_of(k) + 1));
+    k->release = 0;
+    memset(k->misses, 0, (size_t)silos * sizeof *k->misses);
+    memset(k->moved, 0, (size_t)silos * sizeof *k->moved);
+    const double *restrict r = w;
+    if (gamma != 0.0) {
+        if (!pays(choices, d))
+            return;
+        const double c = ff_bonus_factor_weight(w, beta, gamma, k->sample, FF_SAMPLES, d, scratch);
+        if (!(c > 0.0 && c < INFINITY))
+            return;
+        r = scratch + d * d;
+        k->model = ff_bonus_factor_make(w, c, d, scratch, scratch + d * d);
+        if (k->model.c == 0.0)
+            return;
+    }
+    *factor_of(k) = ff_quantise_factor(r, NULL, d, (double *)(factor_of(k) + 1));
+    if (gamma == 0.0)
+        k->model = (ff_bonus_factor){0.0, factor_of(k)->frobenius, 0.0};
     k->release = released + 1;
 }
 
-/* Errors of ||W x||, in units of the factor: per length of an action, and per length that rounding
+/* A bonus beta a + gamma b of now is at most so much of the ||R x|| of the release: a has not
+ * grown, and b by at most moved a. */
+FF_INLINE double bonus_of(const ff_bonus_cache *k, int64_t silo, double beta, double gamma)
+{
+    if (gamma == 0.0)
+        return beta;
+    const double first = beta + gamma * k->moved[silo];
+    return sqrt(first * first + gamma * gamma / k->model.c);
+}
+
+/* With v = V^-1 x and r^2 = x'v = s - 1 a data point takes v v' / s from V^-1, so from V^-1 x_a at
+ * most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. That holds for whatever W x was
+ * rounded to, by which W was changed (see ff_candidates.c); v is that times W', good to (d + 8) u
+ * ||W||_F r. s - 1 has lost what was below the last digit of s. The hundredth pays for rounding
+ * here. */
+void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+                            int64_t d)
+{
+    const double lost = (double)(d + 8) * 0x1p-52, r = sqrt(s - 1.0 + lost * s);
+    double square = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        square += v[j] * v[j];
+    k->moved[silo] += 1.01 * (sqrt(square) + lost * k->model.frobenius * r) * r / s;
+}
+
+/* Errors of ||R x||, in units of the factor: per length of an action, and per length that rounding
  * took from it; as in `scoring` of ff_screen_i16.c.
  *
  * The W that is scored is the release's, updated by ff_observe in float64, from data points
  * one by one. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and
  * taken ||z_<i|| <= 1, each good to (d + 8) u: so it is off by at most 2 (d + 8) u (||W_i|| +
  * ||W||_F), and all rows by 4 (d + 8) sqrt(d) u ||W||_F, whatever z was. MOST_POINTS of that are
- * added. */
+ * added: `drift` ||x|| to a, and so at most 2.01 ||W||_F drift ||x|| to b, which by the inequality
+ * of ff_bonus_factor.h is what sqrt(1 + c (2.01 ||W||_F)^2) drift ||x|| is to ||R x||. What R
+ * itself is off by is its `lost`. */
 typedef struct {
     float slack, slope, slope_lost;
 } scale;
 
-FF_INLINE scale scale_of(const quantised_factor *m, int64_t d)
+FF_INLINE scale scale_of(const ff_bonus_cache *k, int64_t d)
 {
+    const quantised_factor *m = factor_of(k);
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
-    const double drift = MOST_POINTS * 8.0 * n * sqrt((double)d) * 0x1p-53 * m->frobenius;
-    const double slope = (m->lost + drift) / m->unit;
+    const double frobenius = k->model.frobenius;
+    const double drift = MOST_POINTS * 8.0 * n * sqrt((double)d) * 0x1p-53 * frobenius;
+    const double both = drift * sqrt(1.0 + 4.05 * k->model.c * frobenius * frobenius);
+    const double slope = (m->lost + both + k->model.lost) / m->unit;
     return (scale){(float)(1.0 + 1.01 * g), (float)(1.01 * slope + 0x1p-20),
-                   (float)(1.01 * (slope + m->norm / m->unit))};
+                   (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
-/* Bounds on ||W x|| of the actions of a query. */
-AVX512 static void make_bounds(const quantised_factor *m, const ff_actions *actions, int64_t d,
+/* Bounds on ||R x|| of the actions of a query. */
+AVX512 static void make_bounds(const ff_bonus_cache *k, const ff_actions *actions, int64_t d,
                               float *restrict bound)
 {
+    const quantised_factor *m = factor_of(k);
     const int64_t count = actions->actions, vectors = vectors_of(count), ld = row_of(d);
     const known16 *known = (const known16 *)actions->quantised;
     const __m512i *panels = (const __m512i *)(known + vectors);
-    const scale s = scale_of(m, d);
+    const scale s = scale_of(k, d);
     for (int64_t first = 0; first < vectors; first += VECTORS16) {
         const __m512i *panel = panels + first * pairs_of(d);
         const int64_t width = vectors - first < VECTORS16 ? 2 : VECTORS16;
@@ -95,10 +152,10 @@ AVX512 static void make_bounds(const quantised_factor *m, const ff_actions *acti
     }
 }
 
-/* Upper bounds on all scores into upper, -inf past the last one; returns the largest. */
+/* Upper bounds on all scores, whose bonus is at most `factor` ||R x||, into upper, -inf past the last one; returns the largest. */
 AVX512 static float bound_scores(const quantised_factor *m, const float *restrict bound,
                                 const ff_actions *actions, const double *restrict theta,
-                                double beta, int64_t d, int16_t *restrict row,
+                                double factor, int64_t d, int16_t *restrict row,
                                 float *restrict upper)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count), pairs = pairs_of(d);
@@ -107,9 +164,9 @@ AVX512 static float bound_scores(const quantised_factor *m, const float *restric
     const quantised_row t = ff_quantise_row(theta, d, row);
     const double n = (double)(d + 16), g = n * 0x1p-24 / (1.0 - n * 0x1p-24);
     const __m512 slack = _mm512_set1_ps((float)(1.01 * g));
-    const __m512 bonus = _mm512_set1_ps((float)(beta * m->unit));
+    const __m512 bonus = _mm512_set1_ps((float)(factor * m->unit));
     const __m512 mean = _mm512_set1_ps((float)t.unit), norm = _mm512_set1_ps((float)t.norm);
-    const __m512 slope = _mm512_set1_ps((float)(1.01 * t.lost + (1.0 + beta) * 0x1p-80));
+    const __m512 slope = _mm512_set1_ps((float)(1.01 * t.lost + (1.0 + factor) * 0x1p-80));
     const __m512 slope_lost = _mm512_set1_ps((float)(1.01 * (t.lost + t.norm)));
     __m512 top = _mm512_set1_ps(-INFINITY);
     for (int64_t first = 0; first < vectors; first += VECTORS16) {
@@ -174,13 +231,14 @@ AVX512 static int64_t not_below(const float *restrict upper, float least, int64_
     return n;
 }
 
-/* A number that the exact score of x is not below, as ff_best_of takes it: z = W x is summed in an
- * order of its own here, and of the clipped x; both are off by less than (d + 8) u of the largest
- * that products and roots can be, twice that for the score itself. */
+/* A number that the exact score of x is not below, as ff_best_of takes it: z = W x and W'z are summed
+ * in an order of their own here, and of the clipped x; all are off by less than (d + 8) u of the
+ * largest that products and roots can be, twice that for the score itself. back: d of scratch. */
 FF_INLINE float least_score(const double *restrict x, const ff_whitened *known,
-                            const double *restrict theta, double beta, double frobenius, int64_t d)
+                            const double *restrict w, const double *restrict theta, double beta,
+                            double gamma, double frobenius, int64_t d, double *restrict back)
 {
-    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0;
+    double mean = 0.0, square = 0.0, own = 0.0, clipped = 0.0, size = 0.0, second = 0.0;
     for (int64_t j = 0; j < d; j++) {
         mean += theta[j] * x[j];
         size += theta[j] * theta[j];
@@ -188,36 +246,42 @@ FF_INLINE float least_score(const double *restrict x, const ff_whitened *known,
         clipped += known->x[j] * known->x[j];
         square += known->whitened[j] * known->whitened[j];
     }
-    const double length = sqrt(own);
-    const double width = own > 0.0 ? sqrt(square) * (length / sqrt(clipped)) : 0.0;
-    const double error =
-        8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + beta * frobenius) * length;
-    const double least = mean + beta * width - error;
+    if (gamma != 0.0) {
+        ff_bonus_factor_back(w, known->whitened, d, back);
+        for (int64_t j = 0; j < d; j++)
+            second += back[j] * back[j];
+    }
+    const double length = sqrt(own), ratio = own > 0.0 ? length / sqrt(clipped) : 0.0;
+    const double bonus = (beta * sqrt(square) + gamma * sqrt(second)) * ratio;
+    const double most = sqrt(size) + (beta + 2.0 * gamma * frobenius) * frobenius;
+    const double error = 8.0 * (double)(d + 16) * 0x1p-53 * most * length;
+    const double least = mean + bonus - error;
     const float rounded = (float)least;
     return (double)rounded > least ? nextafterf(rounded, -INFINITY) : rounded;
 }
 
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
-                              const double *restrict theta, double beta, double feature_bound,
-                              int64_t d, double *restrict scratch, double *restrict x,
-                              const ff_whitened *known)
+                              const double *restrict theta, double beta, double gamma,
+                              double feature_bound, int64_t d, double *restrict scratch,
+                              double *restrict x, const ff_whitened *known)
 {
-    const quantised_factor *m = factor_of(k);
     const int64_t count = actions->actions, q = actions->query;
     if (!k->release || k->useless[silo] == k->release || seen > MOST_POINTS)
         return -1;
     float *bound = k->bound + actions->first;
     /* Two silos that share a query may both make its bounds: the same. */
     if (__atomic_load_n(k->made + q, __ATOMIC_ACQUIRE) != k->release) {
-        make_bounds(m, actions, d, bound);
+        make_bounds(k, actions, d, bound);
         __atomic_store_n(k->made + q, k->release, __ATOMIC_RELEASE);
     }
     /* Exact panels come first, see ff_best_of. */
     int64_t *which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     float *upper = (float *)aligned((double *)(which + count));
     int16_t *row = (int16_t *)(upper + 16 * vectors_of(count));
-    const float top = bound_scores(m, bound, actions, theta, beta, d, row, upper);
+    double *back = (double *)(row + row_of(d));
+    const float top = bound_scores(factor_of(k), bound, actions, theta,
+                                   bonus_of(k, silo, beta, gamma), d, row, upper);
     int64_t best = 0;
     while (best < count - 1 && upper[best] != top)
         best++;
@@ -226,21 +290,28 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
     if (feature_bound > 0.0)
         ff_clip_norm(known->x, d, feature_bound);
     ff_whiten(w, known->x, d, known->whitened);
-    const float least = least_score(x, known, theta, beta, m->frobenius, d);
+    const float least =
+        least_score(x, known, w, theta, beta, gamma, k->model.frobenius, d, back);
     const int64_t n = not_below(upper, least, count, which);
-    if (n == 1 && which[0] == best)
-        return best;
-    if (n == 0 || n > FEW) {
+    int64_t chosen = best;
+    if (n == 0 || n > FEW(count)) {
         known->x[0] = NAN;
-        k->useless[silo] = k->release;
+        k->misses[silo] += MISS;
+        if (k->misses[silo] > MOST_MISSES)
+            k->useless[silo] = k->release;
         return -1;
     }
-    double score;
-    const int64_t chosen = ff_best_of(actions, which, n, w, theta, beta, 0.0, d, scratch, &score);
+    k->misses[silo] -= k->misses[silo] > 0;
+    if (n > 1 || which[0] != best) {
+        double score;
+        chosen = ff_best_of(actions, which, n, w, theta, beta, gamma, d, scratch, &score);
+    }
     if (chosen != best) {
         known->x[0] = NAN;
         ff_features(actions, chosen, d, x);
     }
+    if (gamma != 0.0 && silo < FF_SAMPLES)
+        memcpy(k->sample + silo * d, x, (size_t)d * sizeof(double));
     return chosen;
 }
 
@@ -252,19 +323,27 @@ int64_t ff_bonus_cache_size(int64_t d)
 }
 
 void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
-                            int64_t d)
+                            double beta, double gamma, double choices, int64_t silos, int64_t d,
+                            double *restrict scratch)
 {
-    (void)k, (void)w, (void)released, (void)d;
+    (void)k, (void)w, (void)released, (void)beta, (void)gamma, (void)choices, (void)silos;
+    (void)d, (void)scratch;
 }
 
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
-                              const double *restrict theta, double beta, double feature_bound,
-                              int64_t d, double *restrict scratch, double *restrict x,
-                              const ff_whitened *known)
+                              const double *restrict theta, double beta, double gamma,
+                              double feature_bound, int64_t d, double *restrict scratch,
+                              double *restrict x, const ff_whitened *known)
 {
-    (void)k, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta;
+    (void)k, (void)silo, (void)seen, (void)actions, (void)w, (void)theta, (void)beta, (void)gamma;
     (void)feature_bound, (void)d, (void)scratch, (void)x, (void)known;
     return -1;
+}
+
+void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+                            int64_t d)
+{
+    (void)k, (void)silo, (void)v, (void)s, (void)d;
 }
 #endif

@@ -2,8 +2,7 @@
 
 #include <math.h>
 
-/* beta of the silo's next choice. */
-static double radius_of(const ff_curve *c, const double *w, int64_t round, int64_t d)
+double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
     const int64_t counted = c->lazy ? ff_end_of(c, c->released) : round;
@@ -22,7 +21,7 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     const int64_t d = run->dimension;
     ff_choice *last = ff_policy_memory(run, c, silo);
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
-    const double beta = radius_of(c, w, round, d);
+    const double beta = ff_policy_radius(c, w, round, d);
     int64_t a = -1;
     if (c->tie_bonus < 1.0 && c->bonus == 1.0) {
         a = ff_select_tied(actions, w, theta, beta, c->second_bonus, c->reward_limit, c->tie_bonus,
@@ -31,10 +30,10 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
             *last = (ff_choice){actions->x, c->released, a};
         return a;
     }
-    if (actions->quantised && c->second_bonus == 0.0)
+    if (actions->quantised)
         a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - c->trigger.last, actions, w, theta,
-                                  beta, c->clip ? c->feature_bound : 0.0, d, p->score, p->feature,
-                                  &p->known);
+                                  beta, c->second_bonus, c->clip ? c->feature_bound : 0.0, d,
+                                  p->score, p->feature, &p->known);
     if (a >= 0) {
         if (last)
             *last = (ff_choice){actions->x, c->released, a};
@@ -76,7 +75,7 @@ static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo,
     const int64_t most = run->environment->actions;
     double *own = end - ff_scored_scratch(d, most, c->score_state_size);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
-                     w, theta, radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
+                     w, theta, ff_policy_radius(c, w, round, d), c->second_bonus, d, own, p->feature);
 }
 
 int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
@@ -105,6 +104,8 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
+    if (c->bonus_cache.release && c->second_bonus != 0.0)
+        ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
@@ -117,7 +118,7 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
     const double own = ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
                                              ff_log_inflation(&c->own_radius, 1.0),
                                              ff_log_det(w, d), d);
-    return ff_select_least(actions, c->w, c->theta, radius_of(c, c->w, round, d), c->second_bonus,
+    return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->w, round, d), c->second_bonus,
                            w, theta, own, d, p->score, p->feature);
 }
 
