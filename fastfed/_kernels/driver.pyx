@@ -92,27 +92,39 @@ cdef class Run:
         self.caches = []
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
-            if environment.rows and not curve["random"]:
-                self.add_bonus_cache(&self.curves[i].bonus_cache)
+            chooses = not curve["random"] and curve["score"] is None
+            self.caches.append(self.bonus_cache(i, curve["lazy"]) if chooses else None)
 
     def bonus_bounds(self):
         """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
-        whose bounds are cached, and by silo the last one whose bounds excluded next to nothing."""
-        return [(np.array(made), np.array(useless)) for _, made, useless, *_ in self.caches]
+        whose bounds are cached, and by silo how many factors of its own it made since the last."""
+        cdef ff_bonus_silo *silo
+        found = []
+        for i in range(self.c.curve_count):
+            silo = self.curves[i].bonus_cache.silo
+            if silo != NULL:
+                factors = [silo[j].made for j in range(self.c.silos)]
+                found.append((np.array(self.caches[i][0]) >> 30, np.array(factors)))
+        return found
 
-    cdef void add_bonus_cache(self, ff_bonus_cache *cache) except *:
+    cdef tuple bonus_cache(self, int64_t curve, bint lazy):
+        """Arrays of a curve's bonus cache, which points at them from now on."""
+        cdef ff_bonus_cache *cache = &self.curves[curve].bonus_cache
+        cdef int64_t size = max(1, ff_bonus_cache_size(self.c.dimension)), silos = self.c.silos
         # The system gives memory to pages only as they are written.
-        cdef float[::1] bound = np.zeros(self.environment.rows, np.float32)
-        cdef int64_t[::1] made = np.zeros(self.environment.queries, np.int64)
-        cdef int64_t[::1] useless = np.zeros(self.c.silos, np.int64)
-        cdef int64_t[::1] misses = np.zeros(self.c.silos, np.int64)
-        cdef double[::1] moved = np.zeros(self.c.silos)
+        cdef float[::1] bound = np.zeros(max(1, self.environment.rows), np.float32)
+        cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
+        cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
         cdef double[::1] sample = np.zeros(FF_SAMPLES * self.c.dimension)
-        cdef double[::1] factor = np.zeros(max(1, ff_bonus_cache_size(self.c.dimension)))
-        cache.bound, cache.made, cache.useless = &bound[0], &made[0], &useless[0]
-        cache.misses, cache.moved, cache.sample = &misses[0], &moved[0], &sample[0]
-        cache.factor = &factor[0]
-        self.caches.append((bound, made, useless, misses, moved, sample, factor))
+        cdef double[::1] factor = np.zeros(size)
+        cdef double[::1] own = np.zeros(1 if lazy else silos * size)
+        cache.bound, cache.made = &bound[0], &made[0]
+        cache.silo = <ff_bonus_silo *>&silo[0]
+        cache.sample, cache.factor = &sample[0], &factor[0]
+        cache.own = NULL
+        if not lazy:
+            cache.own = &own[0]
+        return made, bound, silo, sample, factor, own
 
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))

@@ -88,14 +88,17 @@ cdef extern from "ff_candidates.h" nogil:
         const void *x
 
 cdef extern from "ff_bonus_cache.h" nogil:
+    ctypedef struct ff_bonus_silo:
+        int64_t version
+        int64_t made
+        int64_t work
     ctypedef struct ff_bonus_cache:
+        ff_bonus_silo *silo
         float *bound
         int64_t *made
-        int64_t *useless
-        int64_t *misses
-        double *moved
         double *sample
         double *factor
+        double *own
     int64_t ff_bonus_cache_size(int64_t d)
     enum: FF_SAMPLES
 

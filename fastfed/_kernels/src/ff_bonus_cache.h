@@ -16,17 +16,29 @@
 /* Silos whose last choices tell what actions are like. */
 #define FF_SAMPLES 4
 
+/* What a silo bounds its bonuses by. */
+typedef struct {
+    int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
+    ff_bonus_factor model;
+    const double *factor;  /* R in 16 bits: the release's, or the silo's own, made since */
+    int64_t from;          /* data points that had entered V since the release when it was made */
+    int64_t made;          /* factors of its own so far */
+    double moved;          /* b has grown by at most so much of a, since the factor was made .. */
+    double moved_in_all;   /* .. and since the release */
+    int64_t work;          /* what bounds have left to do since then, in exact scores */
+    int64_t patience;      /* how much of it is borne until a factor is made anew */
+} ff_bonus_silo;
+
 /* Arrays belong to the caller. */
 typedef struct {
-    float *bound;     /* (rows of the pool): on ||R x||, in units of the factor; NULL: no cache */
-    int64_t *made;    /* (queries): the release of its bounds, see below */
-    int64_t *useless; /* (M): the release whose bounds excluded next to nothing for a silo */
-    int64_t *misses;  /* (M): how often they did of late */
-    double *moved;    /* (M): b has grown since the release by at most so much of a */
-    double *sample;   /* (FF_SAMPLES, d): features of the last choices; zeros: none yet */
-    double *factor;   /* ff_bonus_cache_size() doubles: R in 16 bits */
+    ff_bonus_silo *silo; /* (M); NULL: no cache */
+    float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
+    int64_t *made;       /* (queries): the version of its bounds */
+    double *sample;      /* (FF_SAMPLES, d): features of the last choices; zeros: none yet */
+    double *factor;      /* ff_bonus_cache_size() doubles: R in 16 bits */
+    double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
     ff_bonus_factor model;
-    int64_t release;  /* releases so far, plus one; 0: no bounds */
+    int64_t version;     /* of `factor` */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);
@@ -37,6 +49,9 @@ void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch);
 
+/* A silo's V is again what it was at some time since the release. */
+void ff_bonus_cache_rewind(ff_bonus_cache *k, int64_t silo);
+
 /* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is
  * x' V^-1 x. x[0] is NaN where they are not known, before and after a call. */
 typedef struct {
@@ -45,12 +60,12 @@ typedef struct {
 
 /* The action of the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, ties to the lowest
  * index, its features into x; -1 where the bounds do not decide. seen: data points that entered V
- * since the release. scratch as of ff_select. */
+ * since the release. scratch as of ff_select, room: 2 d^2 + d. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               double feature_bound, int64_t d, double *restrict scratch,
-                              double *restrict x, const ff_whitened *known);
+                              double *restrict room, double *restrict x, const ff_whitened *known);
 
 /* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
 void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,

@@ -228,6 +228,7 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
         return;
     ff_rewind(run, c, silo);
     c->candidates[silo].x = NULL;
+    ff_bonus_cache_rewind(&c->bonus_cache, silo);
     run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
 }
 

@@ -30,10 +30,10 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
             *last = (ff_choice){actions->x, c->released, a};
         return a;
     }
-    if (actions->quantised)
-        a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - c->trigger.last, actions, w, theta,
-                                  beta, c->second_bonus, c->clip ? c->feature_bound : 0.0, d,
-                                  p->score, p->feature, &p->known);
+    if (c->bonus_cache.silo)
+        a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions, w,
+                                  theta, beta, c->second_bonus, c->clip ? c->feature_bound : 0.0,
+                                  d, p->score, p->bound, p->feature, &p->known);
     if (a >= 0) {
         if (last)
             *last = (ff_choice){actions->x, c->released, a};
@@ -104,7 +104,7 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
-    if (c->bonus_cache.release && c->second_bonus != 0.0)
+    if (c->bonus_cache.version && c->second_bonus != 0.0)
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 

@@ -109,7 +109,7 @@ typedef struct {
     double log_det;              /* ln det V of what is synchronised */
     ff_choice *choice;           /* (M): lazy policy only */
     ff_candidates *candidates;   /* (M): eager policy over rows that come again */
-    ff_bonus_cache bonus_cache;  /* over the actions of a pool */
+    ff_bonus_cache bonus_cache;
     double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */

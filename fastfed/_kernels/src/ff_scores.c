@@ -15,6 +15,9 @@
 /* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
 #define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
+/* Columns of W taken together, likewise. */
+#define COLUMNS (VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 2)
+
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
@@ -64,19 +67,43 @@ FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict which, 
     }
 }
 
+/* ||.||^2 of entries first..first + n - 1 of V^{-1} x = W'z, of a panel: each is summed down its
+ * column, from the diagonal on, and what lies side by side in W is read together. */
+FF_INLINE void second_columns(const double *restrict w, const double *restrict z, int64_t d,
+                              int64_t first, const int n, lanes *restrict square)
+{
+    const lanes *restrict rows = (const lanes *)z;
+    lanes sum[COLUMNS][VECTORS];
+    for (int j = 0; j < n; j++)
+        for (int v = 0; v < VECTORS; v++)
+            sum[j][v] = (lanes){0};
+    for (int64_t k = first; k < first + n; k++)
+        for (int64_t j = 0; first + j <= k; j++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[j][v] += w[k * d + first + j] * rows[k * VECTORS + v];
+    for (int64_t k = first + n; k < d; k++)
+        for (int j = 0; j < n; j++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[j][v] += w[k * d + first + j] * rows[k * VECTORS + v];
+    for (int j = 0; j < n; j++)
+        for (int v = 0; v < VECTORS; v++)
+            square[v] += sum[j][v] * sum[j][v];
+}
+
 /* gamma ||V^{-1} x|| of a panel, from z = W x: V^{-1} x = W' z. */
 FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, double gamma,
                             int64_t d, double *restrict out)
 {
-    double square[PANEL] = {0};
-    for (int64_t j = 0; j < d; j++) {
-        double g[PANEL] = {0};
-        for (int64_t k = j; k < d; k++)
-            for (int a = 0; a < PANEL; a++)
-                g[a] += w[k * d + j] * z[k * PANEL + a];
-        for (int a = 0; a < PANEL; a++)
-            square[a] += g[a] * g[a];
-    }
+    lanes sum[VECTORS];
+    double square[PANEL];
+    for (int v = 0; v < VECTORS; v++)
+        sum[v] = (lanes){0};
+    int64_t j = 0;
+    for (; j + COLUMNS <= d; j += COLUMNS)
+        second_columns(w, z, d, j, COLUMNS, sum);
+    for (; j < d; j++)
+        second_columns(w, z, d, j, 1, sum);
+    memcpy(square, sum, sizeof square);
     for (int a = 0; a < PANEL; a++)
         out[a] += gamma * sqrt(square[a]);
 }
