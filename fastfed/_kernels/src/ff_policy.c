@@ -30,7 +30,9 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
             *last = (ff_choice){actions->x, c->released, a};
         return a;
     }
-    if (c->bonus_cache.silo)
+    /* Of a V that is a multiple of I scores are simpler than bounds. */
+    const int alike = c->alike && (c->lazy || round - 1 == c->trigger.last);
+    if (c->bonus_cache.silo && !alike)
         a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions, w,
                                   theta, beta, c->second_bonus, c->clip ? c->feature_bound : 0.0,
                                   d, p->score, p->bound, p->feature, &p->known);

@@ -223,6 +223,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
             c->ledger = ledger;
         c->second_bonus *= c->bonus;
     }
+    c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
     if (c->bonus_cache.silo) {
         const int64_t last = c->trigger.last, next = ff_next_end(c);
         const double rounds = (double)((next < run->horizon ? next : run->horizon) - last);

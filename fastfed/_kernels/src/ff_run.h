@@ -111,6 +111,7 @@ typedef struct {
     ff_candidates *candidates;   /* (M): eager policy over rows that come again */
     ff_bonus_cache bonus_cache;
     double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
+    int64_t alike;               /* 1: the released V is a multiple of I */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */
     double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */

@@ -25,8 +25,9 @@ int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
     const int64_t i16 = ff_screen_i16_scratch(d, actions);
+    const int64_t most = f32 > i16 ? f32 : i16;
     /* Exact panel and W x of it, candidates, screening's own; and space to align. */
-    return 2 * PANEL * d + actions + (f32 > i16 ? f32 : i16) + 16;
+    return 2 * PANEL * d + actions + (most > actions ? most : actions) + 16;
 }
 
 /* A panel of consecutive actions from `first`, zeros past the last one. */
@@ -44,6 +45,12 @@ FF_INLINE void pack(const ff_actions *actions, int64_t first, int64_t d, double 
                 panel[j * PANEL + a] = x[a * as + j * fs];
     } else {
         const float *x = (const float *)actions->x + first * as;
+        if (n == PANEL && as == 1) {
+            for (int64_t j = 0; j < d; j++)
+                for (int64_t a = 0; a < PANEL; a++)
+                    panel[j * PANEL + a] = (double)x[a + j * fs];
+            return;
+        }
         for (int64_t j = 0; j < d; j++)
             for (int64_t a = 0; a < n; a++)
                 panel[j * PANEL + a] = (double)x[a * as + j * fs];
@@ -201,6 +208,56 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
     return chosen;
 }
 
+/* Where W is `scale` I, as before any data: the actions whose score may be the largest, as of
+ * ff_screen_f32; all unit actions tie in float32, and mostly not in float64.
+ *
+ * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Taken like that it is within
+ * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real one, u = 2^-53, and so is
+ * what ff_best_of takes: every row of W x is one product, and each sum has at most d terms. */
+static int64_t screen_alike(const ff_actions *actions, double scale, const double *restrict theta,
+                            double beta, double gamma, int64_t d, double *restrict panel,
+                            double *restrict score, int64_t *restrict candidates)
+{
+    const int64_t count = actions->actions;
+    const double bonus = beta * scale + gamma * scale * scale;
+    double size = 0.0, best = -INFINITY, longest = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        size += theta[j] * theta[j];
+    for (int64_t first = 0; first < count; first += PANEL) {
+        double m[PANEL], q[PANEL];
+        lanes square[VECTORS], mean[VECTORS];
+        const lanes *restrict x = (const lanes *)panel;
+        pack(actions, first, d, panel);
+        for (int v = 0; v < VECTORS; v++)
+            square[v] = mean[v] = (lanes){0};
+        for (int64_t j = 0; j < d; j++)
+            for (int v = 0; v < VECTORS; v++)
+                square[v] += x[j * VECTORS + v] * x[j * VECTORS + v];
+        for (int64_t j = 0; size != 0.0 && j < d; j++)
+            for (int v = 0; v < VECTORS; v++)
+                mean[v] += theta[j] * x[j * VECTORS + v];
+        memcpy(m, mean, sizeof m);
+        memcpy(q, square, sizeof q);
+        for (int64_t a = 0; a < PANEL && first + a < count; a++) {
+            const double one = m[a] + bonus * sqrt(q[a]);
+            score[first + a] = one;
+            best = one > best ? one : best;
+            longest = q[a] > longest ? q[a] : longest;
+        }
+    }
+    /* Underflow costs a root 2^-511, and what could overflow there is not taken. */
+    const double error = 8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + bonus) * sqrt(longest) +
+                         (1.0 + beta + gamma) * 0x1p-500;
+    const double least = best - 2.0 * error, square = scale * scale;
+    const int sound = least > -INFINITY && least < INFINITY &&
+                      longest * square * (1.0 + square) < 0x1p1000;
+    int64_t kept = 0;
+    for (int64_t a = 0; a < count; a++)
+        if (!sound || !(score[a] < least))
+            candidates[kept++] = a;
+    return kept;
+}
+
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds)
@@ -209,10 +266,14 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
+    const double scale = bounds ? 0.0 : ff_multiple_of_identity(w, d);
+    if (scale != 0.0)
+        kept = screen_alike(actions, scale, theta, beta, gamma, d, aligned(scratch), own,
+                            candidates);
+    else if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
         ff_screen_i16_fits(actions, d))
         kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
-    if (kept < 0 || kept > FEW(actions->actions))
+    if (scale == 0.0 && (kept < 0 || kept > FEW(actions->actions)))
         kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
     double score;
     const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,
