@@ -93,7 +93,11 @@ cdef class Run:
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
             chooses = not curve["random"] and curve["score"] is None
-            self.caches.append(self.bonus_cache(i, curve["lazy"]) if chooses else None)
+            self.caches.append(None)
+            if chooses and self.bounds_pay():
+                self.caches[i] = self.bonus_cache(i, curve["lazy"])
+            elif chooses and environment.fixed and not curve["lazy"] and d >= FF_TRACKED_LEAST:
+                self.caches[i] = self.tracked(i)
 
     def bonus_bounds(self):
         """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
@@ -106,6 +110,23 @@ cdef class Run:
                 factors = [silo[j].made for j in range(self.c.silos)]
                 found.append((np.array(self.caches[i][0]) >> 30, np.array(factors)))
         return found
+
+    cdef bint bounds_pay(self):
+        """Whether rows come that bounds are made for: of a pool, or wide enough ones."""
+        cdef const ff_environment *c = self.c.environment
+        if self.environment.rows:
+            return True
+        return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
+
+    cdef tuple tracked(self, int64_t curve):
+        """Arrays of a curve's tracked scores, which points at them from now on."""
+        cdef int64_t silos = self.c.silos, size = ff_tracked_size(self.environment.c.actions)
+        cdef uint8_t[::1] tracked = np.zeros(silos * sizeof(ff_tracked), np.uint8)
+        # The system gives memory to pages only as they are written.
+        cdef double[::1] values = np.zeros(silos * size)
+        self.curves[curve].tracked = <ff_tracked *>&tracked[0]
+        self.curves[curve].tracked_values = &values[0]
+        return tracked, values
 
     cdef tuple bonus_cache(self, int64_t curve, bint lazy):
         """Arrays of a curve's bonus cache, which points at them from now on."""

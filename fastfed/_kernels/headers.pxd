@@ -87,6 +87,12 @@ cdef extern from "ff_candidates.h" nogil:
     ctypedef struct ff_candidates:
         const void *x
 
+cdef extern from "ff_tracked.h" nogil:
+    ctypedef struct ff_tracked:
+        const void *x
+    int64_t ff_tracked_size(int64_t actions)
+    enum: FF_TRACKED_LEAST
+
 cdef extern from "ff_bonus_cache.h" nogil:
     ctypedef struct ff_bonus_silo:
         int64_t version
@@ -339,6 +345,8 @@ cdef extern from "ff_run.h" nogil:
         double bonus
         ff_choice *choice
         ff_candidates *candidates
+        ff_tracked *tracked
+        double *tracked_values
         ff_bonus_cache bonus_cache
         double *history
         double *w

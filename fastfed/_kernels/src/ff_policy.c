@@ -14,6 +14,28 @@ double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64
                         c->radius_count * (double)counted, d);
 }
 
+/* By tracked scores, or by screening where these do not tell. */
+static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
+                              const ff_actions *actions, const double *w, const double *theta,
+                              double beta, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    ff_tracked *k = c->tracked + silo;
+    double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
+    const double gamma = c->second_bonus;
+    if (k->left >= 0 && (k->left == 0 || k->x != actions->x || k->released != c->released))
+        ff_tracked_make(k, values, actions, w, theta, gamma, c->released, d, p->score);
+    int64_t a = -1;
+    if (k->left > 0)
+        a = ff_tracked_choose(k, values, actions, w, theta, beta, gamma, d, p->score, p->feature);
+    else
+        k->left++;
+    if (k->left <= 0)
+        k->x = NULL;
+    return a >= 0 ? a
+                  : ff_select(actions, w, theta, beta, gamma, d, p->score, p->feature, NULL);
+}
+
 /* By the cached bounds, from the candidate set, or by screening all actions. */
 int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                    const ff_actions *actions, const ff_parts *p)
@@ -49,6 +71,10 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     }
     ff_candidates *k = c->candidates + silo;
     k->times = k->x == actions->x ? k->times + 1 : 0;
+    if (c->tracked && k->times > 3 && ff_tracked_fits(actions, d)) {
+        k->count = 0;
+        return choose_tracked(run, c, silo, actions, w, theta, beta, p);
+    }
     if (k->times && k->count && k->released == c->released)
         a = ff_candidates_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
                                  p->feature);
@@ -92,13 +118,15 @@ int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t
     return choose_scored(run, c, silo, round, actions, p);
 }
 
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p)
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                     double y, const ff_parts *p)
 {
     const int64_t d = run->dimension;
     double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
     ff_candidates *k = c->candidates + silo;
+    ff_tracked *tracked = c->tracked && c->tracked[silo].x ? c->tracked + silo : NULL;
     double prediction = 0.0, square = 0.0;
-    for (int64_t j = 0; k->count && j < d; j++) {
+    for (int64_t j = 0; (k->count || tracked) && j < d; j++) {
         prediction += theta[j] * p->feature[j];
         square += theta[j] * theta[j];
     }
@@ -106,6 +134,13 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
+    if (tracked && tracked->x == actions->x)
+        ff_tracked_observe(tracked,
+                           c->tracked_values + silo * ff_tracked_size(run->environment->actions),
+                           actions, w, p->observe + d, prediction, sqrt(square), y, s,
+                           c->second_bonus, d, p->bound);
+    else if (tracked)
+        tracked->x = NULL;
     if (c->bonus_cache.version && c->second_bonus != 0.0)
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }

@@ -71,7 +71,9 @@ FF_INLINE int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo,
     return ff_policy_choose_confident(run, c, silo, round, actions, p);
 }
 
-/* Eager policy: the data point (p->feature, y) enters the silo's own V and theta. */
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p);
+/* Eager policy: the data point (p->feature, y), of one of these actions, enters the silo's own V and
+ * theta. */
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                     double y, const ff_parts *p);
 
 #endif

@@ -17,6 +17,7 @@
 #include "ff_linalg.h"
 #include "ff_random.h"
 #include "ff_scores.h"
+#include "ff_tracked.h"
 #include "ff_trigger.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and how the server combines it (the
@@ -109,6 +110,8 @@ typedef struct {
     double log_det;              /* ln det V of what is synchronised */
     ff_choice *choice;           /* (M): lazy policy only */
     ff_candidates *candidates;   /* (M): eager policy over rows that come again */
+    ff_tracked *tracked;         /* (M): eager policy over one fixed set each; or NULL */
+    double *tracked_values;      /* (M, ff_tracked_size) */
     ff_bonus_cache bonus_cache;
     double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
     int64_t alike;               /* 1: the released V is a multiple of I */
