@@ -34,6 +34,63 @@ def snapshot_size(int64_t d):
     return ff_snapshot_size(d)
 
 
+def bonus_factor(const double[:, ::1] w, double c):
+    """(R, lost): for all x, ||W x||^2 + c ||W'W x||^2 <= (||R x|| + lost ||x||)^2 (see
+    ``src/ff_bonus_factor.h``); None where rounding, or this processor, leaves none."""
+    cdef int64_t d = w.shape[0]
+    cdef double[:, ::1] inverse = np.empty((d, d)), r = np.empty((d, d))
+    cdef ff_bonus_factor made
+    if not ff_screen_i16_available():
+        return None
+    made = ff_bonus_factor_make(&w[0, 0], c, d, &inverse[0, 0], &r[0, 0])
+    return (np.asarray(r), made.lost) if made.c else None
+
+
+cdef class Tracked:
+    """Tracked scores of fixed rows, for tests (see ``src/ff_tracked.h``).
+
+    rows (K, d) are float32, their features side by side; w and theta change in place.
+    """
+
+    cdef ff_tracked c
+    cdef ff_actions view
+    cdef object keep
+    cdef double[:, ::1] w
+    cdef double[::1] theta, values, scratch
+    cdef double gamma
+
+    def __init__(self, rows, double[:, ::1] w, double[::1] theta, double gamma):
+        cdef int64_t d = w.shape[0], k = rows.shape[0]
+        self.keep, self.w, self.theta, self.gamma = rows, w, theta, gamma
+        self.view.x, self.view.actions = <const void *>address_of(rows), k
+        self.view.is_double, self.view.action_stride, self.view.feature_stride = 0, 1, k
+        self.values, self.scratch = np.empty(ff_tracked_size(k)), np.empty(ff_score_scratch(d, k) + 8 * d)
+        ff_tracked_make(&self.c, &self.values[0], &self.view, &w[0, 0], &theta[0], gamma, 0, d,
+                        &self.scratch[0])
+
+    def found(self):
+        """Means, squared widths, squared second bonuses, (K,) each; and what they may be off by."""
+        cdef int64_t k = self.view.actions
+        kept = np.array(self.values).reshape(5, k)[:3]
+        return kept, (self.c.mean_error, self.c.width_error, self.c.second_error)
+
+    def choose(self, double beta):
+        """The action of the largest score, or -1."""
+        cdef int64_t d = self.w.shape[0]
+        cdef double[::1] x = np.empty(d)
+        return ff_tracked_choose(&self.c, &self.values[0], &self.view, &self.w[0, 0],
+                                 &self.theta[0], beta, self.gamma, d, &self.scratch[0], &x[0])
+
+    def observe(self, const double[::1] x, double y):
+        """A data point enters V, theta and the scores."""
+        cdef int64_t d = self.w.shape[0]
+        cdef double[::1] own = np.empty(4 * d)
+        cdef double prediction = np.dot(x, self.theta), norm = np.linalg.norm(self.theta)
+        cdef double s = ff_observe(&self.w[0, 0], &self.theta[0], &x[0], y, d, &own[0])
+        ff_tracked_observe(&self.c, &self.values[0], &self.view, &self.w[0, 0], &own[d], prediction,
+                           norm, y, s, self.gamma, d, &self.scratch[0])
+
+
 cdef double *pointer(array) except? NULL:
     return <double *>address_of(array)
 

@@ -78,6 +78,7 @@ cdef extern from "ff_screen_i16.h" nogil:
         char *buffer
         const int64_t *starts
         uint8_t *made
+    int64_t ff_screen_i16_available()
     int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     int64_t ff_quantised_bytes(int64_t d, int64_t actions)
     int64_t ff_screen_i16(const ff_actions *actions, const double *w, const double *theta,
@@ -90,8 +91,25 @@ cdef extern from "ff_candidates.h" nogil:
 cdef extern from "ff_tracked.h" nogil:
     ctypedef struct ff_tracked:
         const void *x
+        int64_t left
+        double mean_error, width_error, second_error
     int64_t ff_tracked_size(int64_t actions)
     enum: FF_TRACKED_LEAST
+    void ff_tracked_make(ff_tracked *k, double *values, const ff_actions *actions, const double *w,
+                         const double *theta, double gamma, int64_t released, int64_t d,
+                         double *scratch)
+    int64_t ff_tracked_choose(ff_tracked *k, double *values, const ff_actions *actions,
+                              const double *w, const double *theta, double beta, double gamma,
+                              int64_t d, double *scratch, double *x)
+    void ff_tracked_observe(ff_tracked *k, double *values, const ff_actions *actions,
+                            const double *w, const double *v, double prediction, double theta_norm,
+                            double y, double s, double gamma, int64_t d, double *scratch)
+
+cdef extern from "ff_bonus_factor.h" nogil:
+    ctypedef struct ff_bonus_factor:
+        double c, frobenius, lost
+    ff_bonus_factor ff_bonus_factor_make(const double *w, double c, int64_t d, double *inverse,
+                                         double *r)
 
 cdef extern from "ff_bonus_cache.h" nogil:
     ctypedef struct ff_bonus_silo:

@@ -164,4 +164,12 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
     return gamma / beta * sqrt(square[0] / square[1]);
 }
 
+#else
+/* Built without: there is no factor. */
+ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
+                                     double *restrict inverse, double *restrict r)
+{
+    (void)w, (void)c, (void)d, (void)inverse, (void)r;
+    return (ff_bonus_factor){0.0, 0.0, 0.0};
+}
 #endif
