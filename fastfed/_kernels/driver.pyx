@@ -43,6 +43,63 @@ def snapshot_size(int64_t d):
     return ff_snapshot_size(d)
 
 
+def bonus_factor(const double[:, ::1] w, double c):
+    """(R, lost): for all x, ||W x||^2 + c ||W'W x||^2 <= (||R x|| + lost ||x||)^2 (see
+    ``src/ff_bonus_factor.h``); None where rounding, or this processor, leaves none."""
+    cdef int64_t d = w.shape[0]
+    cdef double[:, ::1] inverse = np.empty((d, d)), r = np.empty((d, d))
+    cdef ff_bonus_factor made
+    if not ff_screen_i16_available():
+        return None
+    made = ff_bonus_factor_make(&w[0, 0], c, d, &inverse[0, 0], &r[0, 0])
+    return (np.asarray(r), made.lost) if made.c else None
+
+
+cdef class Tracked:
+    """Tracked scores of fixed rows, for tests (see ``src/ff_tracked.h``).
+
+    rows (K, d) are float32, their features side by side; w and theta change in place.
+    """
+
+    cdef ff_tracked c
+    cdef ff_actions view
+    cdef object keep
+    cdef double[:, ::1] w
+    cdef double[::1] theta, values, scratch
+    cdef double gamma
+
+    def __init__(self, rows, double[:, ::1] w, double[::1] theta, double gamma):
+        cdef int64_t d = w.shape[0], k = rows.shape[0]
+        self.keep, self.w, self.theta, self.gamma = rows, w, theta, gamma
+        self.view.x, self.view.actions = <const void *>address_of(rows), k
+        self.view.is_double, self.view.action_stride, self.view.feature_stride = 0, 1, k
+        self.values, self.scratch = np.empty(ff_tracked_size(k)), np.empty(ff_score_scratch(d, k) + 8 * d)
+        ff_tracked_make(&self.c, &self.values[0], &self.view, &w[0, 0], &theta[0], gamma, 0, d,
+                        &self.scratch[0])
+
+    def found(self):
+        """Means, squared widths, squared second bonuses, (K,) each; and what they may be off by."""
+        cdef int64_t k = self.view.actions
+        kept = np.array(self.values).reshape(5, k)[:3]
+        return kept, (self.c.mean_error, self.c.width_error, self.c.second_error)
+
+    def choose(self, double beta):
+        """The action of the largest score, or -1."""
+        cdef int64_t d = self.w.shape[0]
+        cdef double[::1] x = np.empty(d)
+        return ff_tracked_choose(&self.c, &self.values[0], &self.view, &self.w[0, 0],
+                                 &self.theta[0], beta, self.gamma, d, &self.scratch[0], &x[0])
+
+    def observe(self, const double[::1] x, double y):
+        """A data point enters V, theta and the scores."""
+        cdef int64_t d = self.w.shape[0]
+        cdef double[::1] own = np.empty(4 * d)
+        cdef double prediction = np.dot(x, self.theta), norm = np.linalg.norm(self.theta)
+        cdef double s = ff_observe(&self.w[0, 0], &self.theta[0], &x[0], y, d, &own[0])
+        ff_tracked_observe(&self.c, &self.values[0], &self.view, &self.w[0, 0], &own[d], prediction,
+                           norm, y, s, self.gamma, d, &self.scratch[0])
+
+
 cdef double *pointer(array) except? NULL:
     return <double *>address_of(array)
 
@@ -101,23 +158,60 @@ cdef class Run:
         self.caches = []
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
-            if environment.rows and not curve["random"]:
-                self.add_bonus_cache(&self.curves[i].bonus_cache)
+            chooses = not curve["random"] and curve["score"] is None
+            self.caches.append(None)
+            if chooses and self.bounds_pay():
+                self.caches[i] = self.bonus_cache(i, curve["lazy"])
+            elif chooses and environment.fixed and not curve["lazy"] and d >= FF_TRACKED_LEAST:
+                self.caches[i] = self.tracked(i)
 
     def bonus_bounds(self):
         """State of the cached bonus bounds, by curve that has them: by query the release, plus one,
-        whose bounds are cached, and by silo the last one whose bounds excluded next to nothing."""
-        return [(np.array(made), np.array(useless)) for _, made, useless, _ in self.caches]
+        whose bounds are cached, and by silo how many factors of its own it made since the last."""
+        cdef ff_bonus_silo *silo
+        found = []
+        for i in range(self.c.curve_count):
+            silo = self.curves[i].bonus_cache.silo
+            if silo != NULL:
+                factors = [silo[j].made for j in range(self.c.silos)]
+                found.append((np.array(self.caches[i][0]) >> 30, np.array(factors)))
+        return found
 
-    cdef void add_bonus_cache(self, ff_bonus_cache *cache) except *:
+    cdef bint bounds_pay(self):
+        """Whether rows come that bounds are made for: of a pool, or wide enough ones."""
+        cdef const ff_environment *c = self.c.environment
+        if self.environment.rows:
+            return True
+        return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
+
+    cdef tuple tracked(self, int64_t curve):
+        """Arrays of a curve's tracked scores, which points at them from now on."""
+        cdef int64_t silos = self.c.silos, size = ff_tracked_size(self.environment.c.actions)
+        cdef uint8_t[::1] tracked = np.zeros(silos * sizeof(ff_tracked), np.uint8)
         # The system gives memory to pages only as they are written.
-        cdef float[::1] bound = np.zeros(self.environment.rows, np.float32)
-        cdef int64_t[::1] made = np.zeros(self.environment.queries, np.int64)
-        cdef int64_t[::1] useless = np.zeros(self.c.silos, np.int64)
-        cdef double[::1] factor = np.zeros(max(1, ff_bonus_cache_size(self.c.dimension)))
-        cache.bound, cache.made, cache.useless = &bound[0], &made[0], &useless[0]
-        cache.factor = &factor[0]
-        self.caches.append((bound, made, useless, factor))
+        cdef double[::1] values = np.zeros(silos * size)
+        self.curves[curve].tracked = <ff_tracked *>&tracked[0]
+        self.curves[curve].tracked_values = &values[0]
+        return tracked, values
+
+    cdef tuple bonus_cache(self, int64_t curve, bint lazy):
+        """Arrays of a curve's bonus cache, which points at them from now on."""
+        cdef ff_bonus_cache *cache = &self.curves[curve].bonus_cache
+        cdef int64_t size = max(1, ff_bonus_cache_size(self.c.dimension)), silos = self.c.silos
+        # The system gives memory to pages only as they are written.
+        cdef float[::1] bound = np.zeros(max(1, self.environment.rows), np.float32)
+        cdef int64_t[::1] made = np.zeros(max(1, self.environment.queries), np.int64)
+        cdef uint8_t[::1] silo = np.zeros(silos * sizeof(ff_bonus_silo), np.uint8)
+        cdef double[::1] sample = np.zeros(FF_SAMPLES * self.c.dimension)
+        cdef double[::1] factor = np.zeros(size)
+        cdef double[::1] own = np.zeros(1 if lazy else silos * size)
+        cache.bound, cache.made = &bound[0], &made[0]
+        cache.silo = <ff_bonus_silo *>&silo[0]
+        cache.sample, cache.factor = &sample[0], &factor[0]
+        cache.own = NULL
+        if not lazy:
+            cache.own = &own[0]
+        return made, bound, silo, sample, factor, own
 
     cdef void describe(self, ff_curve *c, curve) except *:
         memset(c, 0, sizeof(ff_curve))
@@ -230,14 +324,14 @@ cdef class Run:
             c = &self.curves[i]
             found.append([
                 c.released, c.second_bonus, c.inflation, c.bonus, c.ledger, c.log_inflation,
-                c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due,
+                c.log_det, c.trigger.before, c.trigger.ridge, c.trigger.last, c.trigger.due, c.alike,
                 *[c.belief.ridge[g] for g in range(FF_MAX_GRID)],
             ])
         return np.array(found, np.float64)
 
     def resume(self, const double[:, ::1] numbers):
         """Go on from what `numbers` gave, with arrays as they were then. After `initialise`."""
-        cdef int64_t i, g
+        cdef int64_t i, g, j
         cdef ff_curve *c
         for i in range(self.c.curve_count):
             c = &self.curves[i]
@@ -246,10 +340,13 @@ cdef class Run:
             c.ledger, c.log_inflation, c.log_det = numbers[i, 4], numbers[i, 5], numbers[i, 6]
             c.trigger.before, c.trigger.ridge = numbers[i, 7], numbers[i, 8]
             c.trigger.last, c.trigger.due = <int64_t>numbers[i, 9], <int64_t>numbers[i, 10]
+            c.alike = <int64_t>numbers[i, 11]
             for g in range(FF_MAX_GRID):
-                c.belief.ridge[g] = numbers[i, 11 + g]
+                c.belief.ridge[g] = numbers[i, 12 + g]
             # Bounds of another W than that of the last release: none until the next.
-            c.bonus_cache.release = 0
+            c.bonus_cache.version = 0
+            for j in range(self.c.silos if c.bonus_cache.silo != NULL else 0):
+                c.bonus_cache.silo[j].version = 0
 
     cdef raise_if(self, int64_t status):
         if status:

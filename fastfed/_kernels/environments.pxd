@@ -10,6 +10,7 @@ cdef class Environment:
     cdef readonly int64_t replicate
     cdef int64_t silos  # that have numbers of their own, or 0: any number will do
     cdef int64_t queries, rows  # of a pool that caches its actions in 16 bits, else 0
+    cdef bint fixed  # every silo is offered the same rows in every round
     cdef object keep  # whatever the C side points at
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
                        int64_t stride, reward) except *

@@ -182,6 +182,7 @@ cdef class Pool(Environment):
         if order is not None:
             shuffled = order
             self.state.order = &shuffled[0]
+        self.fixed = starts.shape[0] == silo_starts.shape[0]
         self.state.quantised.starts = NULL
         if quantised is not None and quantised.size:
             self.state.quantised = quantised.store()

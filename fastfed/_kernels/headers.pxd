@@ -78,6 +78,7 @@ cdef extern from "ff_screen_i16.h" nogil:
         char *buffer
         const int64_t *starts
         uint8_t *made
+    int64_t ff_screen_i16_available()
     int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     int64_t ff_quantised_bytes(int64_t d, int64_t actions)
     int64_t ff_screen_i16(const ff_actions *actions, const double *w, const double *theta,
@@ -87,14 +88,44 @@ cdef extern from "ff_candidates.h" nogil:
     ctypedef struct ff_candidates:
         const void *x
 
+cdef extern from "ff_tracked.h" nogil:
+    ctypedef struct ff_tracked:
+        const void *x
+        int64_t left
+        double mean_error, width_error, second_error
+    int64_t ff_tracked_size(int64_t actions)
+    enum: FF_TRACKED_LEAST
+    void ff_tracked_make(ff_tracked *k, double *values, const ff_actions *actions, const double *w,
+                         const double *theta, double gamma, int64_t released, int64_t d,
+                         double *scratch)
+    int64_t ff_tracked_choose(ff_tracked *k, double *values, const ff_actions *actions,
+                              const double *w, const double *theta, double beta, double gamma,
+                              int64_t d, double *scratch, double *x)
+    void ff_tracked_observe(ff_tracked *k, double *values, const ff_actions *actions,
+                            const double *w, const double *v, double prediction, double theta_norm,
+                            double y, double s, double gamma, int64_t d, double *scratch)
+
+cdef extern from "ff_bonus_factor.h" nogil:
+    ctypedef struct ff_bonus_factor:
+        double c, frobenius, lost
+    ff_bonus_factor ff_bonus_factor_make(const double *w, double c, int64_t d, double *inverse,
+                                         double *r)
+
 cdef extern from "ff_bonus_cache.h" nogil:
+    ctypedef struct ff_bonus_silo:
+        int64_t version
+        int64_t made
+        int64_t work
     ctypedef struct ff_bonus_cache:
+        ff_bonus_silo *silo
         float *bound
         int64_t *made
-        int64_t *useless
+        double *sample
         double *factor
-        int64_t release
+        double *own
+        int64_t version
     int64_t ff_bonus_cache_size(int64_t d)
+    enum: FF_SAMPLES
 
 cdef extern from "ff_mean.h" nogil:
     int ff_least_squares(const double *statistic, int64_t d, double *scratch, double *theta)
@@ -339,8 +370,11 @@ cdef extern from "ff_run.h" nogil:
         double ledger
         double log_inflation
         double log_det
+        int64_t alike
         ff_choice *choice
         ff_candidates *candidates
+        ff_tracked *tracked
+        double *tracked_values
         ff_bonus_cache bonus_cache
         double *history
         double *w

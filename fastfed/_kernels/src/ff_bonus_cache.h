@@ -1,29 +1,56 @@
 /* Cached upper bounds on the bonuses of a pool's actions, valid until the next synchronisation.
  *
- * V only grows between two synchronisations, so the norm ||W x|| = ||x||_{V^-1} under the W of the
- * last release, the same for all silos, bounds every later one from above. The bound of an action
- * is computed when a silo first meets one of its query. The exact score of the action whose own
- * upper bound is largest then rules out nearly all others. */
+ * V only grows between two synchronisations, so the norm a = ||W x|| = ||x||_{V^-1} under the W of
+ * the last release, the same for all silos, bounds every later one from above. b = ||V^{-1} x|| may
+ * grow, by at most so much of a as is followed with every data point. Where there is a second bonus
+ * both are bounded by ||R x||, of one triangular factor (ff_bonus_factor.h), else R is W.
+ * The bound of an action is computed when a silo first meets one of its query. The exact score of
+ * the action whose own upper bound is largest then rules out nearly all others. */
 #ifndef FF_BONUS_CACHE_H
 #define FF_BONUS_CACHE_H
 
 #include "ff_base.h"
+#include "ff_bonus_factor.h"
 #include "ff_scores.h"
+
+/* Silos whose last choices tell what actions are like. */
+#define FF_SAMPLES 4
+
+/* What a silo bounds its bonuses by. */
+typedef struct {
+    int64_t version;       /* of the factor; bounds of another one do not hold. 0: none */
+    ff_bonus_factor model;
+    const double *factor;  /* R in 16 bits: the release's, or the silo's own, made since */
+    int64_t from;          /* data points that had entered V since the release when it was made */
+    int64_t made;          /* factors of its own so far */
+    double moved;          /* b has grown by at most so much of a, since the factor was made .. */
+    double moved_in_all;   /* .. and since the release */
+    int64_t work;          /* what bounds have left to do since then, in exact scores */
+    int64_t patience;      /* how much of it is borne until a factor is made anew */
+} ff_bonus_silo;
 
 /* Arrays belong to the caller. */
 typedef struct {
-    float *bound;     /* (rows of the pool), in units of the factor; NULL: no cache */
-    int64_t *made;    /* (queries): the release of its bounds, see below */
-    int64_t *useless; /* (M): the release whose bounds excluded next to nothing for a silo */
-    double *factor;   /* ff_bonus_cache_size() doubles: W in 16 bits */
-    int64_t release;  /* releases so far, plus one; 0: no bounds yet */
+    ff_bonus_silo *silo; /* (M); NULL: no cache */
+    float *bound;        /* (rows of the pool): on ||R x||, in units of the factor; or NULL */
+    int64_t *made;       /* (queries): the version of its bounds */
+    double *sample;      /* (FF_SAMPLES, d): features of the last choices; zeros: none yet */
+    double *factor;      /* ff_bonus_cache_size() doubles: R in 16 bits */
+    double *own;         /* (M, the same): factors of silos, where these differ; or NULL */
+    ff_bonus_factor model;
+    int64_t version;     /* of `factor` */
 } ff_bonus_cache;
 
 int64_t ff_bonus_cache_size(int64_t d);
 
-/* Starts over with the W of a release. */
+/* Starts over with the W of a release, for bonuses with about these factors. choices: actions that
+ * are to be chosen among until the next one. scratch: 2 d^2 + d. */
 void ff_bonus_cache_refresh(ff_bonus_cache *k, const double *restrict w, int64_t released,
-                            int64_t d);
+                            double beta, double gamma, double choices, int64_t silos, int64_t d,
+                            double *restrict scratch);
+
+/* A silo's V is again what it was at some time since the release. */
+void ff_bonus_cache_rewind(ff_bonus_cache *k, int64_t silo);
 
 /* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is
  * x' V^-1 x. x[0] is NaN where they are not known, before and after a call. */
@@ -31,13 +58,17 @@ typedef struct {
     double *x, *whitened; /* (d), (d) */
 } ff_whitened;
 
-/* The action of the largest score <x, theta> + beta ||W x||, ties to the lowest index, its
- * features into x; -1 where the bounds do not decide. seen: data points that entered V since the
- * release. scratch as of ff_select. */
+/* The action of the largest score <x, theta> + beta ||W x|| + gamma ||W'W x||, ties to the lowest
+ * index, its features into x; -1 where the bounds do not decide. seen: data points that entered V
+ * since the release. scratch as of ff_select, room: 2 d^2 + d. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *k, int64_t silo, int64_t seen,
                               const ff_actions *actions, const double *restrict w,
-                              const double *restrict theta, double beta, double feature_bound,
-                              int64_t d, double *restrict scratch, double *restrict x,
-                              const ff_whitened *known);
+                              const double *restrict theta, double beta, double gamma,
+                              double feature_bound, int64_t d, double *restrict scratch,
+                              double *restrict room, double *restrict x, const ff_whitened *known);
+
+/* A data point entered a silo's V: v = V^{-1} x of the V before it, s the result of ff_observe. */
+void ff_bonus_cache_observe(ff_bonus_cache *k, int64_t silo, const double *restrict v, double s,
+                            int64_t d);
 
 #endif

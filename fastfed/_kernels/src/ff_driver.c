@@ -72,7 +72,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
     }
     ff_protocol_accumulate(run, c, silo, round, y, p, pending);
     if (!c->lazy)
-        ff_policy_learn(run, c, silo, y, p);
+        ff_policy_learn(run, c, silo, actions, y, p);
     return FF_OK;
 }
 
@@ -234,6 +234,9 @@ static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, i
         return;
     ff_rewind(run, c, silo);
     c->candidates[silo].x = NULL;
+    ff_bonus_cache_rewind(&c->bonus_cache, silo);
+    if (c->tracked)
+        c->tracked[silo].x = NULL;
     run->status[silo] = run_silo(run, silo, first, last, 0, scratch);
 }
 

@@ -22,7 +22,8 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
 double ff_log_det(const double *w, int64_t d);
 
 /* V <- V + x x' and, when theta is given, theta <- V^{-1}(u + x y): one recursive
- * least-squares step on the factor. scratch 4 d. Returns 1 + ||x||^2_{V^-1} of the old V, the
+ * least-squares step on the factor. scratch 4 d, of which the second d are V^{-1} x of the old V
+ * then. Returns 1 + ||x||^2_{V^-1} of the old V, the
  * ratio of the determinants. */
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch);

@@ -2,8 +2,7 @@
 
 #include <math.h>
 
-/* beta of the silo's next choice. */
-static double radius_of(const ff_curve *c, const double *w, int64_t round, int64_t d)
+double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
     const int64_t counted = c->lazy ? ff_end_of(c, c->released) : round;
@@ -15,6 +14,28 @@ static double radius_of(const ff_curve *c, const double *w, int64_t round, int64
                         c->radius_count * (double)counted, d);
 }
 
+/* By tracked scores, or by screening where these do not tell. */
+static int64_t choose_tracked(const ff_run *run, ff_curve *c, int64_t silo,
+                              const ff_actions *actions, const double *w, const double *theta,
+                              double beta, const ff_parts *p)
+{
+    const int64_t d = run->dimension;
+    ff_tracked *k = c->tracked + silo;
+    double *values = c->tracked_values + silo * ff_tracked_size(run->environment->actions);
+    const double gamma = c->second_bonus;
+    if (k->left >= 0 && (k->left == 0 || k->x != actions->x || k->released != c->released))
+        ff_tracked_make(k, values, actions, w, theta, gamma, c->released, d, p->score);
+    int64_t a = -1;
+    if (k->left > 0)
+        a = ff_tracked_choose(k, values, actions, w, theta, beta, gamma, d, p->score, p->feature);
+    else
+        k->left++;
+    if (k->left <= 0)
+        k->x = NULL;
+    return a >= 0 ? a
+                  : ff_select(actions, w, theta, beta, gamma, d, p->score, p->feature, NULL);
+}
+
 /* By the cached bounds, from the candidate set, or by screening all actions. */
 int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                    const ff_actions *actions, const ff_parts *p)
@@ -22,7 +43,7 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     const int64_t d = run->dimension;
     ff_choice *last = ff_policy_memory(run, c, silo);
     const double *w = c->w + ff_slot(c, silo) * d * d, *theta = c->theta + ff_slot(c, silo) * d;
-    const double beta = radius_of(c, w, round, d);
+    const double beta = ff_policy_radius(c, w, round, d);
     int64_t a = -1;
     if (c->tie_bonus < 1.0 && c->bonus == 1.0) {
         a = ff_select_tied(actions, w, theta, beta, c->second_bonus, c->reward_limit, c->tie_bonus,
@@ -31,10 +52,12 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
             *last = (ff_choice){actions->x, c->released, a};
         return a;
     }
-    if (actions->quantised && c->second_bonus == 0.0)
-        a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - c->trigger.last, actions, w, theta,
-                                  beta, c->clip ? c->feature_bound : 0.0, d, p->score, p->feature,
-                                  &p->known);
+    /* Of a V that is a multiple of I scores are simpler than bounds. */
+    const int alike = c->alike && (c->lazy || round - 1 == c->trigger.last);
+    if (c->bonus_cache.silo && !alike)
+        a = ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions, w,
+                                  theta, beta, c->second_bonus, c->clip ? c->feature_bound : 0.0,
+                                  d, p->score, p->bound, p->feature, &p->known);
     if (a >= 0) {
         if (last)
             *last = (ff_choice){actions->x, c->released, a};
@@ -48,6 +71,10 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     }
     ff_candidates *k = c->candidates + silo;
     k->times = k->x == actions->x ? k->times + 1 : 0;
+    if (c->tracked && k->times > 3 && ff_tracked_fits(actions, d)) {
+        k->count = 0;
+        return choose_tracked(run, c, silo, actions, w, theta, beta, p);
+    }
     if (k->times && k->count && k->released == c->released)
         a = ff_candidates_choose(k, actions, w, theta, beta, c->second_bonus, d, p->score,
                                  p->feature);
@@ -76,7 +103,7 @@ static int64_t choose_scored(const ff_run *run, const ff_curve *c, int64_t silo,
     const int64_t most = run->environment->actions;
     double *own = end - ff_scored_scratch(d, most, c->score_state_size);
     return ff_scored(c->score, c->score_state, c->score_state_size, ff_key(&stream), round, actions,
-                     w, theta, radius_of(c, w, round, d), c->second_bonus, d, own, p->feature);
+                     w, theta, ff_policy_radius(c, w, round, d), c->second_bonus, d, own, p->feature);
 }
 
 int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t silo,
@@ -91,13 +118,15 @@ int64_t ff_policy_choose_otherwise(const ff_run *run, const ff_curve *c, int64_t
     return choose_scored(run, c, silo, round, actions, p);
 }
 
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p)
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                     double y, const ff_parts *p)
 {
     const int64_t d = run->dimension;
     double *w = c->w + silo * d * d, *theta = c->theta + silo * d;
     ff_candidates *k = c->candidates + silo;
+    ff_tracked *tracked = c->tracked && c->tracked[silo].x ? c->tracked + silo : NULL;
     double prediction = 0.0, square = 0.0;
-    for (int64_t j = 0; k->count && j < d; j++) {
+    for (int64_t j = 0; (k->count || tracked) && j < d; j++) {
         prediction += theta[j] * p->feature[j];
         square += theta[j] * theta[j];
     }
@@ -105,6 +134,15 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
     const double s = known ? ff_observe_whitened(w, theta, p->feature, y, d, p->observe)
                            : ff_observe(w, theta, p->feature, y, d, p->observe);
     ff_candidates_observe(k, prediction, sqrt(square), y, s, c->second_bonus, d);
+    if (tracked && tracked->x == actions->x)
+        ff_tracked_observe(tracked,
+                           c->tracked_values + silo * ff_tracked_size(run->environment->actions),
+                           actions, w, p->observe + d, prediction, sqrt(square), y, s,
+                           c->second_bonus, d, p->bound);
+    else if (tracked)
+        tracked->x = NULL;
+    if (c->bonus_cache.version && c->second_bonus != 0.0)
+        ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
@@ -117,7 +155,7 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
     const double own = ff_determinant_radius(&c->own_radius, c->own_offset, 1.0,
                                              ff_log_inflation(&c->own_radius, 1.0),
                                              ff_log_det(w, d), d);
-    return ff_select_least(actions, c->w, c->theta, radius_of(c, c->w, round, d), c->second_bonus,
+    return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->w, round, d), c->second_bonus,
                            w, theta, own, d, p->score, p->feature);
 }
 

@@ -4,6 +4,9 @@
 
 #include "ff_run.h"
 
+/* beta of a silo's choice in a round; w: the silo's, of which only an eager one's is read. */
+double ff_policy_radius(const ff_curve *c, const double *w, int64_t round, int64_t d);
+
 /* The choice that a silo's last one is remembered in, or NULL: of actions by released statistics
  * over rows that come again. */
 FF_INLINE ff_choice *ff_policy_memory(const ff_run *run, const ff_curve *c, int64_t silo)
@@ -68,7 +71,9 @@ FF_INLINE int64_t ff_policy_choose(const ff_run *run, ff_curve *c, int64_t silo,
     return ff_policy_choose_confident(run, c, silo, round, actions, p);
 }
 
-/* Eager policy: the data point (p->feature, y) enters the silo's own V and theta. */
-void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, const ff_parts *p);
+/* Eager policy: the data point (p->feature, y), of one of these actions, enters the silo's own V and
+ * theta. */
+void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
+                     double y, const ff_parts *p);
 
 #endif

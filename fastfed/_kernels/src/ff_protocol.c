@@ -1,6 +1,7 @@
 #include "ff_protocol.h"
 
 #include "ff_bits.h"
+#include "ff_policy.h"
 #include "ff_release.h"
 
 void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending *pending)
@@ -222,7 +223,15 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
             c->ledger = ledger;
         c->second_bonus *= c->bonus;
     }
-    ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released, d);
+    c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
+    if (c->bonus_cache.silo) {
+        const int64_t last = c->trigger.last, next = ff_next_end(c);
+        const double rounds = (double)((next < run->horizon ? next : run->horizon) - last);
+        ff_bonus_cache_refresh(&c->bonus_cache, c->w, c->released,
+                               ff_policy_radius(c, c->w, last + 1, d), c->second_bonus,
+                               rounds * (double)(run->silos * run->environment->actions),
+                               run->silos, d, p.bound);
+    }
     if (c->trigger.kind)
         ff_trigger_restart(&c->trigger, c->total, lambda + shift, c->w, run->silos, d, p.trigger);
     for (int64_t i = 1; !c->lazy && i < run->silos; i++) {

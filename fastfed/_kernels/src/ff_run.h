@@ -18,6 +18,7 @@
 #include "ff_random.h"
 #include "ff_scores.h"
 #include "ff_threads.h"
+#include "ff_tracked.h"
 #include "ff_trigger.h"
 
 /* What a silo sends at a synchronisation (the randomizer), and how the server combines it (the
@@ -110,8 +111,11 @@ typedef struct {
     double log_det;              /* ln det V of what is synchronised */
     ff_choice *choice;           /* (M): lazy policy only */
     ff_candidates *candidates;   /* (M): eager policy over rows that come again */
-    ff_bonus_cache bonus_cache;  /* over the actions of a pool */
+    ff_tracked *tracked;         /* (M): eager policy over one fixed set each; or NULL */
+    double *tracked_values;      /* (M, ff_tracked_size) */
+    ff_bonus_cache bonus_cache;
     double *history;             /* (M or 1, K, s): standard normals that later prefixes use */
+    int64_t alike;               /* 1: the released V is a multiple of I */
     double *w, *theta;           /* (M or 1, d, d), (M or 1, d) */
     double *batch;               /* (M, s): the statistic of the current batch */
     double *sums;                /* (M, levels, s): p-sums, raw or rounded point by point */
@@ -188,7 +192,7 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     p.trigger = p.packed + ff_packed(d) + 2 * d;
     p.point = p.trigger + ff_trigger_scratch(d);
     p.bound = p.point + ff_statistic(d);
-    p.belief = p.bound + 2 * d * d;
+    p.belief = p.bound + 2 * d * d + d;
     p.pending = p.belief + run->belief_scratch;
     p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
     return p;
@@ -201,7 +205,7 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
-           2 * d * d +
+           2 * d * d + d +
            curves * PENDING * (d + 1) + 8 +
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }

@@ -15,6 +15,9 @@
 /* Rows of W taken together: the sums fit the registers, of which there are sixteen or more. */
 #define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
+/* Columns of W taken together, likewise. */
+#define COLUMNS (VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 2)
+
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_1, double, lanes, VECTORS, 1)
 
@@ -22,8 +25,9 @@ int64_t ff_score_scratch(int64_t d, int64_t actions)
 {
     const int64_t f32 = ff_screen_f32_scratch(d, actions);
     const int64_t i16 = ff_screen_i16_scratch(d, actions);
+    const int64_t most = f32 > i16 ? f32 : i16;
     /* Exact panel and W x of it, candidates, screening's own; and space to align. */
-    return 2 * PANEL * d + actions + (f32 > i16 ? f32 : i16) + 16;
+    return 2 * PANEL * d + actions + (most > actions ? most : actions) + 16;
 }
 
 /* A panel of consecutive actions from `first`, zeros past the last one. */
@@ -41,6 +45,12 @@ FF_INLINE void pack(const ff_actions *actions, int64_t first, int64_t d, double 
                 panel[j * PANEL + a] = x[a * as + j * fs];
     } else {
         const float *x = (const float *)actions->x + first * as;
+        if (n == PANEL && as == 1) {
+            for (int64_t j = 0; j < d; j++)
+                for (int64_t a = 0; a < PANEL; a++)
+                    panel[j * PANEL + a] = (double)x[a + j * fs];
+            return;
+        }
         for (int64_t j = 0; j < d; j++)
             for (int64_t a = 0; a < n; a++)
                 panel[j * PANEL + a] = (double)x[a * as + j * fs];
@@ -64,19 +74,43 @@ FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict which, 
     }
 }
 
+/* ||.||^2 of entries first..first + n - 1 of V^{-1} x = W'z, of a panel: each is summed down its
+ * column, from the diagonal on, and what lies side by side in W is read together. */
+FF_INLINE void second_columns(const double *restrict w, const double *restrict z, int64_t d,
+                              int64_t first, const int n, lanes *restrict square)
+{
+    const lanes *restrict rows = (const lanes *)z;
+    lanes sum[COLUMNS][VECTORS];
+    for (int j = 0; j < n; j++)
+        for (int v = 0; v < VECTORS; v++)
+            sum[j][v] = (lanes){0};
+    for (int64_t k = first; k < first + n; k++)
+        for (int64_t j = 0; first + j <= k; j++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[j][v] += w[k * d + first + j] * rows[k * VECTORS + v];
+    for (int64_t k = first + n; k < d; k++)
+        for (int j = 0; j < n; j++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[j][v] += w[k * d + first + j] * rows[k * VECTORS + v];
+    for (int j = 0; j < n; j++)
+        for (int v = 0; v < VECTORS; v++)
+            square[v] += sum[j][v] * sum[j][v];
+}
+
 /* gamma ||V^{-1} x|| of a panel, from z = W x: V^{-1} x = W' z. */
 FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, double gamma,
                             int64_t d, double *restrict out)
 {
-    double square[PANEL] = {0};
-    for (int64_t j = 0; j < d; j++) {
-        double g[PANEL] = {0};
-        for (int64_t k = j; k < d; k++)
-            for (int a = 0; a < PANEL; a++)
-                g[a] += w[k * d + j] * z[k * PANEL + a];
-        for (int a = 0; a < PANEL; a++)
-            square[a] += g[a] * g[a];
-    }
+    lanes sum[VECTORS];
+    double square[PANEL];
+    for (int v = 0; v < VECTORS; v++)
+        sum[v] = (lanes){0};
+    int64_t j = 0;
+    for (; j + COLUMNS <= d; j += COLUMNS)
+        second_columns(w, z, d, j, COLUMNS, sum);
+    for (; j < d; j++)
+        second_columns(w, z, d, j, 1, sum);
+    memcpy(square, sum, sizeof square);
     for (int a = 0; a < PANEL; a++)
         out[a] += gamma * sqrt(square[a]);
 }
@@ -174,6 +208,56 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
     return chosen;
 }
 
+/* Where W is `scale` I, as before any data: the actions whose score may be the largest, as of
+ * ff_screen_f32; all unit actions tie in float32, and mostly not in float64.
+ *
+ * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Taken like that it is within
+ * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real one, u = 2^-53, and so is
+ * what ff_best_of takes: every row of W x is one product, and each sum has at most d terms. */
+static int64_t screen_alike(const ff_actions *actions, double scale, const double *restrict theta,
+                            double beta, double gamma, int64_t d, double *restrict panel,
+                            double *restrict score, int64_t *restrict candidates)
+{
+    const int64_t count = actions->actions;
+    const double bonus = beta * scale + gamma * scale * scale;
+    double size = 0.0, best = -INFINITY, longest = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        size += theta[j] * theta[j];
+    for (int64_t first = 0; first < count; first += PANEL) {
+        double m[PANEL], q[PANEL];
+        lanes square[VECTORS], mean[VECTORS];
+        const lanes *restrict x = (const lanes *)panel;
+        pack(actions, first, d, panel);
+        for (int v = 0; v < VECTORS; v++)
+            square[v] = mean[v] = (lanes){0};
+        for (int64_t j = 0; j < d; j++)
+            for (int v = 0; v < VECTORS; v++)
+                square[v] += x[j * VECTORS + v] * x[j * VECTORS + v];
+        for (int64_t j = 0; size != 0.0 && j < d; j++)
+            for (int v = 0; v < VECTORS; v++)
+                mean[v] += theta[j] * x[j * VECTORS + v];
+        memcpy(m, mean, sizeof m);
+        memcpy(q, square, sizeof q);
+        for (int64_t a = 0; a < PANEL && first + a < count; a++) {
+            const double one = m[a] + bonus * sqrt(q[a]);
+            score[first + a] = one;
+            best = one > best ? one : best;
+            longest = q[a] > longest ? q[a] : longest;
+        }
+    }
+    /* Underflow costs a root 2^-511, and what could overflow there is not taken. */
+    const double error = 8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(size) + bonus) * sqrt(longest) +
+                         (1.0 + beta + gamma) * 0x1p-500;
+    const double least = best - 2.0 * error, square = scale * scale;
+    const int sound = least > -INFINITY && least < INFINITY &&
+                      longest * square * (1.0 + square) < 0x1p1000;
+    int64_t kept = 0;
+    for (int64_t a = 0; a < count; a++)
+        if (!sound || !(score[a] < least))
+            candidates[kept++] = a;
+    return kept;
+}
+
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x, ff_bounds *bounds)
@@ -182,10 +266,14 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     int64_t *candidates = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
     double *own = (double *)(candidates + actions->actions);
     int64_t kept = -1;
-    if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
+    const double scale = bounds ? 0.0 : ff_multiple_of_identity(w, d);
+    if (scale != 0.0)
+        kept = screen_alike(actions, scale, theta, beta, gamma, d, aligned(scratch), own,
+                            candidates);
+    else if (!bounds && gamma == 0.0 && (actions->quantised || d >= WIDE) &&
         ff_screen_i16_fits(actions, d))
         kept = ff_screen_i16(actions, w, theta, beta, d, own, candidates);
-    if (kept < 0 || kept > FEW(actions->actions))
+    if (scale == 0.0 && (kept < 0 || kept > FEW(actions->actions)))
         kept = ff_screen_f32(actions, w, theta, beta, gamma, d, own, candidates, bounds);
     double score;
     const int64_t chosen = kept > 1 ? ff_best_of(actions, candidates, kept, w, theta, beta, gamma,

@@ -37,6 +37,21 @@ typedef struct {
     double width, length;
 } ff_bounds;
 
+/* The diagonal entry of a W that is a multiple of I, as before any data; else 0. */
+FF_INLINE double ff_multiple_of_identity(const double *restrict w, int64_t d)
+{
+    if (d > 1 && (w[d] != 0.0 || w[d + 1] != w[0]))
+        return 0.0;
+    for (int64_t i = 1; i < d; i++) {
+        double rest = 0.0;
+        for (int64_t j = 0; j < i; j++)
+            rest += w[i * d + j] != 0.0;
+        if (rest != 0.0 || w[i * d + i] != w[0])
+            return 0.0;
+    }
+    return w[0];
+}
+
 /* The action of the largest score, ties to the lowest index; its features into x (d). bounds: NULL,
  * or receives the results of screening. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,

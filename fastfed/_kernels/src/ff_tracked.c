@@ -1,0 +1,286 @@
+#include "ff_tracked.h"
+
+#include <math.h>
+
+#include "ff_linalg.h"
+#include "ff_panel.h"
+
+/* Rounds after which all are made anew. */
+#define LIFETIME 512
+/* Rounds without, after too many actions were left to tell apart. */
+#define PAUSE 32
+/* So many are scored exactly. */
+#define FEW(actions) (8 + (actions) / 8)
+/* Beyond this ||W x||^2 rounding is not followed any more. */
+#define STEEPEST 1e6
+
+/* The arrays by action: means, squared widths, squares of the second bonus, products. */
+typedef struct {
+    double *restrict mean, *restrict width, *restrict second, *restrict along, *restrict across;
+} parts;
+
+FF_INLINE parts cut(double *values, int64_t n)
+{
+    return (parts){values, values + n, values + 2 * n, values + 3 * n, values + 4 * n};
+}
+
+/* (d + 8) u. */
+FF_INLINE double unit_of(int64_t d) { return (double)(d + 8) * 0x1p-53; }
+
+/* Eight actions at a time, side by side; zeros past the last one. */
+FF_CLONES static void make_all(const ff_actions *actions, const double *restrict w,
+                               const double *restrict theta, int twice, int64_t d,
+                               double *restrict panel, parts p, double *restrict longest)
+{
+    const float *x = (const float *)actions->x;
+    const int64_t count = actions->actions, stride = actions->feature_stride;
+    double *restrict z = panel + PANEL * d;
+    for (int64_t first = 0; first < count; first += PANEL) {
+        const int64_t n = count - first < PANEL ? count - first : PANEL;
+        double mean[PANEL] = {0}, length[PANEL] = {0}, width[PANEL] = {0}, second[PANEL] = {0};
+        for (int64_t j = 0; j < d; j++) {
+            double *restrict row = panel + j * PANEL;
+            for (int64_t a = 0; a < PANEL; a++)
+                row[a] = a < n ? (double)x[j * stride + first + a] : 0.0;
+            for (int64_t a = 0; a < PANEL; a++) {
+                mean[a] += theta[j] * row[a];
+                length[a] += row[a] * row[a];
+            }
+        }
+        for (int64_t i = 0; i < d; i++) {
+            double sum[PANEL] = {0};
+            for (int64_t j = 0; j <= i; j++)
+                for (int64_t a = 0; a < PANEL; a++)
+                    sum[a] += w[i * d + j] * panel[j * PANEL + a];
+            for (int64_t a = 0; a < PANEL; a++) {
+                width[a] += sum[a] * sum[a];
+                z[i * PANEL + a] = sum[a];
+            }
+        }
+        /* W'z, two columns at a time, for what lies side by side in W is read together. */
+        for (int64_t j = 0; twice && j < d; j += 2) {
+            const int64_t next = j + 1 < d ? j + 1 : j;
+            double sum[PANEL] = {0}, other[PANEL] = {0};
+            for (int64_t i = j; i < d; i++)
+                for (int64_t a = 0; a < PANEL; a++) {
+                    sum[a] += w[i * d + j] * z[i * PANEL + a];
+                    other[a] += w[i * d + next] * z[i * PANEL + a];
+                }
+            for (int64_t a = 0; a < PANEL; a++)
+                second[a] += sum[a] * sum[a] + (next > j ? other[a] * other[a] : 0.0);
+        }
+        for (int64_t a = 0; a < n; a++) {
+            p.mean[first + a] = mean[a];
+            p.width[first + a] = width[a];
+            p.second[first + a] = second[a];
+            *longest = length[a] > *longest ? length[a] : *longest;
+        }
+    }
+}
+
+void ff_tracked_make(ff_tracked *k, double *restrict values, const ff_actions *actions,
+                     const double *restrict w, const double *restrict theta, double gamma,
+                     int64_t released, int64_t d, double *restrict scratch)
+{
+    const int64_t count = actions->actions;
+    const parts p = cut(values, count);
+    double longest = 0.0, size = 0.0, total = 0.0, width = 0.0, second = 0.0;
+    make_all(actions, w, theta, gamma != 0.0, d, aligned(scratch), p, &longest);
+    for (int64_t a = 0; a < count; a++) {
+        width = p.width[a] > width ? p.width[a] : width;
+        second = p.second[a] > second ? p.second[a] : second;
+    }
+    for (int64_t j = 0; j < d; j++)
+        size += theta[j] * theta[j];
+    for (int64_t j = 0; j < d * d; j++)
+        total += w[j] * w[j];
+    const double u = unit_of(d);
+    k->x = actions->x;
+    k->released = released;
+    k->left = LIFETIME;
+    k->length = 1.001 * sqrt(longest);
+    /* `inverse` grows by rounding alone, in LIFETIME rounds by far less than a thousandth. */
+    k->inverse = 1.001 * sqrt(total);
+    k->width = 1.001 * sqrt(width) + 2.0 * u * k->inverse * k->length;
+    k->second = 1.001 * sqrt(second) + 4.0 * u * k->inverse * k->inverse * k->length;
+    k->mean_error = u * sqrt(size) * k->length;
+    k->width_error = 4.0 * u * k->width * k->inverse * k->length;
+    k->second_error = 8.0 * u * k->second * k->inverse * k->inverse * k->length;
+}
+
+/* The largest number that all scores but an action's own are not needed for: bounds from below, and
+ * each from above into `upper`. */
+FF_CLONES static double bound_all(parts p, int64_t n, double beta, double gamma, double mean_error,
+                                  double width_error, double second_error, double *restrict upper)
+{
+    double floor = -INFINITY;
+    if (gamma != 0.0)
+        for (int64_t a = 0; a < n; a++) {
+            const double low = p.second[a] - second_error;
+            p.across[a] = gamma * sqrt(low > 0.0 ? low : 0.0);
+            upper[a] = p.mean[a] + mean_error + gamma * sqrt(p.second[a] + second_error);
+        }
+    else
+        for (int64_t a = 0; a < n; a++) {
+            p.across[a] = 0.0;
+            upper[a] = p.mean[a] + mean_error;
+        }
+    for (int64_t a = 0; a < n; a++) {
+        const double low = p.width[a] - width_error;
+        p.across[a] += beta * sqrt(low > 0.0 ? low : 0.0);
+        upper[a] += beta * sqrt(p.width[a] + width_error);
+    }
+    for (int64_t a = 0; a < n; a++) {
+        const double low = p.mean[a] - mean_error + p.across[a];
+        floor = low > floor ? low : floor;
+    }
+    return floor;
+}
+
+int64_t ff_tracked_choose(ff_tracked *k, double *restrict values, const ff_actions *actions,
+                          const double *restrict w, const double *restrict theta, double beta,
+                          double gamma, int64_t d, double *restrict scratch, double *restrict x)
+{
+    const int64_t count = actions->actions;
+    const parts p = cut(values, count);
+    /* Exact panels come first, see ff_best_of. */
+    int64_t *which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    double size = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        size += theta[j] * theta[j];
+    /* The exact score's own rounding, and that of the sums here. */
+    const double most = sqrt(size) + (beta + 2.0 * gamma * k->inverse) * k->inverse;
+    const double rounding = 8.0 * unit_of(d) * most * k->length;
+    const double floor = bound_all(p, count, beta, gamma, k->mean_error + rounding, k->width_error,
+                                   k->second_error, p.along);
+    int64_t n = 0;
+    for (int64_t a = 0; a < count; a++)
+        if (!(p.along[a] < floor))
+            which[n++] = a;
+    if (n == 0 || n > FEW(count) || !(floor > -INFINITY && floor < INFINITY)) {
+        k->left = -PAUSE;
+        return -1;
+    }
+    double score;
+    const int64_t chosen =
+        n == 1 ? which[0]
+               : ff_best_of(actions, which, n, w, theta, beta, gamma, d, scratch, &score);
+    ff_features(actions, chosen, d, x);
+    return chosen;
+}
+
+/* <x_a, v> of all actions into along, and <x_a, u> into across where u is not NULL. */
+FF_CLONES static void products(const float *restrict x, int64_t stride, int64_t n,
+                               const double *restrict v, const double *restrict u, int64_t d,
+                               double *restrict along, double *restrict across)
+{
+    for (int64_t a = 0; a < n; a++)
+        along[a] = across[a] = 0.0;
+    int64_t j = 0;
+    for (; u && j + 4 <= d; j += 4) {
+        const float *restrict row = x + j * stride;
+        for (int64_t a = 0; a < n; a++) {
+            const double p = (double)row[a], q = (double)row[stride + a];
+            const double r = (double)row[2 * stride + a], t = (double)row[3 * stride + a];
+            along[a] += (v[j] * p + v[j + 1] * q) + (v[j + 2] * r + v[j + 3] * t);
+            across[a] += (u[j] * p + u[j + 1] * q) + (u[j + 2] * r + u[j + 3] * t);
+        }
+    }
+    for (; !u && j + 4 <= d; j += 4) {
+        const float *restrict row = x + j * stride;
+        for (int64_t a = 0; a < n; a++)
+            along[a] += (v[j] * (double)row[a] + v[j + 1] * (double)row[stride + a]) +
+                        (v[j + 2] * (double)row[2 * stride + a] +
+                         v[j + 3] * (double)row[3 * stride + a]);
+    }
+    for (; j < d; j++) {
+        const float *restrict row = x + j * stride;
+        for (int64_t a = 0; a < n; a++) {
+            along[a] += v[j] * (double)row[a];
+            across[a] += u ? u[j] * (double)row[a] : 0.0;
+        }
+    }
+}
+
+FF_CLONES static void move_all(parts p, int64_t n, double e, double s, double square, int twice)
+{
+    for (int64_t a = 0; a < n; a++) {
+        const double share = p.along[a] / s;
+        p.mean[a] += e * p.along[a];
+        p.width[a] -= p.along[a] * share;
+        p.across[a] = share * (share * square - 2.0 * p.across[a]);
+    }
+    for (int64_t a = 0; twice && a < n; a++)
+        p.second[a] += p.across[a];
+}
+
+/* z = W v and u = W'z. */
+FF_CLONES static void twice_by(const double *restrict w, const double *restrict v, int64_t d,
+                               double *restrict z, double *restrict u)
+{
+    ff_whiten(w, v, d, z);
+    for (int64_t j = 0; j < d; j++)
+        u[j] = 0.0;
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j <= i; j++)
+            u[j] += z[i] * w[i * d + j];
+}
+
+/* With the z^ that W x was rounded to, s = 1 + ||z^||^2 and v = W'z^, a data point takes v v' / s
+ * from V^{-1} = W'W and moves theta by e v, e = (y - <x, theta>) / s. With c = <x_a, v> and
+ * u = V^{-1} v of the V before,
+ *     <x_a, theta> grows by e c,
+ *     ||W x_a||^2 by -c^2 / s,
+ *     ||V^{-1} x_a||^2 by -2 (c / s) <x_a, u> + (c / s)^2 ||v||^2.
+ * u is taken of the W after: V^{-1} v of then, and v ||v||^2 / s more.
+ *
+ * Rounding. Let n = (d + 8) 2^-53, L, I, B and C bound all ||x_a||, ||W||_F, ||V^{-1} x_a|| and
+ * ||W x_a||, and r^2 = s - 1; so ||v|| <= I r, |c| <= r C and |<x_a, u>| <= ||v|| B.
+ * - The W that is scored is off from the one above by at most D = 8 n I (1 + r^2) in norm, and theta
+ *   by 4 n (||theta|| + |e| ||v||) (ff_candidates.c): squares by 2 C D L and 4.02 B I D L.
+ * - v is good to n I r, so c to 2 n L I r; u, of a W that is off by D, to
+ *   n (2 I^2 ||v|| + I^3 r) + 2.01 I D ||v||, so <x_a, u> to 24 n L I^3 r (1 + r^2).
+ * - e is good to 2 n (|e| + ||theta|| L).
+ * So a round adds at most what is added here: to means 4 n L (|e| (||v|| + I r) + ||theta|| (1 +
+ * r C)), to ||W x_a||^2 (2 C D L + 4 r C n L I r / s + 4 n C^2 r^2 / s), to the other square (4.02 B
+ * I D L + (48 r^2 C n L I^3 (1 + r^2) + 4 ||v|| B n L I r + 8 n r C ||v|| B) / s). Twice that pays
+ * for what is of the order of n times itself, and for rounding here. */
+void ff_tracked_observe(ff_tracked *k, double *restrict values, const ff_actions *actions,
+                        const double *restrict w, const double *restrict v, double prediction,
+                        double theta_norm, double y, double s, double gamma, int64_t d,
+                        double *restrict scratch)
+{
+    const int64_t count = actions->actions;
+    const parts p = cut(values, count);
+    const double n = unit_of(d), squared = s - 1.0 + 2.0 * n, r = sqrt(squared);
+    double own = 0.0;
+    for (int64_t j = 0; j < d; j++)
+        own += v[j] * v[j];
+    if (!(squared < STEEPEST) || !(prediction < INFINITY && prediction > -INFINITY)) {
+        k->x = NULL;
+        return;
+    }
+    const int twice = gamma != 0.0;
+    double *restrict u = NULL;
+    if (twice) {
+        u = scratch + d;
+        twice_by(w, v, d, scratch, u);
+        for (int64_t j = 0; j < d; j++)
+            u[j] += v[j] * (own / s);
+    }
+    products((const float *)actions->x, actions->feature_stride, count, v, u, d, p.along, p.across);
+    const double e = (y - prediction) / s;
+    move_all(p, count, e, s, own, twice);
+    const double L = k->length, I = k->inverse, B = k->second, C = k->width;
+    const double length = sqrt(own), D = 8.0 * n * I * (1.0 + squared);
+    k->mean_error +=
+        8.0 * n * L * (fabs(e) * (length + I * r) + theta_norm * (1.0 + r * C));
+    k->width_error +=
+        2.0 * (2.0 * C * D * L + 4.0 * n * C * squared / s * (L * I + C));
+    k->second_error += 2.0 * (4.02 * B * I * D * L +
+                              (48.0 * squared * C * n * L * I * I * I * (1.0 + squared) +
+                               4.0 * n * length * B * r * (L * I + 2.0 * C)) / s);
+    /* ||V^{-1} x|| may grow, by at most ||v|| |c| / s. */
+    k->second += 1.001 * length * r * C / s;
+    k->left--;
+}
