@@ -1,17 +1,15 @@
 """Build of the compiled core; everything else stands in pyproject.toml.
 
-OpenMP and dispatch by processor (GNU ifunc) are probed. Without them the build is plain, slower
-and gives the same bits; the build log and `fastfed doctor` say which it was.
-
-Where there is dispatch, the compiler clones the loops that it vectorises by itself. Vectors that
-are written out should be as wide as a processor's registers, which is known only when a whole file
-is compiled for it: those files are compiled once for each level, and ff_levels.c chooses.
+Files with loops that vectorise are compiled once for each level of x86-64, and ff_levels.c chooses
+among them when the package is imported. That needs gcc or clang; elsewhere, and on other
+processors, there is one level. OpenMP is probed. Without either the build is slower and gives the
+same bits; the build log and `fastfed doctor` say which it was.
 
 All bindings and all C files become one shared object, `fastfed._kernels._native`, which
 `fastfed/_kernels/__init__.py` loads the modules from.
 
-`FASTFED_BUILD`, in the environment, is for scripts/sanitize and takes words: `plain` leaves
-optimization and processor to CC and CFLAGS, `checked` has Cython check indices, None and overflow.
+`FASTFED_BUILD`, in the environment, takes words: `plain` leaves optimization and processor to CC
+and CFLAGS, `checked` has Cython check indices, None and overflow; both are for scripts/sanitize.
 """
 
 import os
@@ -30,14 +28,12 @@ KERNELS = Path("fastfed") / "_kernels"
 BINDINGS = ("_native", "rng", "linalg", "aggregation", "environments", "losses", "driver")
 #: The module of what Cython needs for views of arrays, which the bindings share.
 VIEWS = "fastfed._kernels._views"
-#: With vectors written out. Screening alone may fuse multiplications and additions: what it keeps
-#: is scored exactly.
-EXACT = [KERNELS / "src" / f"ff_{name}.c" for name in ("linalg", "scores", "environment")]
-FUSED = [KERNELS / "src" / f"ff_{name}.c" for name in ("screen_f32", "screen_f32_small")]
+#: Compiled once for each level. Screening alone may fuse multiplications and additions: what it
+#: keeps is scored exactly.
+EXACT = ("aggregation", "bits", "environment", "linalg", "losses", "random", "release", "scores")
+FUSED = ("screen_f32", "screen_f32_small")
 #: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
 CHOICE = KERNELS / "src" / "ff_levels.c"
-#: Compiled once.
-ONCE = sorted({*(KERNELS / "src").glob("*.c")} - {*EXACT, *FUSED, CHOICE})
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
 WORDS = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in WORDS
@@ -46,10 +42,19 @@ DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
     ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
 )
 
-CLONES_PROBE = """
-__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-int twice(int x) { return 2 * x; }
-int main(void) { return __builtin_cpu_supports("x86-64-v4") ? twice(0) : 0; }
+#: What ff_levels.c is made of, compiled with the highest level's flags.
+LEVELS_PROBE = """
+#include <cpuid.h>
+int twice_base(int x) { return 2 * x; }
+int (*twice_at)(int) __attribute__((used)) = twice_base;
+#ifdef __APPLE__
+#define US "_"
+#else
+#define US
+#endif
+__asm__(".text\\n.globl " US "twice\\n" US "twice:\\n jmp *" US "twice_at(%rip)\\n");
+int twice(int x);
+int main(void) { unsigned a, b, c, d; return __get_cpuid(1, &a, &b, &c, &d) ? twice(0) : 0; }
 """
 #: Instructions of AVX-512 by name, used where the processor has them.
 AVX512_PROBE = """
@@ -60,7 +65,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) int twi
     __asm__("vpdpwssd %1, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi16(1)));
     return _mm512_reduce_add_epi32(sum);
 }
-int main(void) { return __builtin_cpu_supports("avx512vnni") ? twice(0) : 0; }
+int main(int count, char **words) { return words ? 0 : twice(count); }
 """
 #: In a plain build only for a processor that has them by name.
 NAMED_PROBE = """
@@ -101,27 +106,33 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = [
                 pool.submit(self.objects, "", [Path(one)], compile_args, macros)
-                for one in [*wrappers, *ONCE]
+                for one in [*wrappers, *once()]
             ]
-            if ("FF_TARGET_CLONES", "1") in macros:
-                names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
-                parts.append(pool.submit(self.objects, "", [CHOICE], compile_args, []))
+            if ("FF_LEVELS", "1") in macros:
                 for level, flags in LEVELS.items():
-                    own = [(name, f"{name}_{level}") for name in names]
-                    args = level, [*compile_args, *flags], own
-                    parts.append(pool.submit(self.vectors, *args))
+                    own = ["-include", self.renamed(level)]
+                    args = level, [*compile_args, *flags, *own]
+                    parts.append(pool.submit(self.levelled, *args))
             else:
-                parts.append(pool.submit(self.vectors, "", compile_args, []))
+                parts.append(pool.submit(self.levelled, "", compile_args))
             for part in parts:
                 native.extra_objects += part.result()
         super().build_extensions()
 
-    def vectors(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
-        """The objects of the files with vectors written out, in a folder of the level's name."""
-        fusing = [flag for flag in flags if "contract" not in flag]
+    def renamed(self, level: str) -> str:
+        """A header that gives a level's functions names of their own."""
+        header = Path(self.build_temp) / level / "names.h"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text("".join(f"#define {name} {name}_{level}\n" for name in listed()))
+        return str(header)
+
+    def levelled(self, level: str, flags: list[str]) -> list[str]:
+        """The objects of the files that are compiled for each level, in a folder of its name."""
+        # By name, for compilers differ in what they fuse when nothing is said.
+        fusing = [flag.replace("contract=off", "contract=fast") for flag in flags]
         return [
-            *self.objects(level, EXACT, flags, macros),
-            *self.objects(level, FUSED, fusing, macros),
+            *self.objects(level, [path(name) for name in EXACT], flags, []),
+            *self.objects(level, [path(name) for name in FUSED], fusing, []),
         ]
 
     def objects(
@@ -138,7 +149,7 @@ class BuildKernels(build_ext):
     def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
         """To compile, to link, and macros."""
         if self.compiler.compiler_type == "msvc":
-            print("fastfed: plain build (MSVC): one thread per run, no processor clones")
+            print("fastfed: plain build (MSVC): one thread per run, one level of instructions")
             return ["/O2", "/fp:precise"], [], []
         # No contraction and no fast-math: the same bits on every processor.
         compile_args = [
@@ -156,18 +167,46 @@ class BuildKernels(build_ext):
         else:
             print("fastfed: no OpenMP found: one replicate uses one thread", file=sys.stderr)
         if PLAIN:
-            print("fastfed: plain build: for the processor that CC and CFLAGS name, no clones")
-        elif self.compiles(CLONES_PROBE):
-            macros.append(("FF_TARGET_CLONES", "1"))
+            print("fastfed: plain build: for the processor that CC and CFLAGS name, one level")
+        elif self.compiles(LEVELS_PROBE, *LEVELS["v4"]):
+            macros.append(("FF_LEVELS", "1"))
         else:
             print(
-                "fastfed: no target_clones here: plain code for the baseline processor "
-                "(same results, slower)",
+                "fastfed: one level of instructions: no x86-64, or a compiler that does not know "
+                "its levels (same results, slower on x86-64)",
                 file=sys.stderr,
             )
         if self.compiles(NAMED_PROBE * PLAIN + AVX512_PROBE):
             macros.append(("FF_AVX512", "1"))
         return compile_args, link_args, macros
+
+
+def path(name: str) -> Path:
+    """A file of the kernels."""
+    return KERNELS / "src" / f"ff_{name}.c"
+
+
+def once() -> list[Path]:
+    """The files that are compiled once."""
+    return sorted({*(KERNELS / "src").glob("*.c")} - {path(name) for name in (*EXACT, *FUSED)})
+
+
+def listed() -> list[str]:
+    """The functions that have levels; stops where the files and the list of ff_levels.c differ."""
+    names = re.findall(r"each\((ff_\w+)\)", CHOICE.read_text())
+    defined = {
+        function: name
+        for name in (*EXACT, *FUSED)
+        for function in re.findall(
+            r"^(?!static|FF_INLINE)[a-z][\w *]*?\b(ff_\w+)\([^;{]*\)\s*\{", path(name).read_text(), re.M
+        )
+    }
+    if missing := sorted(set(defined) - set(names)):
+        where = ", ".join(f"{function} of ff_{defined[function]}.c" for function in missing)
+        sys.exit(f"ff_levels.c must list every function of a file with levels: add {where}")
+    if unknown := sorted(set(names) - set(defined)):
+        sys.exit(f"ff_levels.c lists what no file with levels defines: {', '.join(unknown)}")
+    return names
 
 
 def bindings() -> list[Extension]:
